@@ -1,0 +1,39 @@
+# Each target sets up what it needs: a virtual environment with the locked packages, and from the
+# system what `scripts/system-packages` lists for it.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: run test check bench lock clean
+
+run: $(STAMP)
+	@scripts/system-packages run
+	@exec $(BIN)/atoll serve $(ARGS)
+
+test: $(STAMP)
+	@scripts/system-packages test
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@scripts/system-packages run
+	@exec $(BIN)/python -m bench $(ARGS)
+
+lock: $(STAMP)
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes \
+	    --no-emit-index-url --no-header --upgrade --output-file requirements.lock
+
+$(STAMP): pyproject.toml requirements.lock scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup $(VENV)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist

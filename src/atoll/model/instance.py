@@ -1,0 +1,73 @@
+"""One incarnation of a session's compute on one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from atoll.model.resources import Resources
+    from atoll.model.session import Cause
+    from atoll.model.template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """How a driver finds an instance again. Small, versioned and stored; only its driver reads `data`."""
+
+    instance_id: str
+    driver: str
+    version: int
+    data: dict[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """What a driver makes an instance from."""
+
+    instance_id: str
+    template: Template
+    resources: Resources
+    workspace: str | None = None
+    """An existing workspace to take over; a new one is made when none is named."""
+    ephemeral: bool = False
+    """Whether the instance must end with the process that made it."""
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    EXITED = "exited"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    state: State
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An instance as the store knows it; `session_id` is none while it waits in a warm pool."""
+
+    id: str
+    node_id: str
+    template_id: str
+    template_version: int
+    workspace: str
+    handle: Handle
+    created_at: datetime
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the instances of a node can be given; `missing` says why not, name by name."""
+
+    provides: frozenset[str]
+    """Names of `template.REQUIREMENTS`."""
+    missing: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,30 @@
+"""The right to call the API. The secret itself is never stored."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class Scope(StrEnum):
+    FULL = "full"
+    READ = "read"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    id: str
+    name: str
+    digest: bytes
+    scope: Scope
+    created_at: datetime
+
+
+def digest(secret: str) -> bytes:
+    """What is stored of a key. It has 256 random bits, so one round of SHA-256 cannot be searched."""
+    return hashlib.sha256(secret.encode()).digest()

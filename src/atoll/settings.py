@@ -1,0 +1,215 @@
+"""
+Every setting, its default and its unit.
+
+Read once, in `app.py`, and handed down. A setting comes from its argument, else from the environment
+variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default here. A variable
+that starts with `ATOLL_` and names no setting is an error, so that a misspelt one cannot pass for set.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from atoll.errors import InvalidRequest
+
+MiB = 1024 * 1024
+GiB = 1024 * MiB
+
+# Read by the client side, not settings of the server.
+CLIENT_VARIABLES = frozenset({"ATOLL_URL"})
+
+
+def default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "atoll"
+
+
+class Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SessionSettings(Group):
+    timeout: timedelta = Field(timedelta(seconds=300), gt=timedelta(0))
+    """Life of a session that names none, in seconds."""
+    max_timeout: timedelta = Field(timedelta(days=1), gt=timedelta(0))
+    """Longest life that a session may ask for, in seconds."""
+    cpu: float = Field(1.0, gt=0)
+    """Cores of a session that names none, when its template names none either."""
+    memory: int = Field(512 * MiB, ge=16 * MiB)
+    """Memory of such a session, in bytes."""
+    disk: int = Field(1 * GiB, ge=1 * MiB)
+    """Workspace size of such a session, in bytes."""
+    max_processes: int = Field(128, ge=4)
+    """Processes and threads of such a session."""
+    max_cpu: float = Field(64.0, gt=0)
+    """Most cores that a session may ask for."""
+    max_memory: int = Field(64 * GiB, ge=16 * MiB)
+    """Most memory that a session may ask for, in bytes."""
+    max_disk: int = Field(256 * GiB, ge=1 * MiB)
+    """Largest workspace that a session may ask for, in bytes."""
+    sweep: timedelta = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time between two looks for sessions that have to end and instances that nobody owns, in seconds."""
+    sweep_batch: int = Field(100, ge=1)
+    """Sessions taken in one such look."""
+
+
+class ExecutionSettings(Group):
+    timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time-out of an execution that names none, in seconds."""
+    max_timeout: timedelta = Field(timedelta(seconds=1800), gt=timedelta(0))
+    """Longest time-out that an execution may ask for, in seconds."""
+    output_limit: int = Field(1 * MiB, ge=1024)
+    """Bytes kept of stdout, and of stderr; the rest is counted and dropped."""
+    return_limit: int = Field(1 * MiB, ge=1024)
+    """Largest return value, in bytes of JSON."""
+    artifact_limit: int = Field(1000, ge=0)
+    """Most artifacts listed for one execution."""
+    max_wait: timedelta = Field(timedelta(seconds=300), gt=timedelta(0))
+    """Longest `wait` of one request, in seconds."""
+    queue_limit: int = Field(100, ge=1)
+    """Executions that may wait for one session; one more is refused."""
+
+
+class LinkSettings(Group):
+    connect_timeout: timedelta = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time for an executor to accept a connection, in seconds."""
+    start_timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time for a new instance to say hello, in seconds."""
+    read_timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time for an executor to answer a request about files or itself, in seconds."""
+
+
+class LocalSettings(Group):
+    bubblewrap: str = "bwrap"
+    """Name or path of bubblewrap."""
+    python: Path | None = None
+    """Interpreter of the template `python`; the one that runs Atoll when not set."""
+    template_roots: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Directories beneath which a template's root file system and interpreter must lie, separated by
+    colons; `<data_dir>/rootfs` always counts. "/" allows every place."""
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    """Where the control group file systems are mounted."""
+    cgroup_name: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the control group that holds all instances."""
+    uid_base: int = Field(1_900_000_000, ge=100_000)
+    """First host uid for instances, when Atoll runs as root."""
+    uid_count: int = Field(200_000_000, ge=1000)
+    """How many host uids from there on."""
+    open_files: int = Field(1024, ge=64)
+    """Open files per sandboxed process."""
+    tmp_size: int = Field(64 * MiB, ge=1 * MiB)
+    """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    stop_grace: timedelta = Field(timedelta(seconds=2), ge=timedelta(0))
+    """Time between asking an instance's processes to end and ending them, in seconds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_roots(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("template_roots"), str):
+            values = dict(values)
+            values["template_roots"] = [p for p in values["template_roots"].split(":") if p]
+        return values
+
+
+class PoolSettings(Group):
+    size: int = Field(2, ge=0)
+    """Ready instances kept for the template `python`."""
+    max_size: int = Field(50, ge=0)
+    """Most ready instances that a template may ask for."""
+    concurrency: int = Field(2, ge=1)
+    """Instances that a refill starts at the same time."""
+
+
+class SqliteSettings(Group):
+    cache: int = Field(64 * MiB, ge=0)
+    """Page cache per connection, in bytes."""
+    busy_timeout: timedelta = Field(timedelta(seconds=5), ge=timedelta(0))
+    """Time to wait for another process's write, in seconds."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback it needs TLS or `insecure`."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    data_dir: Path = Field(default_factory=default_data_dir)
+    """Where the database, the key and the workspaces live; readable by its owner alone."""
+    api_key: str | None = Field(None, min_length=16, repr=False)
+    """The first key. One is made and kept in `<data_dir>/key` when not set."""
+    tls_cert: Path | None = None
+    """Certificate chain to serve HTTPS with, PEM."""
+    tls_key: Path | None = None
+    """Its private key, PEM."""
+    insecure: bool = False
+    """Allow listening beyond loopback without TLS."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Web origins whose pages may call the API, separated by commas."""
+    max_body: int = Field(8 * MiB, ge=1024)
+    """Largest request body other than an upload, in bytes."""
+    max_upload: int = Field(1 * GiB, ge=1024)
+    """Largest upload, in bytes."""
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    """Least level that is logged."""
+    log_json: bool = False
+    """Log JSON lines instead of readable ones."""
+    shutdown_timeout: timedelta = Field(timedelta(seconds=30), ge=timedelta(0))
+    """Time for running requests to finish at shutdown, in seconds."""
+
+    session: SessionSettings = SessionSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    link: LinkSettings = LinkSettings()
+    local: LocalSettings = LocalSettings()
+    pool: PoolSettings = PoolSettings()
+    sqlite: SqliteSettings = SqliteSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_origins(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("cors_origins"), str):
+            values = dict(values)
+            values["cors_origins"] = [o.strip() for o in values["cors_origins"].split(",") if o.strip()]
+        return values
+
+    @model_validator(mode="after")
+    def _tls_is_a_pair(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        return self
+
+    @classmethod
+    def read(cls, **given: Any) -> Settings:
+        """The settings from `given` (None means not given) and the environment."""
+        refuse_unknown_variables(os.environ)
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+def known_variables() -> set[str]:
+    names = set(CLIENT_VARIABLES)
+    for name, field in Settings.model_fields.items():
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, Group):
+            names |= {f"ATOLL_{name}__{inner}".upper() for inner in group.model_fields}
+        else:
+            names.add(f"ATOLL_{name}".upper())
+    return names
+
+
+def refuse_unknown_variables(environ: Any) -> None:
+    unknown = sorted(
+        name for name in environ if name.startswith("ATOLL_") and name not in known_variables()
+    )
+    if unknown:
+        raise InvalidRequest(
+            f"No setting is named {', '.join(unknown)}. See docs/reference/settings.md.",
+            code="unknown_setting",
+        )

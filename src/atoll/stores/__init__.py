@@ -1,0 +1,1 @@
+"""What Atoll remembers. Every back-end keeps the contract of `base`."""

@@ -1,0 +1,129 @@
+"""
+The storage contract.
+
+Every method is its own small transaction and is durable when it returns: the process may be killed
+right after. Writes that race are settled by compare-and-set on `version`: the entity given is the one
+that was read, changed; it is written as version + 1 if the stored version is still the one given, and
+`Conflict` is raised (nothing written) otherwise. Entities come back equal to what was put in.
+
+Lists are newest first and paged by a cursor that stays valid while rows are added and removed: a page
+never repeats or skips an item that was there all along. A cursor that this store did not make raises
+`InvalidRequest` with code `bad_cursor`. A page costs the same however deep it is.
+
+Adding an id that exists raises `Conflict`. Reading what is not there gives None. A back-end that
+cannot be reached raises `TemporaryError` with code `database_unavailable`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from atoll.model.execution import Execution, ExecutionStatus
+    from atoll.model.instance import Instance
+    from atoll.model.key import Key
+    from atoll.model.page import Page
+    from atoll.model.session import Session, SessionStatus
+    from atoll.model.template import Template
+
+
+class Sessions(Protocol):
+    async def add(self, session: Session) -> None:
+        """Store a new session; in the same transaction its `instance_id`, when set, is recorded as
+        that instance's owner (`Conflict` when the instance is not stored or has another owner)."""
+
+    async def get(self, session_id: str) -> Session | None: ...
+
+    async def save(self, session: Session) -> Session:
+        """Compare-and-set; returns the session with its new version. `instance_id` is carried over to
+        the instances as in `add`."""
+
+    async def page(
+        self,
+        *,
+        status: SessionStatus | None = None,
+        template_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Session]: ...
+
+    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
+        """Sessions that have not ended and whose `expires_at` is not after `now`, oldest first."""
+
+    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
+        """Sessions that have not ended, in order of id, beyond the id `after`."""
+
+    async def count(self, status: SessionStatus) -> int: ...
+
+
+class Executions(Protocol):
+    async def add(self, execution: Execution) -> None: ...
+
+    async def get(self, execution_id: str) -> Execution | None: ...
+
+    async def save(self, execution: Execution) -> Execution:
+        """Compare-and-set of status, instance, times, retry count and outcome; the request never changes."""
+
+    async def page(
+        self,
+        *,
+        session_id: str | None = None,
+        status: ExecutionStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]: ...
+
+    async def unfinished(self, *, limit: int, after: str = "") -> list[Execution]:
+        """Executions that have not ended, in order of id, beyond the id `after`."""
+
+
+class Instances(Protocol):
+    async def add(self, instance: Instance) -> None: ...
+
+    async def get(self, instance_id: str) -> Instance | None: ...
+
+    async def all(self) -> list[Instance]: ...
+
+    async def remove(self, instance_id: str) -> None:
+        """Forget it; nothing happens when it is not there."""
+
+
+class Templates(Protocol):
+    async def add(self, template: Template) -> None: ...
+
+    async def get(self, template_id: str) -> Template | None: ...
+
+    async def save(self, template: Template) -> Template:
+        """Compare-and-set; returns the template with its new version."""
+
+    async def remove(self, template_id: str) -> bool:
+        """Whether it was there."""
+
+    async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]: ...
+
+
+class Keys(Protocol):
+    async def add(self, key: Key) -> None:
+        """Nothing happens when a key with this digest is there."""
+
+    async def all(self) -> list[Key]: ...
+
+    async def remove(self, key_id: str) -> bool: ...
+
+
+class Store(Protocol):
+    sessions: Sessions
+    executions: Executions
+    instances: Instances
+    templates: Templates
+    keys: Keys
+
+    async def open(self) -> None:
+        """Bring the schema up where the back-end may, and connect."""
+
+    async def close(self) -> None: ...
+
+    async def ping(self) -> None:
+        """Raise `TemporaryError` when the back-end does not answer."""
