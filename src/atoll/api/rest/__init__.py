@@ -1,0 +1,1 @@
+"""REST under /api/v1, and the probes beside it."""
