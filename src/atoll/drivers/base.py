@@ -1,0 +1,66 @@
+"""The contract of a driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from atoll.link.client import Link
+    from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation
+    from atoll.model.node import NodeMetrics
+    from atoll.model.resources import Resources
+    from atoll.model.template import Template
+
+
+class Driver(Protocol):
+    """
+    Every method may be called twice, may be cancelled at any await, and must leave the node such that
+    calling it once more finishes the work. Gone is an observation, not an error.
+    """
+
+    kind: str
+    capabilities: Capabilities
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Let go of the node; instances that are not ephemeral stay."""
+
+    async def check(self, template: Template) -> None:
+        """Raise `InvalidRequest` when this node cannot make instances of the template as it demands."""
+
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        """An instance as described; the one that is there already, when there is one."""
+
+    async def observe(self, handle: Handle) -> Observation: ...
+
+    async def connect(self, handle: Handle) -> Link:
+        """A link to the executor, which is ready to run."""
+
+    async def resize(self, handle: Handle, resources: Resources) -> bool:
+        """Set other limits on a running instance; whether that can be done without a new one."""
+
+    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+        """What the executor must limit for us: rlimits by name, and what it has to watch."""
+
+    async def out_of_memory(self, handle: Handle) -> bool:
+        """Whether the kernel ended a process for memory since this was last asked."""
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None: ...
+
+    async def destroy(self, handle: Handle) -> None:
+        """Remove the instance and all it took, except its workspace."""
+
+    async def discard(self, workspace: str) -> None:
+        """Remove a workspace."""
+
+    async def handles(self) -> list[Handle]:
+        """What is really there, for recovery."""
+
+    async def workspaces(self) -> list[str]: ...
+
+    async def metrics(self) -> NodeMetrics: ...
+
+    def workspace_of(self, handle: Handle) -> str: ...

@@ -1,0 +1,1 @@
+"""This machine as a node: bubblewrap, control groups and host uids."""

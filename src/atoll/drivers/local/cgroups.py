@@ -1,0 +1,278 @@
+"""
+Control groups of instances, version 1 and version 2.
+
+An instance has a group, and in it one named `exec` for user code, so that memory and processes of user
+code are limited without the supervisor: what runs out is user code. All of it is file work of
+microseconds to milliseconds and blocking; callers use a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.model.resources import Resources
+
+OVERHEAD = 48 * 1024 * 1024
+"""Memory that the supervisor may use beside user code, in bytes."""
+PERIOD = 100_000
+
+
+class Groups(Protocol):
+    provides: frozenset[str]
+
+    def make(self, name: str, resources: Resources) -> None:
+        """The groups of an instance with its limits; nothing changes for those that are there."""
+
+    def limit(self, name: str, resources: Resources) -> None: ...
+
+    def join_files(self, name: str) -> list[str]:
+        """Files to write a pid to, for a process to enter the instance's groups."""
+
+    def confine(self, name: str, pid: int) -> None:
+        """Put a process into the group of user code."""
+
+    def processes(self, name: str) -> list[int]: ...
+
+    def memory_kills(self, name: str) -> int:
+        """How often the kernel has ended a process of user code for memory."""
+
+    def remove(self, name: str) -> None:
+        """Remove the groups, which no process is in any more; nothing happens when they are not there."""
+
+    def names(self) -> list[str]: ...
+
+
+def _write(path: Path, value: str | int) -> None:
+    path.write_text(str(value))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        raise BusyGroup(path) from None
+
+
+class BusyGroup(Exception):
+    """A process is still in the group."""
+
+
+def _counter(path: Path, name: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except FileNotFoundError:
+        pass
+    return 0
+
+
+def _quota(cpu: float) -> int:
+    return max(1000, int(cpu * PERIOD))
+
+
+class VersionOne:
+    """One hierarchy a controller: memory, cpu and pids, as far as they are mounted and writable."""
+
+    def __init__(self, root: Path, name: str, controllers: frozenset[str]) -> None:
+        self._tops = {controller: root / controller / name for controller in sorted(controllers)}
+        self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
+
+    def make(self, name: str, resources: Resources) -> None:
+        for controller, top in self._tops.items():
+            (top / name).mkdir(parents=True, exist_ok=True)
+            if controller != "cpu":
+                (top / name / "exec").mkdir(exist_ok=True)
+        self.limit(name, resources)
+
+    def limit(self, name: str, resources: Resources) -> None:
+        if "memory" in self._tops:
+            group = self._tops["memory"] / name
+            self._limit_memory(group, resources.memory + OVERHEAD)
+            self._limit_memory(group / "exec", resources.memory)
+        if "cpu" in self._tops:
+            _write(self._tops["cpu"] / name / "cpu.cfs_period_us", PERIOD)
+            _write(self._tops["cpu"] / name / "cpu.cfs_quota_us", _quota(resources.cpu))
+        if "pids" in self._tops:
+            # One more for the zygote, which is in the group too.
+            _write(self._tops["pids"] / name / "exec" / "pids.max", resources.max_processes + 1)
+
+    @staticmethod
+    def _limit_memory(group: Path, size: int) -> None:
+        _write(group / "memory.limit_in_bytes", size)
+        swap = group / "memory.memsw.limit_in_bytes"
+        if swap.exists():
+            _write(swap, size)
+
+    def join_files(self, name: str) -> list[str]:
+        return [str(top / name / "cgroup.procs") for top in self._tops.values()]
+
+    def confine(self, name: str, pid: int) -> None:
+        for controller, top in self._tops.items():
+            if controller != "cpu":
+                _write(top / name / "exec" / "cgroup.procs", pid)
+
+    def processes(self, name: str) -> list[int]:
+        for top in self._tops.values():
+            try:
+                return [int(pid) for pid in (top / name / "cgroup.procs").read_text().split()]
+            except FileNotFoundError:
+                continue
+        return []
+
+    def memory_kills(self, name: str) -> int:
+        if "memory" not in self._tops:
+            return 0
+        return _counter(self._tops["memory"] / name / "exec" / "memory.oom_control", "oom_kill")
+
+    def remove(self, name: str) -> None:
+        for top in self._tops.values():
+            _remove(top / name / "exec")
+            _remove(top / name)
+
+    def names(self) -> list[str]:
+        found = set()
+        for top in self._tops.values():
+            if top.is_dir():
+                found |= {entry.name for entry in os.scandir(top) if entry.is_dir()}
+        return sorted(found)
+
+
+class VersionTwo:
+    """One hierarchy. Processes are in the leaves `supervisor` and `exec`, as version 2 demands."""
+
+    def __init__(self, top: Path, controllers: frozenset[str]) -> None:
+        self._top = top
+        self._controllers = controllers
+        self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
+
+    def make(self, name: str, resources: Resources) -> None:
+        self._top.mkdir(exist_ok=True)
+        group = self._top / name
+        group.mkdir(exist_ok=True)
+        enable = " ".join(f"+{controller}" for controller in sorted(self._controllers))
+        for parent in (self._top, group):
+            _write(parent / "cgroup.subtree_control", enable)
+        (group / "supervisor").mkdir(exist_ok=True)
+        (group / "exec").mkdir(exist_ok=True)
+        self.limit(name, resources)
+
+    def limit(self, name: str, resources: Resources) -> None:
+        group = self._top / name
+        if "memory" in self._controllers:
+            _write(group / "memory.max", resources.memory + OVERHEAD)
+            _write(group / "exec" / "memory.max", resources.memory)
+            swap = group / "memory.swap.max"
+            if swap.exists():
+                _write(swap, 0)
+        if "cpu" in self._controllers:
+            _write(group / "cpu.max", f"{_quota(resources.cpu)} {PERIOD}")
+        if "pids" in self._controllers:
+            _write(group / "exec" / "pids.max", resources.max_processes + 1)
+
+    def join_files(self, name: str) -> list[str]:
+        return [str(self._top / name / "supervisor" / "cgroup.procs")]
+
+    def confine(self, name: str, pid: int) -> None:
+        _write(self._top / name / "exec" / "cgroup.procs", pid)
+
+    def processes(self, name: str) -> list[int]:
+        try:
+            text = (self._top / name / "supervisor" / "cgroup.procs").read_text()
+        except FileNotFoundError:
+            return []
+        return [int(pid) for pid in text.split()]
+
+    def memory_kills(self, name: str) -> int:
+        return _counter(self._top / name / "exec" / "memory.events", "oom_kill")
+
+    def remove(self, name: str) -> None:
+        for group in ("supervisor", "exec", ""):
+            _remove(self._top / name / group)
+
+    def names(self) -> list[str]:
+        if not self._top.is_dir():
+            return []
+        return sorted(entry.name for entry in os.scandir(self._top) if entry.is_dir())
+
+
+@dataclass(frozen=True)
+class NoGroups:
+    """What a host without usable control groups gives: nothing, and it is said so."""
+
+    provides: frozenset[str] = frozenset()
+
+    def make(self, name: str, resources: Resources) -> None: ...
+    def limit(self, name: str, resources: Resources) -> None: ...
+    def join_files(self, name: str) -> list[str]:
+        return []
+
+    def confine(self, name: str, pid: int) -> None: ...
+    def processes(self, name: str) -> list[int]:
+        return []
+
+    def memory_kills(self, name: str) -> int:
+        return 0
+
+    def remove(self, name: str) -> None: ...
+    def names(self) -> list[str]:
+        return []
+
+
+CONTROLLERS = ("memory", "cpu", "pids")
+
+
+def find(root: Path, name: str, own: str) -> Groups:
+    """
+    The control groups that this process may use.
+
+    `own` is the text of /proc/self/cgroup. Version 2 with its controllers wins; then version 1,
+    controller by controller.
+    """
+    unified = root / "cgroup.controllers"
+    if unified.exists():
+        found = _version_two(root, name, own)
+        if found is not None:
+            return found
+    usable = frozenset(
+        controller
+        for controller in CONTROLLERS
+        if (root / controller / "cgroup.procs").exists()
+        and os.access(root / controller, os.W_OK | os.X_OK)
+    )
+    return VersionOne(root, name, usable) if usable else NoGroups()
+
+
+def _version_two(root: Path, name: str, own: str) -> VersionTwo | None:
+    """Below the root as root; else below the highest group above ours that was delegated to us."""
+    path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/")
+    places = [root]
+    if not os.access(root / "cgroup.subtree_control", os.W_OK):
+        here = root / path.strip("/")
+        chain = [here, *here.parents]
+        above = [p for p in chain if p == root or root in p.parents]
+        places = [p for p in reversed(above) if os.access(p / "cgroup.subtree_control", os.W_OK)]
+    for place in places:
+        try:
+            available = (place / "cgroup.controllers").read_text().split()
+            controllers = frozenset(CONTROLLERS) & frozenset(available)
+            if not controllers:
+                continue
+            enable = " ".join(f"+{controller}" for controller in sorted(controllers))
+            _write(place / "cgroup.subtree_control", enable)
+            (place / name).mkdir(exist_ok=True)
+        except OSError:
+            continue  # Not delegated after all, or processes are in it: look further down.
+        return VersionTwo(place / name, controllers)
+    return None

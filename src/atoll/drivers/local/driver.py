@@ -1,0 +1,419 @@
+"""
+Instances on this machine.
+
+What is known of an instance is in its directory, written before the instance is started, so that a
+control plane that starts again finds everything: `handles` reads the directories, not memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers import bundle
+from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
+from atoll.drivers.local.nursery import Nursery
+from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
+from atoll.errors import InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.link.client import Link, LinkLost
+from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
+from atoll.model.node import NodeMetrics
+from atoll.model.session import Cause
+from atoll.model.template import REQUIREMENTS
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from atoll.model.resources import Resources
+    from atoll.model.template import Template
+    from atoll.settings import LinkSettings, LocalSettings
+
+HANDLE_VERSION = 1
+STAGES = ("/mnt", "/media", "/srv", "/opt")
+
+
+class LocalDriver:
+    kind = "local"
+
+    def __init__(self, data_dir: Path, settings: LocalSettings, link: LinkSettings) -> None:
+        self._settings = settings
+        self._link_settings = link
+        self._node = data_dir / "node"
+        self._instances = self._node / "instances"
+        self._roots = (*settings.template_roots, data_dir / "rootfs")
+        self._root = os.geteuid() == 0
+        self._nursery = Nursery()
+        self._groups: cgroups.Groups = cgroups.NoGroups()
+        self._workspaces = Workspaces(
+            self._node / "workspaces", settings, images=host.can_mount_images(), own_uids=self._root
+        )
+        self._trees: dict[tuple[str, int], sandbox.Tree] = {}
+        self._kills: dict[str, int] = {}
+        self._cpu_seen: tuple[float, float] | None = None
+        self.capabilities = Capabilities(frozenset())
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        bubblewrap = shutil.which(self._settings.bubblewrap)
+        if bubblewrap is None:
+            raise PermanentError(
+                "bubblewrap is not installed; install it with: apt-get install bubblewrap",
+                code="bubblewrap_missing",
+            )
+        self._bubblewrap = bubblewrap
+        self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._node.chmod(0o700)
+        self._workspaces.open()
+        self._groups = host.find_groups(self._settings)
+        self._etc = trees.write_etc(self._node)
+        self._executor = bundle.write(self._node)
+        program = seccomp.program()
+        self._seccomp = self._node / "seccomp.bpf"
+        if program is not None:
+            self._seccomp.write_bytes(program)
+        hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
+        self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
+        provides = set(self._groups.provides)
+        if self._root:
+            provides.add("own_uid")
+        if self._workspaces.images:
+            provides.add("disk_quota")
+        if program is not None:
+            provides.add("seccomp")
+        missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
+        self.capabilities = Capabilities(frozenset(provides), missing)
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    # Templates
+
+    async def check(self, template: Template) -> None:
+        missing = [name for name in template.require if name in self.capabilities.missing]
+        if missing:
+            words = "; ".join(f"{name} ({REQUIREMENTS[name]})" for name in missing)
+            raise InvalidRequest(
+                f"Template {template.id} demands what this node cannot give: {words}. "
+                "`atoll doctor` says what is missing and why.",
+                code="isolation_unavailable",
+                missing=missing,
+            )
+        await asyncio.to_thread(trees.check_allowed, template, self._roots)
+        await self._tree(template)
+
+    async def _tree(self, template: Template) -> sandbox.Tree:
+        key = (template.id, template.version)
+        if key not in self._trees:
+            self._trees[key] = await asyncio.to_thread(
+                trees.tree_of, template, self._etc, self._settings.python
+            )
+        return self._trees[key]
+
+    # Instances
+
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        found = await asyncio.to_thread(self._stored, spec.instance_id)
+        if found is not None:
+            if (await self.observe(found)).state is State.RUNNING:
+                return found
+            await self.destroy(found)
+        tree = await self._tree(spec.template)
+        workspace = await asyncio.to_thread(self._prepare, spec)
+        started = False
+        try:
+            request = self._request(spec, tree, workspace)
+            pid, child = await self._nursery.spawn(request)
+            handle = await asyncio.to_thread(self._started, spec, workspace, pid, child)
+            started = True
+            return handle
+        finally:
+            if not started:
+                # Cancelled or refused. Whatever runs is found by its groups, or by nobody's handle.
+                await asyncio.shield(asyncio.to_thread(self._clear, spec.instance_id))
+
+    def _prepare(self, spec: InstanceSpec) -> Workspace:
+        name = spec.workspace or spec.instance_id
+        if spec.workspace is None:
+            workspace = self._workspaces.make(name, spec.resources.disk)
+        else:
+            found = self._workspaces.get(name)
+            if found is None:
+                raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+            workspace = found
+            self._workspaces.repair(workspace)
+        directory = self._instances / spec.instance_id
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._groups.make(spec.instance_id, spec.resources)
+        return workspace
+
+    def _request(self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace) -> dict[str, Any]:
+        directory = self._instances / spec.instance_id
+        path = str(self._workspaces.path(workspace))
+        binds: dict[str, str] = {}
+        stage = self._stage(tree, path) if self._root else None
+        box = sandbox.Sandbox(
+            tree=tree,
+            executor=str(self._executor),
+            workspace=path,
+            hidden=self._hidden,
+            tmp_size=self._settings.tmp_size,
+            preload=spec.template.preload,
+            seccomp="seccomp" in self.capabilities.provides,
+            ephemeral=spec.ephemeral,
+        )
+
+        def source(host_path: str) -> str:
+            if stage is None:
+                return host_path
+            if host_path == path and workspace.kind == IMAGE:
+                return f"{stage}/workspace"
+            return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
+
+        argv = sandbox.arguments(self._bubblewrap, box, source)
+        return {
+            "instance": spec.instance_id,
+            "argv": argv,
+            "directory": str(directory),
+            "log": str(directory / "log"),
+            "seccomp": str(self._seccomp) if box.seccomp else None,
+            "groups": self._groups.join_files(spec.instance_id),
+            "uid": workspace.uid,
+            "rlimits": {
+                "CORE": 0,
+                "NOFILE": self._settings.open_files,
+                "MEMLOCK": 65_536,
+                "MSGQUEUE": 819_200,
+            },
+            "stage": stage,
+            "binds": list(binds.items()),
+            "image": path if workspace.kind == IMAGE else None,
+        }
+
+    @staticmethod
+    def _stage(tree: sandbox.Tree, workspace: str) -> str:
+        """A directory that any uid can reach and that hides nothing when something is mounted on it."""
+        used = [host_path for host_path, _ in tree.binds] + [workspace]
+        for stage in STAGES:
+            if os.path.isdir(stage) and not any(path.startswith(f"{stage}/") for path in used):
+                return stage
+        raise PermanentError(f"None of {', '.join(STAGES)} can be used to start an instance.")
+
+    def _started(self, spec: InstanceSpec, workspace: Workspace, pid: int, child: int) -> Handle:
+        data: dict[str, str | int] = {
+            "pid": pid,
+            "started": processes.start_time(pid) or 0,
+            "child": child,
+            "child_started": processes.start_time(child) or 0,
+            "boot": processes.boot_id(),
+            "workspace": workspace.name,
+        }
+        handle = Handle(spec.instance_id, self.kind, HANDLE_VERSION, data)
+        directory = self._instances / spec.instance_id
+        temporary = directory / ".handle.json"
+        temporary.write_text(json.dumps(asdict(handle)))
+        temporary.replace(directory / "handle.json")
+        return handle
+
+    def _stored(self, instance_id: str) -> Handle | None:
+        try:
+            stored = json.loads((self._instances / instance_id / "handle.json").read_text())
+        except FileNotFoundError:
+            return None
+        return Handle(**stored)
+
+    async def observe(self, handle: Handle) -> Observation:
+        data = handle.data
+        if processes.start_time(int(data["child"])) == data["child_started"]:
+            if data["boot"] == processes.boot_id():
+                return Observation(State.RUNNING)
+        status = self._nursery.exits.get(int(data["pid"]))
+        if status is None:
+            return Observation(State.GONE)
+        return Observation(State.EXITED, Cause.SIGNAL if os.WIFSIGNALED(status) else Cause.EXIT)
+
+    async def connect(self, handle: Handle) -> Link:
+        directory = self._instances / handle.instance_id
+        try:
+            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
+        try:
+            # Through the descriptor, as the spawner bound it.
+            path = f"/proc/self/fd/{fd}/link.sock"
+            link = await Link.connect(
+                path, self._link_settings, timeout=self._link_settings.start_timeout
+            )
+        finally:
+            os.close(fd)
+        try:
+            failed = link.hello.get("preload_failed") or {}
+            if failed:
+                words = "; ".join(f"{name}: {why}" for name, why in failed.items())
+                raise PermanentError(f"Preloading failed: {words}", code="preload_failed")
+            await self._confine(handle, link, int(link.hello["zygote"]))
+        except BaseException:
+            link.close()
+            raise
+        tasks: set[asyncio.Task[None]] = set()
+
+        def renewed(pid: int) -> None:
+            task = asyncio.get_running_loop().create_task(self._confine(handle, link, pid))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        link.on_zygote = renewed
+        return link
+
+    async def _confine(self, handle: Handle, link: Link, zygote: int) -> None:
+        """Put a zygote into its control group, then let it have children."""
+        if self._groups.provides:
+            await asyncio.to_thread(self._confine_now, handle, zygote)
+        with contextlib.suppress(LinkLost):
+            await link.call("release")
+
+    def _confine_now(self, handle: Handle, zygote: int) -> None:
+        for pid in self._groups.processes(handle.instance_id):
+            if processes.namespace_pid(pid) == zygote:
+                self._groups.confine(handle.instance_id, pid)
+                return
+
+    async def resize(self, handle: Handle, resources: Resources) -> bool:
+        workspace = await asyncio.to_thread(self._workspaces.get, str(handle.data["workspace"]))
+        if workspace is None or (workspace.kind == IMAGE and workspace.size != resources.disk):
+            return False
+        await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
+        return True
+
+    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+        limits = {"FSIZE": resources.disk}
+        watch: dict[str, int] = {}
+        if "cgroup_memory" not in self._groups.provides:
+            limits["DATA"] = resources.memory
+            watch["memory"] = resources.memory
+        if "cgroup_pids" not in self._groups.provides:
+            # The supervisor, the zygote and a spare are of the same user.
+            limits["NPROC"] = resources.max_processes + 3
+        if not self._workspaces.images:
+            watch["disk"] = resources.disk
+        return limits, watch
+
+    async def out_of_memory(self, handle: Handle) -> bool:
+        kills = self._groups.memory_kills(handle.instance_id)
+        before = self._kills.get(handle.instance_id, 0)
+        self._kills[handle.instance_id] = kills
+        return kills > before
+
+    # The end
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        if grace:
+            with contextlib.suppress(LinkLost, InvalidRequest, TimeoutError):
+                async with asyncio.timeout(grace.total_seconds()):
+                    link = await self.connect(handle)
+                    await link.call("shutdown")
+                    await link.closed
+        await self._kill(handle)
+
+    async def _kill(self, handle: Handle) -> None:
+        """End the instance: with its PID 1 the kernel ends every process of the namespace."""
+        data = handle.data
+        if data["boot"] != processes.boot_id():
+            return
+        await asyncio.to_thread(self._kill_now, data)
+
+    @staticmethod
+    def _kill_now(data: dict[str, str | int]) -> None:
+        deadline = time.monotonic() + 10
+        for pid, started in (("child", "child_started"), ("pid", "started")):
+            processes.kill(int(data[pid]), int(data[started]))
+        for pid, started in (("child", "child_started"), ("pid", "started")):
+            while processes.start_time(int(data[pid])) == data[started]:
+                if time.monotonic() > deadline:
+                    raise TemporaryError(f"Process {data[pid]} does not end.", code="instance_stuck")
+                time.sleep(0.001)
+
+    async def destroy(self, handle: Handle) -> None:
+        await self._kill(handle)
+        await asyncio.to_thread(self._clear, handle.instance_id)
+        self._nursery.exits.pop(int(handle.data["pid"]), None)
+        self._kills.pop(handle.instance_id, None)
+
+    def _clear(self, instance_id: str) -> None:
+        """Remove groups and directory; processes of an interrupted start go with their groups."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self._groups.remove(instance_id)
+                break
+            except cgroups.BusyGroup:
+                for pid in self._groups.processes(instance_id):
+                    started = processes.start_time(pid)
+                    if started is not None:
+                        processes.kill(pid, started)
+                if time.monotonic() > deadline:
+                    raise TemporaryError(
+                        f"Processes of instance {instance_id} do not end.", code="instance_stuck"
+                    ) from None
+                time.sleep(0.002)
+        shutil.rmtree(self._instances / instance_id, ignore_errors=True)
+
+    async def discard(self, workspace: str) -> None:
+        await asyncio.to_thread(self._workspaces.remove, workspace)
+
+    # What is there
+
+    async def handles(self) -> list[Handle]:
+        return await asyncio.to_thread(self._handles)
+
+    def _handles(self) -> list[Handle]:
+        found = []
+        names = {entry.name for entry in os.scandir(self._instances)} | set(self._groups.names())
+        for name in sorted(names):
+            handle = self._stored(name)
+            if handle is None:
+                # The rest of a start that was interrupted before it had anything to tell.
+                nothing: dict[str, str | int] = {
+                    "pid": 0, "started": -1, "child": 0, "child_started": -1, "boot": "", "workspace": name,
+                }  # fmt: skip
+                handle = Handle(name, self.kind, HANDLE_VERSION, nothing)
+            found.append(handle)
+        return found
+
+    async def workspaces(self) -> list[str]:
+        return await asyncio.to_thread(self._workspaces.names)
+
+    def workspace_of(self, handle: Handle) -> str:
+        return str(handle.data["workspace"])
+
+    async def metrics(self) -> NodeMetrics:
+        return await asyncio.to_thread(self._metrics)
+
+    def _metrics(self) -> NodeMetrics:
+        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+        busy, total = float(sum(fields) - fields[3] - fields[4]), float(sum(fields))
+        before, self._cpu_seen = self._cpu_seen or (0.0, 0.0), (busy, total)
+        span = total - before[1]
+        memory = dict(
+            line.split(":") for line in Path("/proc/meminfo").read_text().strip().split("\n")
+        )
+        kib = {name: int(value.split()[0]) * 1024 for name, value in memory.items()}
+        disk = os.statvfs(self._node)
+        return NodeMetrics(
+            cpu_usage=min(1.0, max(0.0, (busy - before[0]) / span)) if span > 0 else 0.0,
+            mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],
+            disk_free=disk.f_bavail * disk.f_frsize,
+            cpu_count=os.cpu_count() or 1,
+            mem_total=kib["MemTotal"],
+            load_average=os.getloadavg()[0],
+        )
+
+

@@ -1,0 +1,158 @@
+"""
+What this machine can give its instances, found out by trying.
+
+`atoll doctor` prints it; the driver refuses what a template demands and the machine cannot give.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.drivers.local import cgroups, seccomp
+
+if TYPE_CHECKING:
+    from atoll.settings import LocalSettings
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    """A command that would mend it."""
+    essential: bool = False
+    """Without it no instance can be made."""
+    requirement: str = ""
+    """The name in `template.REQUIREMENTS` that it stands for."""
+
+
+def find_groups(settings: LocalSettings) -> cgroups.Groups:
+    own = Path("/proc/self/cgroup").read_text()
+    return cgroups.find(settings.cgroup_root, settings.cgroup_name, own)
+
+
+def can_mount_images() -> bool:
+    if os.geteuid() != 0 or not Path("/sbin/mkfs.ext4").exists():
+        return False
+    return Path("/dev/loop-control").exists() and os.access("/dev/loop-control", os.R_OK | os.W_OK)
+
+
+def checks(settings: LocalSettings) -> list[Check]:
+    root = os.geteuid() == 0
+    groups = find_groups(settings)
+    result = [_bubblewrap(settings), _namespaces(settings)]
+    result.append(
+        Check(
+            "host uids",
+            root,
+            "each instance has a host uid of its own"
+            if root
+            else "instances share your uid; the namespaces alone keep them apart",
+            "" if root else "run Atoll as root (sudo atoll serve)",
+            requirement="own_uid",
+        )
+    )
+    missing = (
+        "systemd-run --user --scope -p Delegate=yes atoll serve"
+        if (settings.cgroup_root / "cgroup.controllers").exists()
+        else "run Atoll as root (sudo atoll serve)"
+    )
+    for name, fallback in (
+        ("memory", "watched every 100 ms and limited per process"),
+        ("cpu", "not limited"),
+        ("pids", "limited by RLIMIT_NPROC"),
+    ):
+        requirement = f"cgroup_{name}"
+        given = requirement in groups.provides
+        result.append(
+            Check(
+                f"control group: {name}",
+                given,
+                f"limits {name} by {type(groups).__name__}" if given else f"{name} is {fallback}",
+                "" if given else missing,
+                requirement=requirement,
+            )
+        )
+    images = can_mount_images()
+    result.append(
+        Check(
+            "workspace quota",
+            images,
+            "the file system holds the limit"
+            if images
+            else "the executor watches the size every 300 ms; a fast writer can exceed it for a moment",
+            "" if images else ("apt-get install e2fsprogs" if root else "run Atoll as root"),
+            requirement="disk_quota",
+        )
+    )
+    filtered = seccomp.program() is not None
+    result.append(
+        Check(
+            "seccomp",
+            filtered,
+            "system calls are filtered" if filtered else f"no filter is known for {platform.machine()}",
+            requirement="seccomp",
+        )
+    )
+    for name, program, package in (("node", "node", "nodejs"), ("bash", "bash", "bash")):
+        path = shutil.which(program)
+        result.append(
+            Check(name, path is not None, path or "not there", "" if path else f"apt-get install {package}")
+        )
+    return result
+
+
+def _bubblewrap(settings: LocalSettings) -> Check:
+    path = shutil.which(settings.bubblewrap)
+    fix = "apt-get install bubblewrap"
+    if path is None:
+        return Check("bubblewrap", False, f"{settings.bubblewrap} is not on the PATH", fix, True)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    return Check("bubblewrap", done.returncode == 0, done.stdout.strip(), fix, True)
+
+
+def _namespaces(settings: LocalSettings) -> Check:
+    """Whether a sandbox of the kind that we use can be made at all, as an unprivileged uid."""
+    path = shutil.which(settings.bubblewrap)
+    if path is None:
+        return Check("namespaces", False, "not tried: bubblewrap is missing", "", True)
+    command = [path, "--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+    for name in ("bin", "lib", "lib64"):
+        if Path("/", name).exists():
+            command += ["--ro-bind", f"/{name}", f"/{name}"]
+    uid = settings.uid_base if os.geteuid() == 0 else None
+    done = subprocess.run(
+        [*command, "/usr/bin/true"],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+        user=uid,
+        group=uid,
+        extra_groups=[] if uid is not None else None,
+        cwd="/",
+    )
+    if done.returncode == 0:
+        return Check("namespaces", True, "user, PID, mount, network, IPC, UTS", "", True)
+    return Check("namespaces", False, done.stderr.strip(), _namespace_fix(), True)
+
+
+def _namespace_fix() -> str:
+    for knob, value in (
+        ("kernel.unprivileged_userns_clone", "1"),
+        ("kernel.apparmor_restrict_unprivileged_userns", "0"),
+    ):
+        path = Path("/proc/sys") / knob.replace(".", "/")
+        if path.exists() and path.read_text().strip() != value:
+            return f"sudo sysctl -w {knob}={value}"
+    maximum = Path("/proc/sys/user/max_user_namespaces")
+    if maximum.exists() and maximum.read_text().strip() == "0":
+        return "sudo sysctl -w user.max_user_namespaces=15000"
+    return "allow user namespaces and an unmasked /proc (in a container: --privileged)"

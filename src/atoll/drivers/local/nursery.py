@@ -1,0 +1,98 @@
+"""The driver's end of the spawner: started when first needed, and again when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from atoll.drivers.local import spawner
+from atoll.errors import TemporaryError
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last = 0
+        self.exits: dict[int, int] = {}
+        """Wait status of bubblewraps that have ended, by pid; taken out by who asks."""
+
+    def open(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MESSAGE)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", spawner.__file__, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # Its own session: a Ctrl-C in the owner's terminal is the owner's to answer.
+                start_new_session=True,
+                cwd="/",
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        asyncio.get_running_loop().add_reader(ours, self._hear)
+
+    async def close(self) -> None:
+        if self._socket is None or self._process is None:
+            return
+        process = self._process
+        self._lost()
+        await asyncio.to_thread(process.wait)
+
+    async def spawn(self, request: dict[str, Any]) -> tuple[int, int]:
+        """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
+        if self._socket is None:
+            self.open()
+        assert self._socket is not None
+        self._last += 1
+        number = self._last
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.get_running_loop().sock_sendall(
+                self._socket, json.dumps({**request, "number": number}).encode()
+            )
+            answer = await future
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in answer:
+            raise TemporaryError(
+                f"Instance {request['instance']} could not be started: {answer['error']}.",
+                code="instance_not_started",
+            )
+        return answer["pid"], answer["child"]
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        while self._socket is not None:
+            try:
+                message = self._socket.recv(spawner.MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self._lost()
+                return
+            answer = json.loads(message)
+            if "exited" in answer:
+                self.exits[answer["exited"]] = answer["status"]
+            elif (future := self._waiting.get(answer["number"])) and not future.done():
+                future.set_result(answer)
+
+    def _lost(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result({"error": "the spawner ended"})

@@ -1,0 +1,49 @@
+"""Host processes by pid and start time, so that a pid used again is never taken for the old one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which the process began; none when it is not there, or is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def kill(pid: int, started: int) -> None:
+    """SIGKILL to just this process; nothing when it is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if start_time(pid) == started:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(fd)
+
+
+def namespace_pid(pid: int) -> int | None:
+    """A process's pid in its innermost namespace."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return None

@@ -1,0 +1,251 @@
+"""
+The process that starts instances: small, with one thread, and alive as long as they are.
+
+It is a program of its own, run from this file and importing the standard library alone. A fork of it
+is cheap however large the process is that Atoll is embedded in, and `bwrap --die-with-parent`, which
+follows a thread, follows its only one. When its owner ends, by SIGKILL too, it sees the socket close
+or the owner's pid go, and ends; ephemeral instances end with it, others stay.
+
+As root it gives each instance a mount namespace in which the sources of its mounts are bound to places
+that an unprivileged uid can reach, mounts the workspace's image there, and becomes that uid before it
+starts bubblewrap. All of that goes away with the instance, without anybody cleaning up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any, NoReturn
+
+MESSAGE = 256 * 1024
+
+LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
+
+_CLONE_NEWNS = 0x0002_0000
+_MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 1024, 4096, 16384, 1 << 18
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
+_LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    result = _libc.mount(
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() if options else None,
+    )
+    _check(result, f"mounting {source} on {target}")
+
+
+def _attach_loop(image: str) -> tuple[str, int]:
+    """A loop device for the image that goes when its last user goes; keep the descriptor until mounted."""
+    with open(image, "r+b", buffering=0) as backing, open("/dev/loop-control", "rb") as control:
+        for _ in range(64):
+            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            path = f"/dev/loop{number}"
+            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            for flags in (_LO_AUTOCLEAR | _LO_DIRECT_IO, _LO_AUTOCLEAR):
+                info = struct.pack("=5Q4I64s64s32s2Q", *[0] * 8, flags, b"", b"", b"", 0, 0)
+                config = struct.pack("=2I", backing.fileno(), 4096) + info + bytes(64)
+                try:
+                    fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+                    return path, device
+                except OSError as error:
+                    if error.errno == errno.EBUSY:
+                        break  # Somebody else was quicker; take the next one.
+                    if error.errno != errno.EINVAL:
+                        os.close(device)
+                        raise
+            os.close(device)
+    raise OSError(errno.EBUSY, "no loop device is free")
+
+
+def _prepare_mounts(request: dict[str, Any]) -> None:
+    stage = request["stage"]
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    _mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+    for source, name in request["binds"]:
+        target = os.path.join(stage, name)
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        _mount(source, target, None, _MS_BIND | _MS_REC)
+    if request["image"]:
+        target = os.path.join(stage, "workspace")
+        os.mkdir(target)
+        device, keep = _attach_loop(request["image"])
+        _mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
+        os.close(keep)
+        if os.stat(target).st_uid != request["uid"]:
+            os.chown(target, request["uid"], request["uid"])
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(target, "lost+found"))
+
+
+def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
+    """In the forked child: everything up to bubblewrap itself."""
+    for path in request["groups"]:
+        with open(path, "w") as group:
+            group.write("0")
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+    for name, most in request["rlimits"].items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY and os.geteuid() != 0:
+            most = min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    if request["stage"]:
+        _prepare_mounts(request)
+    null = os.open("/dev/null", os.O_RDWR)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # Move all out of the way first: a target number may be another's source.
+    moved = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for target, fd in fds.items()}
+    moved.update({0: null, 1: log, 2: log})
+    for target, fd in moved.items():
+        os.dup2(fd, target, inheritable=True)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.setsid()
+    os.chdir("/")
+    if request["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(request["uid"], request["uid"], request["uid"])
+        os.setresuid(request["uid"], request["uid"], request["uid"])
+    os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin"})
+
+
+class Spawner:
+    def __init__(self, control: socket.socket, owner: int) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._starting: dict[int, tuple[int, int, bytearray]] = {}
+        """Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text."""
+        self._owner = os.pidfd_open(owner)
+
+    def run(self) -> None:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for fd in (self._control.fileno(), self._owner, wake_read):
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._owner:
+                    return
+                if fd == wake_read:
+                    os.read(wake_read, 4096)
+                    self._reap()
+                elif fd == self._control.fileno():
+                    try:
+                        message = self._control.recv(MESSAGE)
+                    except ConnectionResetError:
+                        return
+                    if not message:
+                        return
+                    self._spawn(json.loads(message))
+                elif fd in self._starting:
+                    self._hear(fd)
+
+    def _answer(self, **answer: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.send(json.dumps(answer).encode())
+
+    def _spawn(self, request: dict[str, Any]) -> None:
+        try:
+            pid, info = self._start(request)
+        except OSError as error:
+            self._answer(number=request["number"], error=str(error))
+            return
+        self._starting[info] = (request["number"], pid, bytearray())
+        self._poll.register(info, select.POLLIN)
+
+    def _start(self, request: dict[str, Any]) -> tuple[int, int]:
+        with contextlib.ExitStack() as held:
+            listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            directory = os.open(request["directory"], os.O_DIRECTORY | os.O_CLOEXEC)
+            held.callback(os.close, directory)
+            # Through the descriptor: the whole path may be longer than a socket's name can be.
+            place = f"/proc/self/fd/{directory}/link.sock"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place)
+            listener.bind(place)
+            listener.listen(64)
+            fds = {LISTEN_FD: listener.fileno()}
+            if request["seccomp"]:
+                fds[SECCOMP_FD] = os.open(request["seccomp"], os.O_RDONLY | os.O_CLOEXEC)
+                held.callback(os.close, fds[SECCOMP_FD])
+            read, write = os.pipe2(os.O_CLOEXEC)
+            fds[INFO_FD] = write
+            held.callback(os.close, write)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _become(request, fds)
+                except BaseException as error:  # noqa: BLE001 - told to the owner; the process ends here
+                    os.write(write, json.dumps({"error": str(error)}).encode())
+                finally:
+                    os._exit(127)
+            return pid, read
+
+    def _hear(self, fd: int) -> None:
+        number, pid, text = self._starting[fd]
+        data = os.read(fd, 4096)
+        text += data
+        try:
+            info = json.loads(text)
+        except ValueError:
+            if data:
+                return
+            info = {"error": "bubblewrap ended before it started anything"}
+        self._poll.unregister(fd)
+        os.close(fd)
+        del self._starting[fd]
+        if "error" in info:
+            self._answer(number=number, error=info["error"])
+        else:
+            self._answer(number=number, pid=pid, child=info["child-pid"])
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._answer(exited=pid, status=status)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    Spawner(control, int(sys.argv[2])).run()
+
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""
+The read-only part of a sandbox's file system: from this machine's /usr and interpreter, or from a root
+file system directory. Blocking file work; callers use a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.drivers.local.sandbox import Tree
+from atoll.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from atoll.model.template import Template
+
+OWN = {"dev", "proc", "sys", "tmp", "run", "workspace", "var", "home", "root", "mnt", "media", "boot"}
+"""Top-level names that a root file system does not bring into the sandbox."""
+HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
+ETC_DIRECTORIES = ("alternatives", "ssl/certs", "ld.so.conf.d")
+
+_ETC = {
+    "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\nsandbox:x:1000:1000::/tmp:/bin/sh\n"
+    "nobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "os-release": "ID=atoll\nNAME=Atoll\nPRETTY_NAME=Atoll sandbox\n",
+}
+
+
+def write_etc(directory: Path) -> Path:
+    """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
+    etc = directory / "etc"
+    etc.mkdir(exist_ok=True, mode=0o755)
+    for name, text in _ETC.items():
+        (etc / name).write_text(text)
+        (etc / name).chmod(0o644)
+    for name in ETC_DIRECTORIES:
+        (etc / name).mkdir(parents=True, exist_ok=True)
+    for name in ETC_FILES:
+        (etc / name).touch()
+    return etc
+
+
+def host_tree(etc: Path, python: Path | None) -> Tree:
+    """This machine's /usr and an interpreter, wherever it lives."""
+    binds: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
+    for name in HOST:
+        path = Path("/") / name
+        if path.is_symlink():
+            links.append((os.readlink(path), str(path)))
+        elif path.is_dir():
+            binds.append((str(path), str(path)))
+    binds.append((str(etc), "/etc"))
+    for name in (*ETC_FILES, *ETC_DIRECTORIES):
+        path = Path("/etc") / name
+        if path.exists():
+            binds.append((str(path.resolve()), f"/etc/{name}"))
+    interpreter, prefixes = _interpreter(python)
+    for prefix in prefixes:
+        if not any(prefix == bound or prefix.startswith(f"{bound}/") for bound, _ in binds):
+            binds.append((prefix, prefix))
+    path = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
+    return Tree(tuple(binds), tuple(links), interpreter, path)
+
+
+def _interpreter(python: Path | None) -> tuple[str, list[str]]:
+    """The path of an interpreter and the directories it needs: its own, and a virtual one's base."""
+    if python is None:
+        return os.path.realpath(sys.executable), [os.path.realpath(sys.base_prefix)]
+    script = (
+        "import os, sys; print(sys.prefix); print(os.path.realpath(sys.base_prefix));"
+        "print(os.path.dirname(os.path.realpath(sys.executable)))"
+    )
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InvalidRequest(
+            f"python: {python} does not run as an interpreter: {error}", field="python"
+        ) from None
+    return str(python), list(dict.fromkeys(done.stdout.split("\n")[:3]))
+
+
+def image_tree(image: Path, python: str) -> Tree:
+    """A root file system directory; the instance's own /proc, /dev, /tmp, /run and /var replace its."""
+    if not image.is_dir():
+        raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
+    binds: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
+    for entry in sorted(os.scandir(image), key=lambda item: item.name):
+        if entry.name in OWN:
+            continue
+        if entry.is_symlink():
+            links.append((os.readlink(entry.path), f"/{entry.name}"))
+        else:
+            binds.append((entry.path, f"/{entry.name}"))
+    return Tree(tuple(binds), tuple(links), _image_python(image, python))
+
+
+def _image_python(image: Path, python: str) -> str:
+    candidates = [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
+    for candidate in candidates:
+        # A link in the image is absolute in the image, not on this machine: it only has to be there.
+        if os.path.lexists(image / candidate.lstrip("/")):
+            return candidate
+    raise InvalidRequest(
+        f"image: {image} has no {' or '.join(candidates)}; the executor needs Python 3.8 or newer.",
+        field="image",
+    )
+
+
+def tree_of(template: Template, etc: Path, default_python: Path | None) -> Tree:
+    if template.image:
+        return image_tree(Path(template.image), template.python)
+    return host_tree(etc, Path(template.python) if template.python else default_python)
+
+
+def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
+    """A template may name only places that the owner of the node allows: it shows them to its users."""
+    named = [("image", template.image)]
+    if not template.image:
+        named.append(("python", template.python))
+    for field, value in named:
+        if not value:
+            continue
+        path = Path(value)
+        real = path.resolve() if field == "image" else path.parent.resolve() / path.name
+        if not path.is_absolute() or not any(
+            root.resolve() == real or root.resolve() in real.parents for root in roots
+        ):
+            allowed = ", ".join(str(root) for root in roots)
+            raise InvalidRequest(
+                f"{field}: {value} is not beneath a template root of this node ({allowed}). "
+                "Set ATOLL_LOCAL__TEMPLATE_ROOTS to allow it.",
+                code="place_not_allowed",
+                field=field,
+            )

@@ -1,0 +1,152 @@
+"""
+Where sessions' files are kept on this node.
+
+With loop devices, which takes root, a workspace is a file system image of the size that was asked for:
+bytes and inodes are limited by the kernel, for deleted and hidden files too. Otherwise it is a directory,
+and the executor watches its size. A workspace has one host uid for good, so that whichever instance takes
+it over owns its files. Blocking file work; callers use a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from atoll.errors import PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.settings import LocalSettings
+
+IMAGE, DIRECTORY = "image", "directory"
+MIN_IMAGE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    name: str
+    kind: str
+    uid: int | None
+    """Host uid that owns the files; none when Atoll's own does."""
+    size: int
+    """Bytes."""
+
+
+class Workspaces:
+    def __init__(self, root: Path, settings: LocalSettings, *, images: bool, own_uids: bool) -> None:
+        self._root = root
+        self._blank = root.parent / "blank"
+        self._settings = settings
+        self.images = images
+        self._own_uids = own_uids
+
+    def open(self) -> None:
+        for directory in (self._root, self._blank):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, workspace: Workspace) -> Path:
+        """The directory to bind, or the image to mount."""
+        return self._root / workspace.name / ("disk" if workspace.kind == IMAGE else "files")
+
+    def make(self, name: str, size: int) -> Workspace:
+        """A new, empty workspace; the one of that name when it is there."""
+        place = self._root / name
+        found = self.get(name)
+        if found is not None:
+            return found
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700)
+        kind = IMAGE if self.images else DIRECTORY
+        workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE))
+        if kind == IMAGE:
+            self._copy_blank(workspace.size, place / "disk")
+        else:
+            files = place / "files"
+            files.mkdir(mode=0o700)
+            if workspace.uid is not None:
+                os.chown(files, workspace.uid, workspace.uid)
+        # Last, whole or not at all: a workspace without it is the rest of an interrupted call.
+        temporary = place / ".workspace.json"
+        temporary.write_text(json.dumps(asdict(workspace)))
+        temporary.replace(place / "workspace.json")
+        return workspace
+
+    def get(self, name: str) -> Workspace | None:
+        try:
+            return Workspace(**json.loads((self._root / name / "workspace.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def repair(self, workspace: Workspace) -> None:
+        """Before an image is mounted again: its last instance may have died in the middle of a write."""
+        if workspace.kind != IMAGE:
+            return
+        done = subprocess.run(
+            ["/sbin/e2fsck", "-p", str(self.path(workspace))], capture_output=True, timeout=600, check=False
+        )
+        if done.returncode > 2:
+            raise PermanentError(
+                f"Workspace {workspace.name} is damaged and could not be repaired: "
+                f"{done.stdout.decode(errors='replace')[-500:]}",
+                code="workspace_damaged",
+            )
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._root / name, ignore_errors=False, onerror=_only_gone)
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in os.scandir(self._root))
+
+    def _new_uid(self) -> int | None:
+        if not self._own_uids:
+            return None
+        return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
+
+    def _copy_blank(self, size: int, target: Path) -> None:
+        """A new file system by copying the written parts of an empty one: faster than making it."""
+        blank = self._blank / str(size)
+        if not blank.exists():
+            self._make_blank(size, blank)
+        try:
+            with blank.open("rb") as source, target.open("xb") as copy:
+                copy.truncate(size)
+                end = 0
+                while True:
+                    try:
+                        start = os.lseek(source.fileno(), end, os.SEEK_DATA)
+                    except OSError as error:
+                        if error.errno == errno.ENXIO:
+                            break
+                        raise
+                    end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+                    os.lseek(copy.fileno(), start, os.SEEK_SET)
+                    offset = start
+                    while offset < end:
+                        offset += os.sendfile(copy.fileno(), source.fileno(), offset, end - offset)
+        except OSError as error:
+            raise TemporaryError(
+                f"No workspace can be made on this node: {error}.", code="node_full"
+            ) from error
+
+    def _make_blank(self, size: int, blank: Path) -> None:
+        temporary = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")
+        with temporary.open("xb") as file:
+            file.truncate(size)
+        # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of the
+        # inode table's state is enough, so it is left for the kernel to write when it is used.
+        command = ["/sbin/mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal,^resize_inode"]
+        options = ["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"]
+        subprocess.run([*command, *options, str(temporary)], check=True, capture_output=True, timeout=60)
+        temporary.replace(blank)
+
+
+def _only_gone(function: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]

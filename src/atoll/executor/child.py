@@ -1,0 +1,264 @@
+"""
+The process of one execution, from taking the job to its exit.
+
+Everything here runs with the rights of user code and is trusted as little: the supervisor believes
+only what the kernel says of this process. The return value goes through a pipe of its own, as one
+byte that says what follows (a value, or an error) and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+
+from . import system, zygote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+VALUE = b"V"
+FAILURE = b"E"
+SOURCE_NAME = "<code>"
+ARGUMENT_LIMIT = 100_000
+
+INTERPRETERS = {
+    "shell": (["bash", "sh"], ["-c"]),
+    "javascript": (["node", "nodejs"], ["-e"]),
+}
+
+
+def rehearse() -> None:
+    """Run the paths that a child runs, so that their code and caches are warm before the fork."""
+    namespace: dict[str, Any] = {"__name__": "__rehearsal__"}
+    exec(compile("def handler(event):\n    return event\n", SOURCE_NAME, "exec"), namespace)  # noqa: S102
+    json.loads(json.dumps({"a": [1, 2.5, None, True, "x"]}))
+    sys.stdout.flush()
+
+
+def wait_and_run(jobs: Any) -> NoReturn:
+    rehearse()  # Touches the pages that the run will touch: their copies are made while nobody waits.
+    system.set_dumpable(False)
+    _, job, descriptors = zygote.receive_job(jobs)
+    jobs.close()
+    stdin, stdout, stderr, value = descriptors
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for fd in (stdin, stdout, stderr):
+        os.close(fd)
+    system.set_dumpable(True)
+    os._exit(_run(job, value))
+
+
+def _run(job: dict[str, Any], value: int) -> int:
+    try:
+        _limit(job["limits"])
+        os.environ.clear()
+        os.environ.update(job["env"])
+        os.umask(0o022)
+        try:
+            os.chdir(job["cwd"])
+        except OSError as error:
+            _report(
+                value, FAILURE, _failure("bad_cwd", "cwd %s: %s" % (job["cwd"], error.strerror))
+            )
+            return 1
+        if job["kind"] == "python":
+            return _python(job, value)
+        return _execute(job, value)
+    except MemoryError:
+        return 137
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, most in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def _failure(code: str, message: str, **more: str) -> dict[str, str]:
+    return dict(more, code=code, message=message)
+
+
+def _report(fd: int, kind: bytes, content: Any, text: str | None = None) -> None:
+    body = kind + (json.dumps(content) if text is None else text).encode("utf-8", "surrogatepass")
+    view = memoryview(body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# Commands
+
+
+def _execute(job: dict[str, Any], value: int) -> int:
+    """Replace this process by the command; comes back only when that cannot be done."""
+    # Python ignores these; a program that it starts should not.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if job["kind"] == "command":
+        candidates, argv, missing = [job["command"][0]], job["command"], "command_not_found"
+    else:
+        candidates, argv = _interpreter(job)
+        missing = "interpreter_missing"
+    problem = None
+    for program in candidates:
+        try:
+            os.execvpe(program, [program, *argv[1:]], os.environ)
+        except OSError as error:
+            problem = problem if isinstance(problem, PermissionError) else error
+    assert problem is not None
+    if isinstance(problem, (FileNotFoundError, NotADirectoryError)):
+        message = "%s is not in this sandbox" % " or ".join(candidates)
+        _report(value, FAILURE, _failure(missing, message))
+        os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
+        return 127
+    message = "%s cannot be executed: %s" % (candidates[0], problem.strerror)
+    _report(value, FAILURE, _failure("not_executable", message))
+    os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
+    return 126
+
+
+def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
+    candidates, flags = INTERPRETERS[job["kind"]]
+    code = job["code"]
+    arguments = ["bash", *job["args"]] if job["kind"] == "shell" else ["--", *job["args"]]
+    if len(code.encode("utf-8", "surrogatepass")) < ARGUMENT_LIMIT:
+        return candidates, ["", *flags, code, *arguments]
+    path = "/tmp/%s" % job["id"]  # noqa: S108 - private to the instance
+    with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(code)
+    return candidates, ["", path, *job["args"]]
+
+
+# Python
+
+
+def _python(job: dict[str, Any], value: int) -> int:
+    sys.argv = ["main.py", *job["args"]]
+    sys.path.insert(0, os.getcwd())
+    for entry in reversed(os.environ.get("PYTHONPATH", "").split(":")):
+        if entry:
+            sys.path.insert(1, entry)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _reseed()
+    try:
+        status = _user_code(job, value)
+    except SystemExit as exit:
+        status = _exit_status(exit)
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
+        status = _exception(error, job["code"], value)
+    return _finish(status)
+
+
+def _user_code(job: dict[str, Any], value: int) -> int:
+    source = job["code"]
+    code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
+    main = type(sys)("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102
+    handler = main.__dict__.get("handler")
+    if not callable(handler):
+        return 0
+    result = handler(job["event"])
+    if hasattr(result, "__await__"):
+        import asyncio
+
+        async def wait_for() -> Any:
+            return await result
+
+        result = asyncio.run(wait_for())
+    try:
+        text = json.dumps(result, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
+        _report(value, FAILURE, _failure("return_value_not_json", message))
+        sys.stderr.write("atoll: %s\n" % message)
+        return 1
+    if len(text) > job["return_limit"]:
+        message = "the return value has %d bytes of JSON; %d are allowed" % (
+            len(text),
+            job["return_limit"],
+        )
+        _report(value, FAILURE, _failure("return_value_too_large", message))
+        sys.stderr.write("atoll: %s\n" % message)
+        return 1
+    _report(value, VALUE, None, text)
+    return 0
+
+
+def _reseed() -> None:
+    """Forks of one process would all draw the same numbers from a generator without a fork hook."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _exit_status(exit: SystemExit) -> int:
+    if exit.code is None:
+        return 0
+    if isinstance(exit.code, int):
+        return exit.code & 0xFF
+    sys.stderr.write("%s\n" % (exit.code,))
+    return 1
+
+
+def _exception(error: BaseException, source: str, value: int) -> int:
+    import linecache
+    import traceback
+
+    linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
+    trace = error.__traceback__
+    # Ours is the outermost frame; a syntax error has no other.
+    while trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
+        trace = trace.tb_next
+    try:
+        error.__traceback__ = trace
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, trace)
+            lines = ""
+        else:
+            lines = "".join(traceback.format_exception(type(error), error, trace))
+            sys.stderr.write(lines)
+        message = str(error)
+    except BaseException:  # noqa: BLE001 - __str__ and excepthook are user code too
+        message = lines = ""
+    _report(
+        value,
+        FAILURE,
+        _failure(
+            "exception", message[:10_000], name=type(error).__name__, traceback=lines[-50_000:]
+        ),
+    )
+    return 1
+
+
+def _finish(status: int) -> int:
+    """What the interpreter does at its end, without tearing itself down: threads, atexit, buffers."""
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()
+    except SystemExit as exit:
+        status = _exit_status(exit)
+    except BaseException:  # noqa: BLE001 - as above
+        status = status or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            status = status or 120
+    return status

@@ -1,0 +1,175 @@
+"""
+One connection of the control plane: frames in, frames out, credit both ways.
+
+A stream may send only as many bytes as the other end granted, so what waits here is bounded by the
+number of streams. Answers go out at the end of the loop's turn; output of runs may wait a little
+longer, to travel with what follows it.
+"""
+
+from __future__ import annotations
+
+import _socket
+
+from . import frames
+from .loop import READ, WRITE, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+LAZY_SECONDS = 0.002
+MAX_STREAMS = 1024
+
+
+class Stream:
+    """The executor's end of one request."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.credit = frames.WINDOW
+        self.on_credit: Callable[[], None] | None = None
+        self.on_data: Callable[[bytes], None] | None = None
+        self.on_finish: Callable[[], None] | None = None
+        self.on_reset: Callable[[], None] | None = None
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """DATA or OUTPUT; the caller has made sure of the credit."""
+        self.credit -= len(payload)
+        self.connection.write(frames.encode(self.number, kind, payload), lazy=kind == frames.OUTPUT)
+
+    def event(self, value: Any) -> None:
+        self.connection.write(frames.encode_json(self.number, frames.EVENT, value), lazy=True)
+
+    def end(self, value: Any) -> None:
+        self.connection.close_stream(self.number)
+        self.connection.write(frames.encode_json(self.number, frames.END, value))
+
+    def error(self, code: str, message: str) -> None:
+        self.connection.close_stream(self.number)
+        value = {"code": code, "message": message}
+        self.connection.write(frames.encode_json(self.number, frames.ERROR, value))
+
+    def grant(self, count: int) -> None:
+        body = frames.CREDIT_BODY.pack(count)
+        self.connection.write(frames.encode(self.number, frames.CREDIT, body))
+
+
+class Connection:
+    def __init__(
+        self,
+        loop: Loop,
+        socket: _socket.socket,
+        hello: Callable[[Connection, dict[str, Any]], None],
+        request: Callable[[Stream, dict[str, Any]], None],
+        closed: Callable[[Connection], None],
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._fd = socket.fileno()
+        self._decoder = frames.Decoder()
+        self._out = bytearray()
+        self._streams: dict[int, Stream] = {}
+        self._on_hello = hello
+        self._on_request = request
+        self._on_closed = closed
+        self._greeted = False
+        self._flush_due = False
+        self._lazy = loop.after(0, lambda: None)
+        self._lazy.cancel()
+        self._writing = False
+        self.open = True
+        loop.add(self._fd, READ, self._ready)
+
+    def _ready(self, mask: int) -> None:
+        if mask & WRITE:
+            self._flush()
+        if mask & ~WRITE and self.open:
+            try:
+                data = self._socket.recv(262_144)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            try:
+                for frame in self._decoder.feed(data):
+                    self._dispatch(frame)
+            except frames.ProtocolError:
+                self.close()
+
+    def _dispatch(self, frame: frames.Frame) -> None:
+        number, kind, payload = frame
+        if kind == frames.HELLO:
+            self._greeted = True
+            self._on_hello(self, frames.decode_json(payload))
+            return
+        if not self._greeted:
+            raise frames.ProtocolError("the first frame must be HELLO")
+        if kind == frames.OPEN:
+            if number in self._streams or len(self._streams) >= MAX_STREAMS:
+                raise frames.ProtocolError("stream %d cannot be opened" % number)
+            stream = self._streams[number] = Stream(self, number)
+            self._on_request(stream, frames.decode_json(payload))
+            return
+        found = self._streams.get(number)
+        if found is None:
+            return  # Ended by us while this was on its way.
+        if kind == frames.DATA and found.on_data is not None:
+            found.on_data(payload)
+        elif kind == frames.FINISH and found.on_finish is not None:
+            found.on_finish()
+        elif kind == frames.CREDIT:
+            found.credit += frames.decode_credit(payload)
+            if found.on_credit is not None:
+                found.on_credit()
+        elif kind == frames.RESET:
+            self.close_stream(number)
+            if found.on_reset is not None:
+                found.on_reset()
+
+    def close_stream(self, number: int) -> None:
+        self._streams.pop(number, None)
+
+    def write(self, data: bytes, lazy: bool = False) -> None:
+        if not self.open:
+            return
+        self._out += data
+        if self._flush_due or self._writing:
+            return
+        if not lazy:
+            self._flush_due = True
+            self._loop.at_end_of_turn(self._flush)
+        elif self._lazy.call is None:
+            self._lazy = self._loop.after(LAZY_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._lazy.cancel()
+        if not self.open or not self._out:
+            return
+        try:
+            del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        if bool(self._out) != self._writing:
+            self._writing = bool(self._out)
+            self._loop.change(self._fd, READ | WRITE if self._writing else READ)
+
+    def close(self) -> None:
+        if not self.open:
+            return
+        self.open = False
+        self._lazy.cancel()
+        self._loop.remove(self._fd)
+        self._socket.close()
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            if stream.on_reset is not None:
+                stream.on_reset()
+        self._on_closed(self)

@@ -1,0 +1,364 @@
+"""
+The workspace's files, for the control plane.
+
+Every path is opened component by component beneath the workspace without following a link that user
+code could swap meanwhile, so no name leads out of it: not `..`, not a symbolic link, not a race.
+Links that stay inside work. Nothing here takes memory or a stack by the size or depth of a tree.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
+ROOT = "/workspace"
+TRASH = ".atoll-trash-"
+UPLOAD = ".atoll-upload-"
+REMOVE_SECONDS = 20.0
+
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
+_CODES = {
+    errno.ENOENT: ("file_not_found", "does not exist"),
+    errno.ELOOP: ("bad_path", "leads out of the workspace or is replaced by a link meanwhile"),
+    errno.EISDIR: ("is_directory", "is a directory"),
+    errno.ENOTDIR: ("not_directory", "is not a directory"),
+    errno.EEXIST: ("file_exists", "exists already"),
+    errno.ENOTEMPTY: ("not_empty", "is not empty"),
+    errno.ENAMETOOLONG: ("bad_path", "has a name that is too long"),
+    errno.EACCES: ("file_denied", "may not be used so: permission denied"),
+    errno.EPERM: ("file_denied", "may not be used so: not permitted"),
+    errno.ENOSPC: ("disk_full", "does not fit: the workspace is full"),
+    errno.EDQUOT: ("disk_full", "does not fit: the workspace is full"),
+    errno.EFBIG: ("disk_full", "is larger than the workspace may be"),
+}
+
+
+class FileError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def translate(error: OSError, path: str) -> FileError:
+    code, words = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
+    return FileError(code, "%s %s" % (path, words))
+
+
+def split(path: str) -> list[str]:
+    """The components of a path beneath the workspace; the workspace itself has none."""
+    if path == ROOT or path.startswith(ROOT + "/"):
+        path = path[len(ROOT) :]
+    elif path.startswith("/"):
+        raise FileError("bad_path", "%s is not beneath %s" % (path, ROOT))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise FileError("bad_path", "%s has '..' in it" % path)
+    if "\0" in path:
+        raise FileError("bad_path", "a path may not hold a NUL")
+    return parts
+
+
+class Workspace:
+    def __init__(self, root: str = ROOT) -> None:
+        self._path = os.path.realpath(root)
+        self._root = os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
+        self._uploads = 0
+
+    def _real(self, parts: list[str]) -> list[str]:
+        """The components after following links, all of which must stay inside."""
+        try:
+            real = os.path.realpath(os.path.join(self._path, *parts))
+        except OSError as error:
+            raise translate(error, "/".join(parts)) from None
+        if real == self._path:
+            return []
+        if not real.startswith(self._path + "/"):
+            raise FileError("bad_path", "%s leads out of the workspace" % "/".join(parts))
+        return real[len(self._path) + 1 :].split("/")
+
+    def _open_directory(self, parts: list[str], make: bool = False) -> int:
+        """A descriptor of the directory, each component of which is no link when it is opened."""
+        here = os.dup(self._root)
+        try:
+            for part in self._real(parts):
+                try:
+                    below = os.open(part, _DIRECTORY, dir_fd=here)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    os.mkdir(part, 0o755, dir_fd=here)
+                    below = os.open(part, _DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = below
+        except BaseException:
+            os.close(here)
+            raise
+        return here
+
+    def _parent(self, path: str, make: bool = False) -> tuple[int, str]:
+        """The directory of a path and its last name; a link as last name is not followed."""
+        parts = split(path)
+        if not parts:
+            raise FileError("bad_path", "the workspace itself cannot be used so")
+        return self._open_directory(parts[:-1], make), parts[-1]
+
+    # What the control plane asks for
+
+    def stat(self, path: str) -> dict[str, Any]:
+        parts = split(path)
+        if not parts:
+            return entry("", os.fstat(self._root))
+        found: dict[str, Any] = self._in_parent(
+            path, lambda fd, name: self._stat_at(fd, name, "/".join(parts))
+        )
+        return found
+
+    def _stat_at(self, fd: int, name: str, path: str) -> dict[str, Any]:
+        return entry(path, os.stat(name, dir_fd=fd, follow_symlinks=False))
+
+    def _in_parent(self, path: str, work: Any, make: bool = False) -> Any:
+        try:
+            fd, name = self._parent(path, make)
+            try:
+                return work(fd, name)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translate(error, path) from None
+
+    def open(self, path: str) -> tuple[int, os.stat_result]:
+        """A regular file for reading. Links are followed as long as they stay inside."""
+        try:
+            parts = self._real(split(path))
+            if not parts:
+                raise IsADirectoryError(errno.EISDIR, "")
+            directory = self._open_directory(parts[:-1])
+            try:
+                # Not to hang on a pipe that stands where a file was expected.
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+                fd = os.open(parts[-1], flags, dir_fd=directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise translate(error, path) from None
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            kind = "is_directory" if stat.S_ISDIR(status.st_mode) else "not_a_file"
+            raise FileError(kind, "%s is not a regular file" % path)
+        return fd, status
+
+    def list(self, path: str, after: str, limit: int) -> dict[str, Any]:
+        """Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the directory."""
+        parts = split(path)
+        try:
+            fd = self._open_directory(parts)
+            try:
+                with os.scandir(fd) as names:
+                    chosen = heapq.nsmallest(
+                        limit + 1, (item.name for item in names if item.name > after)
+                    )
+                entries = []
+                for name in chosen[:limit]:
+                    try:
+                        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # Removed since it was listed.
+                    entries.append(entry("/".join([*parts, name]), status))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translate(error, path or ROOT) from None
+        more = len(chosen) > limit
+        return {"entries": entries, "next": chosen[limit - 1] if more else None}
+
+    def mkdir(self, path: str, parents: bool) -> dict[str, Any]:
+        def make(fd: int, name: str) -> dict[str, Any]:
+            try:
+                os.mkdir(name, 0o755, dir_fd=fd)
+            except FileExistsError:
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if not (parents and stat.S_ISDIR(status.st_mode)):
+                    raise
+            return self._stat_at(fd, name, "/".join(split(path)))
+
+        result: dict[str, Any] = self._in_parent(path, make, make=parents)
+        return result
+
+    def move(self, source: str, target: str, overwrite: bool) -> dict[str, Any]:
+        def move(source_fd: int, source_name: str) -> dict[str, Any]:
+            def onto(target_fd: int, target_name: str) -> dict[str, Any]:
+                if not overwrite and _exists(target_name, target_fd):
+                    raise FileError("file_exists", "%s exists already" % target)
+                try:
+                    os.rename(source_name, target_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+                except OSError as error:
+                    if error.errno == errno.EINVAL:
+                        message = "%s cannot be moved into itself" % source
+                        raise FileError("bad_path", message) from None
+                    raise
+                return self._stat_at(target_fd, target_name, "/".join(split(target)))
+
+            result: dict[str, Any] = self._in_parent(target, onto, make=True)
+            return result
+
+        moved: dict[str, Any] = self._in_parent(source, move)
+        return moved
+
+    def remove(self, path: str, recursive: bool) -> None:
+        def remove(fd: int, name: str) -> None:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=fd)
+            elif recursive:
+                self._remove_tree(fd, name)
+            else:
+                os.rmdir(name, dir_fd=fd)
+
+        self._in_parent(path, remove)
+
+    def _remove_tree(self, fd: int, name: str) -> None:
+        """
+        By moving each directory to the top and emptying it there: a tree of any depth takes neither a
+        deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for.
+        """
+        bin_name = "%s%d" % (TRASH, time.time_ns())
+        deadline = time.monotonic() + REMOVE_SECONDS
+        os.mkdir(bin_name, 0o700, dir_fd=self._root)
+        trash = os.open(bin_name, _DIRECTORY, dir_fd=self._root)
+        try:
+            count = 0
+            os.rename(name, "0", src_dir_fd=fd, dst_dir_fd=trash)
+            waiting = ["0"]
+            while waiting:
+                top = waiting.pop()
+                os.chmod(top, 0o700, dir_fd=trash)
+                here = os.open(top, _DIRECTORY, dir_fd=trash)
+                try:
+                    for item in _names(here):
+                        if time.monotonic() > deadline:
+                            raise OSError(errno.ENOTEMPTY, "")
+                        try:
+                            os.unlink(item, dir_fd=here)
+                        except (IsADirectoryError, PermissionError):
+                            count += 1
+                            os.rename(item, str(count), src_dir_fd=here, dst_dir_fd=trash)
+                            waiting.append(str(count))
+                finally:
+                    os.close(here)
+                os.rmdir(top, dir_fd=trash)
+        finally:
+            os.close(trash)
+        os.rmdir(bin_name, dir_fd=self._root)
+
+    def upload(self, path: str, mode: int) -> Upload:
+        try:
+            fd, name = self._parent(path, make=True)
+            try:
+                if _is_directory(name, fd):
+                    raise FileError("is_directory", "%s is a directory" % path)
+                self._uploads += 1
+                temporary = "%s%d" % (UPLOAD, self._uploads)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+                file = os.open(temporary, flags, mode & 0o777, dir_fd=fd)
+                os.fchmod(file, mode & 0o777)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise translate(error, path) from None
+        return Upload(fd, temporary, name, file, "/".join(split(path)))
+
+
+class Upload:
+    """A file on its way in. It appears under its name whole, at `finish`, or not at all."""
+
+    def __init__(self, directory: int, temporary: str, name: str, file: int, path: str) -> None:
+        self._directory = directory
+        self._temporary = temporary
+        self._name = name
+        self._file = file
+        self.path = path
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            raise translate(error, self.path) from None
+
+    def finish(self) -> dict[str, Any]:
+        try:
+            os.rename(
+                self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
+            )
+            status = os.fstat(self._file)
+        except OSError as error:
+            self.abandon()
+            raise translate(error, self.path) from None
+        self._close()
+        return entry(self.path, status)
+
+    def abandon(self) -> None:
+        try:
+            os.unlink(self._temporary, dir_fd=self._directory)
+        except OSError:
+            pass  # User code may have removed it; there is nothing left to undo.
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._file)
+        os.close(self._directory)
+
+
+def entry(path: str, status: os.stat_result) -> dict[str, Any]:
+    mode = status.st_mode
+    kind = (
+        "file"
+        if stat.S_ISREG(mode)
+        else "directory"
+        if stat.S_ISDIR(mode)
+        else "symlink"
+        if stat.S_ISLNK(mode)
+        else "other"
+    )
+    return {
+        "path": path,
+        "type": kind,
+        "size": status.st_size,
+        "mode": stat.S_IMODE(mode),
+        "modified": status.st_mtime_ns,
+    }
+
+
+def _exists(name: str, fd: int) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_directory(name: str, fd: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _names(fd: int) -> Iterator[str]:
+    """The names in a directory while it is being emptied: read again until there are none."""
+    while True:
+        with os.scandir(fd) as items:
+            batch = [item.name for _, item in zip(range(1000), items)]
+        if not batch:
+            return
+        yield from batch

@@ -1,0 +1,103 @@
+"""
+What runs in this PID namespace, and ending all of a tree.
+
+A process cannot leave its execution's tree: the leader is a subreaper, so orphans come back to it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable
+
+
+class Process:
+    __slots__ = ("name", "parent", "pid", "resident", "state")
+
+    def __init__(self, pid: int, parent: int, state: str, name: str, resident: int) -> None:
+        self.pid = pid
+        self.parent = parent
+        self.state = state
+        self.name = name
+        self.resident = resident  # bytes
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def read(pid: int) -> Process | None:
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The name may hold spaces and brackets; what follows its last bracket does not.
+    start, end = text.index(b"("), text.rindex(b")")
+    fields = text[end + 2 :].split()
+    name = text[start + 1 : end].decode("utf-8", "replace")
+    return Process(pid, int(fields[1]), fields[0].decode(), name, int(fields[21]) * _PAGE)
+
+
+def everything() -> list[Process]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = read(int(entry))
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process; cheap, for the usual case that there are none or few."""
+    try:
+        with open("/proc/%d/task/%d/children" % (pid, pid), "rb") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return [process.pid for process in everything() if process.parent == pid]
+
+
+def descendants(roots: Iterable[int]) -> set[int]:
+    """Living processes below `roots`, the roots themselves not included."""
+    below: dict[int, list[int]] = {}
+    dead: set[int] = set()
+    for process in everything():
+        below.setdefault(process.parent, []).append(process.pid)
+        if process.state in "ZX":
+            dead.add(process.pid)
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        for child in below.get(stack.pop(), ()):
+            if child not in found:
+                found.add(child)
+                stack.append(child)
+    return found - dead
+
+
+def send(pid: int, number: int) -> bool:
+    """Whether the process was there to get the signal."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_tree(root: int) -> None:
+    """End a process and all below it. A stopped process cannot fork, so the rounds come to an end."""
+    send(root, signal.SIGSTOP)
+    stopped: set[int] = set()
+    while True:
+        new = descendants([root]) - stopped
+        if not new:
+            break
+        for pid in new:
+            send(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        send(pid, signal.SIGKILL)
+    send(root, signal.SIGKILL)

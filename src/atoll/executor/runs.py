@@ -1,0 +1,326 @@
+"""
+Executions as the supervisor sees them: their pipes, their time, their end, and the journal.
+
+A run's output up to the limit and its result stay in the journal until the control plane has
+acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not slow
+the code: output is taken from the pipes as it comes, and beyond the limit only counted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from . import artifacts, frames, processes
+from .connection import Stream
+from .loop import READ, WRITE, Loop, Timer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+PIPE_READ = 262_144
+WATCH_SECONDS = 0.002
+"""A run that ends sooner is never watched: what it wrote is read at its end."""
+
+
+class Pipe:
+    """One output of a run: read, kept up to a limit, counted beyond it."""
+
+    def __init__(self, channel: int, fd: int, limit: int) -> None:
+        self.channel = channel
+        self.fd = fd
+        self.limit = limit
+        self.size = 0
+        self.kept = 0
+
+
+class Run:
+    def __init__(self, request: dict[str, Any], number: int) -> None:
+        self.id: str = request["id"]
+        self.number = number
+        self.request = request
+        self.pid = 0
+        self.stream: Stream | None = None
+        self.log: list[tuple[int, int, bytes]] = []
+        self.sent = 0
+        """Sequence number of the last log entry that went to the current stream."""
+        self.announced = False
+        self.pipes: list[Pipe] = []
+        self.stdin = b""
+        self.stdin_fd = -1
+        self.started = time.monotonic()
+        self.began = artifacts.coarse_now()
+        self.reason: str | None = None
+        """Why the supervisor ended it, when it did."""
+        self.result: dict[str, Any] | None = None
+        self.watched = False
+        self.watch: Timer | None = None
+        self.deadline: Timer | None = None
+        self.grace: Timer | None = None
+
+
+class Runs:
+    def __init__(
+        self,
+        loop: Loop,
+        scanner: artifacts.Scanner,
+        hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
+    ) -> None:
+        self._loop = loop
+        self._scanner = scanner
+        self._hash_files = hash_files
+        self._runs: dict[str, Run] = {}
+        self._by_pid: dict[int, Run] = {}
+        self._count = 0
+        self.background: dict[int, str] = {}
+        """Processes that an execution left running, with its id."""
+
+    def active(self) -> list[Run]:
+        return [run for run in self._runs.values() if run.result is None]
+
+    def get(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    def by_number(self, number: int) -> Run | None:
+        for run in self._runs.values():
+            if run.number == number:
+                return run
+        return None
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [{"id": run.id, "ended": run.result is not None} for run in self._runs.values()]
+
+    # Start
+
+    def start(self, request: dict[str, Any], stream: Stream) -> tuple[Run, list[int]]:
+        """Make a run and its pipes; returns it with the ends that go to the process."""
+        self._count += 1
+        run = Run(request, self._count)
+        limit = request["output_limit"]
+        theirs: list[int] = []
+        ours: list[int] = []
+        try:
+            text = request.get("stdin")
+            if text is None:
+                theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            else:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                theirs.append(read)
+                ours.append(write)
+                os.set_blocking(write, False)
+                run.stdin, run.stdin_fd = text.encode("utf-8", "surrogateescape"), write
+            for channel in (frames.STDOUT, frames.STDERR, frames.VALUE):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                theirs.append(write)
+                ours.append(read)
+                os.set_blocking(read, False)
+                keep = request["return_limit"] + 65_536 if channel == frames.VALUE else limit
+                run.pipes.append(Pipe(channel, read, keep))
+        except OSError:
+            for fd in theirs + ours:
+                os.close(fd)
+            raise
+        self._runs[run.id] = run
+        run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
+        run.deadline = self._loop.after(request["timeout"], lambda: self.end(run, "timeout", 0.0))
+        self._feed(run)
+        self.attach(run, stream, 0)
+        return run, theirs
+
+    def discard(self, run: Run) -> None:
+        """A run that never reached a process."""
+        self._cancel_timers(run)
+        self._close(run)
+        self._runs.pop(run.id, None)
+
+    def _cancel_timers(self, run: Run) -> None:
+        for timer in (run.watch, run.deadline, run.grace):
+            if timer is not None:
+                timer.cancel()
+
+    def taken(self, run: Run, pid: int) -> None:
+        run.pid = pid
+        self._by_pid[pid] = run
+        if run.reason is not None:
+            processes.kill_tree(pid)
+
+    def attach(self, run: Run, stream: Stream, after: int) -> None:
+        """Send a run's events to this stream from now on, beginning behind sequence number `after`."""
+        run.stream = stream
+        run.sent = after
+        run.announced = False
+        stream.on_credit = lambda: self._send(run)
+        stream.on_reset = lambda: self._detach(run, stream)
+        if run.watched or run.result is not None:
+            self._announce(run)
+        self._send(run)
+
+    def _detach(self, run: Run, stream: Stream) -> None:
+        if run.stream is stream:
+            run.stream = None
+
+    # Output
+
+    def _watch(self, run: Run) -> None:
+        run.watched = True
+        for pipe in run.pipes:
+            if pipe.fd >= 0:
+                self._loop.add(pipe.fd, READ, self._reader(run, pipe))
+        if run.stdin_fd >= 0:
+            self._loop.add(run.stdin_fd, WRITE, lambda mask: self._feed(run))
+        self._announce(run)
+
+    def _announce(self, run: Run) -> None:
+        if run.stream is not None and not run.announced:
+            run.announced = True
+            run.stream.event({"event": "started"})
+
+    def _feed(self, run: Run) -> None:
+        """Write what the pipe takes of stdin; close it at the end, or when nobody reads."""
+        try:
+            while run.stdin:
+                written = os.write(run.stdin_fd, run.stdin[:65_536])
+                run.stdin = run.stdin[written:]
+        except BlockingIOError:
+            return
+        except OSError:
+            run.stdin = b""
+        if run.stdin_fd >= 0:
+            if run.watched:
+                self._loop.remove(run.stdin_fd)
+            os.close(run.stdin_fd)
+            run.stdin_fd = -1
+
+    def _reader(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
+        def ready(mask: int) -> None:
+            self._read(run, pipe)
+
+        return ready
+
+    def _read(self, run: Run, pipe: Pipe) -> bool:
+        """Take one piece from a pipe; whether there may be more."""
+        try:
+            data = os.read(pipe.fd, PIPE_READ)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close_pipe(run, pipe)
+            return False
+        pipe.size += len(data)
+        room = pipe.limit - pipe.kept
+        if room > 0 and run.result is None:
+            for start in range(0, min(room, len(data)), frames.CHUNK):
+                piece = data[start : min(start + frames.CHUNK, room)]
+                pipe.kept += len(piece)
+                run.log.append((len(run.log) + 1, pipe.channel, piece))
+            self._send(run)
+        return True
+
+    def _send(self, run: Run) -> None:
+        stream = run.stream
+        if stream is None:
+            return
+        while run.sent < len(run.log):
+            sequence, channel, data = run.log[run.sent]
+            if stream.credit < len(data) + frames.OUTPUT_HEADER.size:
+                return
+            self._announce(run)
+            stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(sequence, channel) + data)
+            run.sent = sequence
+        if run.result is not None:
+            run.stream = None
+            stream.end(run.result)
+
+    # End
+
+    def end(self, run: Run, reason: str, grace: float) -> None:
+        """End all of a run, at once or after asking it to; the first reason stays."""
+        if run.result is not None or run.reason is not None:
+            return
+        run.reason = reason
+        if not run.pid:
+            return  # `taken` sees the reason.
+        if grace <= 0:
+            processes.kill_tree(run.pid)
+            return
+        for pid in [run.pid, *processes.descendants([run.pid])]:
+            processes.send(pid, signal.SIGTERM)
+        run.grace = self._loop.after(grace, lambda: processes.kill_tree(run.pid))
+
+    def exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
+        """The leader of a run is gone: read what is left, and make the result."""
+        run = self._by_pid.pop(pid, None)
+        if run is None:
+            return
+        duration = time.monotonic() - run.started
+        self._cancel_timers(run)
+        for pipe in run.pipes:
+            # A process left running may write on and on; the result is not kept waiting for it.
+            rounds = 0
+            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
+                rounds += 1
+        self._leave_background(run)
+        files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
+        signalled = os.WIFSIGNALED(status)
+        result: dict[str, Any] = {
+            "exit_code": None if signalled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signalled else None,
+            "reason": run.reason,
+            "duration": duration,
+            "usage": usage,
+            "sizes": {str(pipe.channel): pipe.size for pipe in run.pipes},
+            "artifacts": files,
+            "artifacts_cut": cut,
+        }
+
+        def finish() -> None:
+            run.result = result
+            self._close(run)
+            self._announce(run)
+            self._send(run)
+
+        if files:
+            self._hash_files(files, finish)
+        else:
+            finish()
+
+    def _leave_background(self, run: Run) -> None:
+        for pid in processes.children_of(1):
+            if pid not in self.background and pid not in self.own:
+                self.background[pid] = run.id
+
+    own: frozenset[int] = frozenset()
+    """Children of PID 1 that are not user code."""
+
+    def crashed(self, pid: int) -> None:
+        """The zygote that a run belonged to is gone; its leader is now a child of PID 1."""
+        run = self._by_pid.get(pid)
+        if run is not None and run.reason is None:
+            processes.kill_tree(pid)
+
+    def acknowledge(self, run_id: str) -> None:
+        run = self._runs.get(run_id)
+        if run is not None and run.result is not None:
+            del self._runs[run_id]
+
+    def _close(self, run: Run) -> None:
+        """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""
+        for pipe in run.pipes:
+            if pipe.fd >= 0:
+                if pipe.channel != frames.VALUE and self.background:
+                    if not run.watched:
+                        self._loop.add(pipe.fd, READ, self._reader(run, pipe))
+                else:
+                    self._close_pipe(run, pipe)
+        run.watched = run.watched or bool(self.background)
+        run.stdin = b""
+        self._feed(run)
+
+    def _close_pipe(self, run: Run, pipe: Pipe) -> None:
+        self._loop.remove(pipe.fd)
+        os.close(pipe.fd)
+        pipe.fd = -1

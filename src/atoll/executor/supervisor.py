@@ -1,0 +1,440 @@
+"""
+PID 1 of the instance.
+
+It holds the link and runs no user code. It cannot be traced or read by its peers (not dumpable), its
+descriptors are closed to them, and the kernel keeps signals of the namespace from it. When it ends, the
+kernel ends everything in the namespace.
+"""
+
+from __future__ import annotations
+
+import _socket
+import json
+import os
+import signal
+import struct
+import sys
+
+from . import artifacts, files, frames, processes, system, zygote
+from .connection import Connection, Stream
+from .loop import READ, Loop
+from .runs import Runs
+from .watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+SO_PEERCRED = 17
+ZYGOTE_STARTS = 5
+
+
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Supervisor:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._loop = Loop()
+        self._root: str = config.get("root", files.ROOT)
+        self._workspace = files.Workspace(self._root)
+        self._scanner = artifacts.Scanner(self._root)
+        self._runs = Runs(self._loop, self._scanner, self._hash_files)
+        self._watch = Watch(self._loop, self._runs, self._root)
+        self._connections: list[Connection] = []
+        self._greetings: list[Connection] = []
+        self._zygote_starts = 0
+        self._waiting: list[tuple[dict[str, Any], Stream]] = []
+        """Runs that came before the zygote was ready for them."""
+        self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
+            "run": self._run,
+            "attach": self._attach,
+            "ack": self._ack,
+            "cancel": self._cancel,
+            "release": self._release,
+            "read": self._read,
+            "write": self._write,
+            "list": self._list,
+            "stat": self._stat,
+            "mkdir": self._mkdir,
+            "move": self._move,
+            "remove": self._remove,
+            "processes": self._processes,
+            "stats": self._stats,
+            "shutdown": self._shutdown,
+        }
+
+    def run(self, listener: _socket.socket) -> None:
+        self._start_zygote()
+        self._catch_children()
+        listener.setblocking(False)
+        self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
+        self._loop.run()
+
+    # Connections
+
+    def _accept(self, listener: _socket.socket) -> None:
+        try:
+            fd, _ = listener._accept()  # type: ignore[attr-defined]
+        except OSError:
+            return  # Gone before it was taken.
+        socket = _socket.socket(fileno=fd)
+        socket.setblocking(False)
+        os.set_inheritable(fd, False)
+        if os.getpid() == 1:
+            # A peer that this namespace can name is one of its own processes.
+            credentials = socket.getsockopt(_socket.SOL_SOCKET, SO_PEERCRED, 12)
+            if struct.unpack("3i", credentials)[0] != 0:
+                socket.close()
+                return
+        self._connections.append(
+            Connection(self._loop, socket, self._hello, self._request, self._connections.remove)
+        )
+
+    def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+        if frames.VERSION not in hello.get("versions", ()):
+            message = "this executor speaks version %d" % frames.VERSION
+            value = {"code": "version_mismatch", "message": message}
+            connection.write(frames.encode_json(0, frames.ERROR, value))
+            return
+        if self._zygote_ready:
+            self._greet(connection)
+        else:
+            self._greetings.append(connection)
+
+    def _greet(self, connection: Connection) -> None:
+        value = {
+            "version": frames.VERSION,
+            "features": frames.FEATURES,
+            "python": sys.version.split()[0],
+            "zygote": self._zygote_pid,
+            "preload_failed": self._preload_failed,
+            "runs": self._runs.journal(),
+        }
+        connection.write(frames.encode_json(0, frames.HELLO, value))
+
+    def _request(self, stream: Stream, request: dict[str, Any]) -> None:
+        operation = self._operations.get(request.get("op", ""))
+        try:
+            if operation is None:
+                raise Refusal(
+                    "unsupported", "this executor has no operation %r" % request.get("op")
+                )
+            operation(stream, request)
+        except (Refusal, files.FileError) as error:
+            stream.error(error.code, str(error))
+        except OSError as error:
+            stream.error("executor_error", str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            stream.error("bad_request", "%s: %s" % (type(error).__name__, error))
+
+    # The zygote and PID 1's other children
+
+    def _start_zygote(self) -> None:
+        if self._zygote_starts >= ZYGOTE_STARTS:
+            # It dies each time before it is ready; an instance that cannot run anything ends.
+            os.write(2, b"atoll: the zygote does not start\n")
+            os._exit(70)
+        self._zygote_starts += 1
+        self._zygote_ready = False
+        self._released = False
+        self._preload_failed: dict[str, str] = {}
+        self._want = 1
+        self._zygote_pid, self._control, self._jobs = zygote.start(self._config.get("preload", []))
+        self._runs.own = frozenset((self._zygote_pid,))
+        self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
+
+    def _from_zygote(self) -> None:
+        while True:
+            try:
+                message = self._control.recv(zygote.MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self._zygote_lost()
+                return
+            if message[:1] == zygote.READY:
+                self._zygote_ready = True
+                self._zygote_starts = 0
+                self._preload_failed = json.loads(message[1:])
+                for connection in self._greetings:
+                    self._greet(connection)
+                self._greetings = []
+                for connection in self._connections:
+                    event = {"event": "zygote", "pid": self._zygote_pid}
+                    connection.write(frames.encode_json(0, frames.EVENT, event))
+            else:
+                pid, status, user, system_time, peak, read, written = zygote.EXIT.unpack(
+                    message[1:]
+                )
+                usage = {
+                    "cpu": (user + system_time) / 1e6,
+                    "peak": peak * 1024,
+                    "read": read,
+                    "written": written,
+                }
+                self._see_taken()
+                self._runs.exited(pid, status, usage)
+                self._settle_want()
+
+    def _zygote_lost(self) -> None:
+        """Killed by user code, or by the kernel for memory: its runs end, a new one takes its place."""
+        self._see_taken()
+        self._loop.remove(self._control.fileno())
+        self._control.close()
+        self._jobs.close()
+        for run in self._runs.active():
+            if run.pid:
+                self._runs.crashed(run.pid)
+            else:
+                # Nobody took it, so it has not begun.
+                self._runs.discard(run)
+                if run.stream is not None:
+                    self._waiting.append((run.request, run.stream))
+        self._start_zygote()
+
+    def _see_taken(self) -> None:
+        """Learn which process took which run. Not waited for: needed only when a run lasts or ends."""
+        while True:
+            try:
+                message = self._jobs.recv(zygote.TAKEN.size)
+            except OSError:
+                return
+            if not message:
+                return
+            number, pid = zygote.TAKEN.unpack(message)
+            run = self._runs.by_number(number)
+            if run is not None:
+                self._runs.taken(run, pid)
+
+    def _settle_want(self) -> None:
+        want = max(1, len(self._runs.active()))
+        if want != self._want and self._released:
+            self._want = want
+            self._control.send(zygote.WANT + b"%d" % want)
+
+    def _catch_children(self) -> None:
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # Written to by none but the handler, so a full pipe loses nothing: one byte is enough.
+        self._loop.add(read, READ, lambda mask: self._reap(read))
+
+    def _reap(self, wake: int) -> None:
+        os.read(wake, 4096)
+        while True:
+            try:
+                pid, status, usage = os.wait3(os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._runs.background.pop(pid, None)
+            self._runs.exited(
+                pid,
+                status,
+                {
+                    "cpu": usage.ru_utime + usage.ru_stime,
+                    "peak": usage.ru_maxrss * 1024,
+                    "read": 0,
+                    "written": 0,
+                },
+            )
+
+    # Runs
+
+    def _run(self, stream: Stream, request: dict[str, Any]) -> None:
+        known = self._runs.get(request["id"])
+        if known is not None:
+            self._runs.attach(known, stream, 0)
+            return
+        self._watch.limit(request["watch"])
+        if self._released:
+            self._hand_over(request, stream)
+        else:
+            self._waiting.append((request, stream))
+
+    def _hand_over(self, request: dict[str, Any], stream: Stream) -> None:
+        run, theirs = self._runs.start(request, stream)
+        try:
+            self._settle_want()
+            zygote.send_job(self._jobs, run.number, request, theirs)
+        except OSError as error:
+            self._runs.discard(run)
+            raise Refusal("executor_busy", "the run could not be handed over: %s" % error) from None
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    def _release(self, stream: Stream, request: dict[str, Any]) -> None:
+        """The zygote is in its control group: it may have children."""
+        if not self._released and self._zygote_ready:
+            self._released = True
+            self._want = 0
+            self._settle_want()
+            waiting, self._waiting = self._waiting, []
+            for run_request, target in waiting:
+                if target.connection.open:
+                    self._hand_over(run_request, target)
+        stream.end({})
+
+    def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
+        run = self._runs.get(request["id"])
+        if run is None:
+            raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
+        self._runs.attach(run, stream, int(request.get("after", 0)))
+
+    def _ack(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._runs.acknowledge(request["id"])
+        stream.connection.close_stream(stream.number)
+
+    def _cancel(self, stream: Stream, request: dict[str, Any]) -> None:
+        run = self._runs.get(request["id"])
+        if run is None:
+            raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
+        self._see_taken()
+        self._runs.end(run, "cancelled", float(request.get("grace", 0.0)))
+        stream.end({})
+
+    def _hash_files(self, listed: list[dict[str, Any]], done: Callable[[], None]) -> None:
+        if sum(item["size"] for item in listed) <= 262_144:
+            artifacts.hash_files(self._workspace, listed)
+            done()
+            return
+        # Large files: beside the loop. The pipe brings the end of it back into the loop.
+        read, write = os.pipe2(os.O_CLOEXEC)
+
+        def work() -> None:
+            try:
+                artifacts.hash_files(self._workspace, listed)
+            finally:
+                os.close(write)
+
+        def finished(mask: int) -> None:
+            self._loop.remove(read)
+            os.close(read)
+            done()
+
+        self._loop.add(read, READ, finished)
+        import threading
+
+        threading.Thread(target=work, daemon=True).start()
+
+    # Files
+
+    def _read(self, stream: Stream, request: dict[str, Any]) -> None:
+        fd, status = self._workspace.open(request["path"])
+        left = [status.st_size]
+        stream.event({"event": "entry", "entry": files.entry(request["path"], status)})
+
+        def pump() -> None:
+            while stream.credit > 0 and left[0] > 0:
+                try:
+                    data = os.read(fd, min(frames.CHUNK, stream.credit, left[0]))
+                except OSError as error:
+                    os.close(fd)
+                    stream.error("file_error", str(error))
+                    return
+                if not data:
+                    break  # It became shorter meanwhile.
+                left[0] -= len(data)
+                stream.send(frames.DATA, data)
+            else:
+                if left[0] > 0:
+                    return  # More credit will come.
+            os.close(fd)
+            stream.end({"short": left[0]})
+
+        stream.on_credit = pump
+        stream.on_reset = lambda: os.close(fd)
+        pump()
+
+    def _write(self, stream: Stream, request: dict[str, Any]) -> None:
+        upload = self._workspace.upload(request["path"], int(request.get("mode", 0o644)))
+
+        def data(payload: bytes) -> None:
+            try:
+                upload.write(payload)
+            except files.FileError as error:
+                upload.abandon()
+                stream.error(error.code, str(error))
+                return
+            stream.grant(len(payload))
+
+        def finish() -> None:
+            try:
+                entry = upload.finish()
+            except files.FileError as error:
+                stream.error(error.code, str(error))
+                return
+            self._scanner.remember(upload.path)
+            stream.end({"entry": entry})
+
+        stream.on_data = data
+        stream.on_finish = finish
+        stream.on_reset = upload.abandon
+        stream.grant(0)
+
+    def _list(self, stream: Stream, request: dict[str, Any]) -> None:
+        limit = min(int(request["limit"]), 1000)
+        stream.end(self._workspace.list(request["path"], request.get("after") or "", limit))
+
+    def _stat(self, stream: Stream, request: dict[str, Any]) -> None:
+        stream.end({"entry": self._workspace.stat(request["path"])})
+
+    def _mkdir(self, stream: Stream, request: dict[str, Any]) -> None:
+        stream.end({"entry": self._workspace.mkdir(request["path"], bool(request["parents"]))})
+
+    def _move(self, stream: Stream, request: dict[str, Any]) -> None:
+        source, target = request["source"], request["target"]
+        entry = self._workspace.move(source, target, bool(request["overwrite"]))
+        self._scanner.remember(entry["path"])
+        stream.end({"entry": entry})
+
+    def _remove(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._workspace.remove(request["path"], bool(request["recursive"]))
+        stream.end({})
+
+    # The instance
+
+    def _processes(self, stream: Stream, request: dict[str, Any]) -> None:
+        """What executions left running; with `kill`, its end."""
+        listed = []
+        for pid, run_id in list(self._runs.background.items()):
+            process = processes.read(pid)
+            if process is None:
+                continue
+            if request.get("kill"):
+                processes.kill_tree(pid)
+            listed.append({"pid": pid, "execution_id": run_id, "name": process.name})
+        stream.end({"processes": listed})
+
+    def _stats(self, stream: Stream, request: dict[str, Any]) -> None:
+        every = processes.everything()
+        stream.end(
+            {
+                "processes": len(every),
+                "memory": sum(process.resident for process in every),
+                "runs": len(self._runs.active()),
+            }
+        )
+
+    def _shutdown(self, stream: Stream, request: dict[str, Any]) -> None:
+        stream.end({})
+        self._loop.after(0.01, lambda: os._exit(0))
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    system.set_dumpable(False)
+    system.set_name("atoll")
+    listener = _socket.socket(fileno=config["listen_fd"])
+    os.set_inheritable(listener.fileno(), False)
+    Supervisor(config).run(listener)

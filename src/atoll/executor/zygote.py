@@ -1,0 +1,255 @@
+"""
+The warm interpreter whose forks run user code.
+
+It keeps a spare child forked ahead, waiting for a job, so that no request waits for a fork. It reports
+the end of each child with what it used. It runs no user code itself; a template's modules are imported
+here, once, and the children share their memory.
+
+Jobs travel on a socket of their own whose reading end the spare shares; the spare that takes a job
+answers on it with the job's number and its pid, and closes it before user code runs.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import gc
+import json
+import os
+import signal
+import struct
+import sys
+
+from . import system
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+READY = b"r"  # JSON: what could not be imported
+EXITED = b"x"  # EXIT
+WANT = b"w"  # from the supervisor: so many children
+
+EXIT = struct.Struct("!iiqqqqq")  # pid, status, user µs, system µs, peak KiB, read, written
+TAKEN = struct.Struct("!Qi")  # job number, pid
+JOB = struct.Struct("!Q")
+INLINE_JOB = 64 * 1024
+MAX_MESSAGE = 128 * 1024
+BUNDLE = sys.path[0] if sys.path else ""
+
+
+def start(preload: list[str]) -> tuple[int, _socket.socket, _socket.socket]:
+    """Fork the zygote off the supervisor: its pid, the control socket and the job socket."""
+    control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    jobs, their_jobs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid:
+        their_control.close()
+        their_jobs.close()
+        control.setblocking(False)
+        jobs.setblocking(False)
+        return pid, control, jobs
+    status = 1
+    try:
+        _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
+        Zygote(their_control, their_jobs).run(preload)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _close_all_but(*keep: int) -> None:
+    low = -1
+    for fd in [*sorted(keep), 65536]:
+        if fd > low + 1:  # An empty range is not nothing to every version of closerange.
+            os.closerange(low + 1, fd)
+        low = fd
+
+
+class Zygote:
+    def __init__(self, control: _socket.socket, jobs: _socket.socket) -> None:
+        self._control = control
+        self._jobs = jobs
+        self._children: dict[int, None] = {}
+        self._want = 0
+
+    def run(self, preload: list[str]) -> None:
+        system.set_name("zygote")
+        system.set_dumpable(False)
+        # The supervisor's end is the end of the namespace; no signal of user code matters here.
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        ):
+            signal.signal(number, signal.SIG_IGN)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        _set_up_paths()
+        failed = _import(preload)
+        self._private = (wake_read, wake_write, self._control.fileno())
+        _warm()
+        # No child before the supervisor says so: the driver first puts this process into the control
+        # group that its children are to inherit.
+        self._want = 0
+        self._control.send(READY + json.dumps(failed).encode())
+        import select
+
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake_read:
+                    os.read(wake_read, 4096)
+                    self._reap()
+                else:
+                    message = self._control.recv(MAX_MESSAGE)
+                    if not message:
+                        return
+                    self._want = int(message[1:])
+                    self._fill()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            read, written = _io_of(ended.si_pid)
+            pid, status, usage = os.wait4(ended.si_pid, 0)
+            if self._children.pop(pid, 0) is None:
+                self._control.send(
+                    EXITED
+                    + EXIT.pack(
+                        pid,
+                        status,
+                        int(usage.ru_utime * 1e6),
+                        int(usage.ru_stime * 1e6),
+                        usage.ru_maxrss,
+                        read,
+                        written,
+                    )
+                )
+        self._fill()
+
+    def _fill(self) -> None:
+        while len(self._children) < self._want:
+            try:
+                pid = os.fork()
+            except OSError:
+                # No process can be had now: at the next exit, or when the supervisor asks again.
+                return
+            if pid == 0:
+                self._become_child()
+            self._children[pid] = None
+
+    def _become_child(self) -> None:
+        """Never returns."""
+        from . import child
+
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for fd in self._private:
+                os.close(fd)
+            os.setsid()
+            system.set_subreaper()
+            child.wait_and_run(self._jobs)
+        finally:
+            os._exit(70)
+
+
+def _io_of(pid: int) -> tuple[int, int]:
+    """Bytes that a process, here one that has ended and is not yet reaped, read and wrote."""
+    try:
+        with open("/proc/%d/io" % pid, "rb") as file:
+            lines = file.read().split(b"\n")
+        return int(lines[0].split()[1]), int(lines[1].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0, 0
+
+
+def _set_up_paths() -> None:
+    """What the interpreter would have set up without -I -S, for user code; our own bundle leaves."""
+    import site
+
+    sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
+    site.main()
+
+
+def _import(names: list[str]) -> dict[str, str]:
+    import importlib
+
+    failed = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - the module is the user's; it may raise anything
+            failed[name] = "%s: %s" % (type(error).__name__, error)
+    return failed
+
+
+def _warm() -> None:
+    """Do once what would otherwise be done, and paid for, in every child."""
+    from . import child
+
+    child.rehearse()
+    gc.collect()
+    gc.freeze()
+
+
+def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
+    """Wait for a job: its number, its description and the descriptors that came with it."""
+    data, ancillary, _, _ = jobs.recvmsg(MAX_MESSAGE, _socket.CMSG_SPACE(8 * 4))
+    fds = array.array("i")
+    for level, kind, body in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+    if not data:
+        os._exit(0)  # The supervisor is gone, and the namespace with it.
+    (number,) = JOB.unpack_from(data)
+    body = data[JOB.size :]
+    descriptors = list(fds)
+    jobs.send(TAKEN.pack(number, os.getpid()))
+    if not body:
+        # Too large for a message: it is in the last descriptor.
+        with open(descriptors.pop(), "rb") as file:
+            file.seek(0)
+            body = file.read()
+    return number, json.loads(body), descriptors
+
+
+def send_job(
+    jobs: _socket.socket, number: int, job: dict[str, Any], descriptors: list[int]
+) -> None:
+    """Hand a job to the next spare. Raises BlockingIOError when too many are waiting already."""
+    body = json.dumps(job).encode()
+    spill = -1
+    if len(body) > INLINE_JOB:
+        spill = os.memfd_create("job", os.MFD_CLOEXEC)
+        view = memoryview(body)
+        while view:
+            view = view[os.write(spill, view) :]
+        body = b""
+    fds = descriptors if spill < 0 else [*descriptors, spill]
+    try:
+        jobs.sendmsg(
+            [JOB.pack(number), body],
+            [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))],
+        )
+    finally:
+        if spill >= 0:
+            os.close(spill)

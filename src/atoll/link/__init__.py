@@ -1,0 +1,1 @@
+"""The control plane's end of the connection to an executor."""

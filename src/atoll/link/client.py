@@ -1,0 +1,347 @@
+"""
+One connection to an executor, with many requests under way at once.
+
+A request is a stream: `call` for those that answer once, `read` and `write` for files, `run` and
+`attach` for executions. When the connection ends, every open request raises `LinkLost`; what was running
+inside goes on, and a new connection attaches to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atoll.errors import InvalidRequest, TemporaryError
+from atoll.executor import frames
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from datetime import timedelta
+
+    from atoll.settings import LinkSettings
+
+
+class LinkLost(TemporaryError):
+    """The connection is gone; the request may or may not have been done."""
+
+    code = "link_lost"
+
+
+class ExecutorError(InvalidRequest):
+    """The executor refused a request; `code` is its own."""
+
+
+class RunListener(Protocol):
+    """Hears of a run as it goes. Called from the loop; must not block."""
+
+    def started(self) -> None: ...
+    def output(self, sequence: int, channel: int, data: bytes) -> None: ...
+
+
+class _Stream:
+    __slots__ = ("credit", "done", "drained", "incoming", "listener", "number")
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        self.done: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.incoming: asyncio.Queue[bytes | dict[str, Any] | None] | None = None
+        self.listener: RunListener | None = None
+        self.credit = frames.WINDOW
+        self.drained: asyncio.Event | None = None
+
+
+class Link(asyncio.Protocol):
+    def __init__(self, settings: LinkSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._decoder = frames.Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._last = 0
+        self._greeting: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.hello: dict[str, Any] = {}
+        self.on_zygote: Callable[[int], None] | None = None
+        """Told of a new zygote's pid (in its namespace), which waits to be released."""
+
+    # Life
+
+    @classmethod
+    async def connect(cls, path: str, settings: LinkSettings, *, timeout: timedelta) -> Link:
+        """Connect to a unix socket and exchange hellos."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                _, link = await loop.create_unix_connection(lambda: cls(settings), path)
+                try:
+                    await link._greet()
+                except BaseException:
+                    link.close()
+                    raise
+        except TimeoutError:
+            raise LinkLost(f"The executor at {path} did not answer in {timeout}.") from None
+        except OSError as error:
+            raise LinkLost(f"The executor at {path} cannot be reached: {error}.") from error
+        return link
+
+    async def _greet(self) -> None:
+        self._write(frames.encode_json(0, frames.HELLO, {"versions": [frames.VERSION]}))
+        self.hello = await self._greeting
+
+    @property
+    def alive(self) -> bool:
+        return not self.closed.done()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._writable.set()
+        lost = LinkLost("The connection to the executor was lost.")
+        if not self._greeting.done():
+            self._greeting.set_exception(lost)
+        for stream in list(self._streams.values()):
+            self._fail(stream, lost)
+        self._streams.clear()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._dispatch(frame)
+        except frames.ProtocolError:
+            # What is at the other end is not an executor that can be trusted with anything more.
+            assert self._transport is not None
+            self._transport.abort()
+
+    def _dispatch(self, frame: frames.Frame) -> None:
+        number, kind, payload = frame
+        if number == 0:
+            self._about_itself(kind, payload)
+            return
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        if kind == frames.OUTPUT:
+            sequence, channel, data = frames.decode_output(payload)
+            if stream.listener is not None:
+                stream.listener.output(sequence, channel, data)
+            self._grant(number, len(payload))
+        elif kind == frames.END:
+            self._finish(stream, frames.decode_json(payload))
+        elif kind == frames.EVENT:
+            event = frames.decode_json(payload)
+            if stream.incoming is not None:
+                stream.incoming.put_nowait(event)
+            elif stream.listener is not None:
+                stream.listener.started()
+        elif kind == frames.DATA and stream.incoming is not None:
+            stream.incoming.put_nowait(payload)
+        elif kind == frames.CREDIT:
+            stream.credit += frames.decode_credit(payload)
+            if stream.drained is not None:
+                stream.drained.set()
+        elif kind == frames.ERROR:
+            problem = frames.decode_json(payload)
+            self._fail(
+                stream,
+                ExecutorError(str(problem.get("message")), code=str(problem.get("code"))),
+            )
+
+    def _about_itself(self, kind: int, payload: bytes) -> None:
+        content = frames.decode_json(payload)
+        if kind == frames.HELLO and not self._greeting.done():
+            self._greeting.set_result(content)
+        elif kind == frames.ERROR and not self._greeting.done():
+            code, message = str(content.get("code")), str(content.get("message"))
+            self._greeting.set_exception(ExecutorError(message, code=code))
+        elif kind == frames.EVENT and content.get("event") == "zygote" and self.on_zygote:
+            self.on_zygote(int(content["pid"]))
+
+    # Streams
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise LinkLost("The connection to the executor was lost.")
+        self._transport.write(data)
+
+    def _grant(self, number: int, count: int) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            body = frames.CREDIT_BODY.pack(count)
+            self._transport.write(frames.encode(number, frames.CREDIT, body))
+
+    def _open(self, op: str, request: dict[str, Any]) -> _Stream:
+        self._last = self._last % 0xFFFF_FFFE + 1
+        stream = _Stream(self._last, self._loop)
+        self._write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
+        self._streams[stream.number] = stream
+        return stream
+
+    def _finish(self, stream: _Stream, value: dict[str, Any]) -> None:
+        self._streams.pop(stream.number, None)
+        if not stream.done.done():
+            stream.done.set_result(value)
+        if stream.incoming is not None:
+            stream.incoming.put_nowait(None)
+        if stream.drained is not None:
+            stream.drained.set()
+
+    def _fail(self, stream: _Stream, error: Exception) -> None:
+        self._streams.pop(stream.number, None)
+        if not stream.done.done():
+            stream.done.set_exception(error)
+            stream.done.exception()  # Retrieved: a reader that left early is not a warning.
+        if stream.incoming is not None:
+            stream.incoming.put_nowait(None)
+        if stream.drained is not None:
+            stream.drained.set()
+
+    def _reset(self, stream: _Stream) -> None:
+        if self._streams.pop(stream.number, None) is not None and self.alive:
+            self._write(frames.encode(stream.number, frames.RESET))
+
+    # Requests
+
+    async def call(self, op: str, **request: Any) -> dict[str, Any]:
+        """A request that answers once."""
+        stream = self._open(op, request)
+        try:
+            async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
+                return await stream.done
+        except TimeoutError:
+            raise LinkLost(f"The executor did not answer {op} in time.") from None
+        finally:
+            self._reset(stream)
+
+    def acknowledge(self, run_id: str) -> None:
+        """The result is stored: the executor may forget it. Nothing answers."""
+        if self.alive:
+            self._open("ack", {"id": run_id})
+            del self._streams[self._last]
+
+    async def run(self, request: dict[str, Any], listener: RunListener) -> dict[str, Any]:
+        """Run something, or attach to it if the executor has it already; its result."""
+        return await self._follow(self._open("run", request), listener)
+
+    async def attach(self, run_id: str, after: int, listener: RunListener) -> dict[str, Any]:
+        """Hear a run's output from behind sequence number `after` on; its result."""
+        return await self._follow(self._open("attach", {"id": run_id, "after": after}), listener)
+
+    async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
+        stream.listener = listener
+        try:
+            return await stream.done
+        finally:
+            self._reset(stream)
+
+    async def read(self, path: str) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
+        """A file: what it is, and its content piece by piece as fast as the caller takes it."""
+        stream = self._open("read", {"path": path})
+        stream.incoming = asyncio.Queue()
+        try:
+            async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
+                first = await stream.incoming.get()
+            if not isinstance(first, dict):
+                await stream.done
+                raise LinkLost("The executor ended a read without a word.")
+        except TimeoutError:
+            self._reset(stream)
+            raise LinkLost(f"The executor did not answer read of {path} in time.") from None
+        except BaseException:
+            self._reset(stream)
+            raise
+        return first["entry"], self._content(stream)
+
+    async def _content(self, stream: _Stream) -> AsyncIterator[bytes]:
+        assert stream.incoming is not None
+        try:
+            while (piece := await stream.incoming.get()) is not None:
+                if isinstance(piece, bytes):
+                    yield piece
+                    self._grant(stream.number, len(piece))
+            await stream.done
+        finally:
+            self._reset(stream)
+
+    async def write(
+        self, path: str, content: AsyncIterator[bytes], *, mode: int = 0o644
+    ) -> dict[str, Any]:
+        """Write a file whole or not at all; what it became."""
+        stream = self._open("write", {"path": path, "mode": mode})
+        stream.drained = asyncio.Event()
+        try:
+            async for block in content:
+                view = memoryview(block)
+                while view:
+                    while stream.credit <= 0 and not stream.done.done():
+                        stream.drained.clear()
+                        await stream.drained.wait()
+                    if stream.done.done():
+                        break
+                    piece = view[: min(stream.credit, frames.CHUNK)]
+                    stream.credit -= len(piece)
+                    self._write(frames.encode(stream.number, frames.DATA, bytes(piece)))
+                    view = view[len(piece) :]
+                    await self._writable.wait()
+                if stream.done.done():
+                    break
+            if not stream.done.done():
+                self._write(frames.encode(stream.number, frames.FINISH))
+            async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
+                answer = await stream.done
+        except TimeoutError:
+            raise LinkLost(f"The executor did not finish {path} in time.") from None
+        finally:
+            self._reset(stream)
+        entry: dict[str, Any] = answer["entry"]
+        return entry
+
+
+def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] | None]:
+    """
+    What a process said of its own result: the JSON of its return value, or an error.
+
+    The process may have written anything; what is not what our own code writes becomes an error.
+    """
+    if not data:
+        return None, None
+    kind, body = data[:1], data[1:]
+    try:
+        if len(body) > limit and kind == b"V":
+            return None, {
+                "code": "return_value_too_large",
+                "message": f"the return value has more than {limit} bytes of JSON",
+            }
+        value = json.loads(body, parse_constant=_refuse)
+        if kind == b"V":
+            return body, None
+        if kind == b"E" and isinstance(value, dict):
+            fields = ("code", "message", "name", "traceback")
+            return None, {name: str(value[name]) for name in fields if name in value}
+    except (ValueError, RecursionError):
+        pass
+    return None, {
+        "code": "return_value_not_json",
+        "message": "the process wrote something to its result that is not JSON",
+    }
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
