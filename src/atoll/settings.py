@@ -177,7 +177,9 @@ class Settings(BaseSettings):
     def _split_origins(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("cors_origins"), str):
             values = dict(values)
-            values["cors_origins"] = [o.strip() for o in values["cors_origins"].split(",") if o.strip()]
+            values["cors_origins"] = [
+                o.strip() for o in values["cors_origins"].split(",") if o.strip()
+            ]
         return values
 
     @model_validator(mode="after")

@@ -18,17 +18,16 @@ from importlib import resources
 from pathlib import Path
 
 PACKAGE = "atoll_executor"
-BOOT = (
-    "import sys; sys.path.insert(0, {path!r}); "
-    f"from {PACKAGE}.supervisor import main; main()"
-)
+BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.supervisor import main; main()"
 
 
 def build() -> bytes:
     """The same modules on the same interpreter give the same bytes."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as bundle:
-        for module in sorted(resources.files("atoll.executor").iterdir(), key=lambda item: item.name):
+        for module in sorted(
+            resources.files("atoll.executor").iterdir(), key=lambda item: item.name
+        ):
             if not module.name.endswith(".py"):
                 continue
             source = module.read_bytes()

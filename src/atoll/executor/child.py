@@ -57,7 +57,9 @@ def wait_and_run(jobs: Any) -> NoReturn:
 def _run(job: dict[str, Any], value: int) -> int:
     try:
         _limit(job["limits"])
+        path = os.environ.get("PATH", os.defpath)
         os.environ.clear()
+        os.environ["PATH"] = path
         os.environ.update(job["env"])
         os.umask(0o022)
         try:

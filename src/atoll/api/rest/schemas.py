@@ -83,7 +83,9 @@ class Execute(Wire):
     args: Annotated[list[Argument], Field(max_length=1024)] = []
     cwd: Path | None = Field(None, description="Beneath /workspace, which is the default.")
     wait: float | None = Field(
-        None, ge=0, description="Seconds to wait: the answer is the result itself if it comes in time."
+        None,
+        ge=0,
+        description="Seconds to wait: the answer is the result itself if it comes in time.",
     )
 
     @model_validator(mode="after")
@@ -115,9 +117,12 @@ class TemplateIn(Wire):
     pre_installed_packages: Annotated[list[str], Field(max_length=1000)] = []
     default_resources: ResourcesIn = ResourcesIn()
     security_context: SecurityContext = SecurityContext()
-    python: str = Field("", max_length=4096, description="Interpreter; a virtual environment's works.")
+    python: str = Field(
+        "", max_length=4096, description="Interpreter; a virtual environment's works."
+    )
     preload: Annotated[
-        list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]{0,254}$")]], Field(max_length=100)
+        list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,254}$")]],
+        Field(max_length=100),
     ] = []
     env: Env = {}
     pool_size: int = Field(0, ge=0, description="Ready instances to keep.")

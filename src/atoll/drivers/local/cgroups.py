@@ -24,7 +24,9 @@ PERIOD = 100_000
 
 
 class Groups(Protocol):
-    provides: frozenset[str]
+    @property
+    def provides(self) -> frozenset[str]:
+        """Names of `template.REQUIREMENTS`."""
 
     def make(self, name: str, resources: Resources) -> None:
         """The groups of an instance with its limits; nothing changes for those that are there."""

@@ -155,7 +155,9 @@ class LocalDriver:
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
-    def _request(self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace) -> dict[str, Any]:
+    def _request(
+        self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
+    ) -> dict[str, Any]:
         directory = self._instances / spec.instance_id
         path = str(self._workspaces.path(workspace))
         binds: dict[str, str] = {}
@@ -338,7 +340,9 @@ class LocalDriver:
         for pid, started in (("child", "child_started"), ("pid", "started")):
             while processes.start_time(int(data[pid])) == data[started]:
                 if time.monotonic() > deadline:
-                    raise TemporaryError(f"Process {data[pid]} does not end.", code="instance_stuck")
+                    raise TemporaryError(
+                        f"Process {data[pid]} does not end.", code="instance_stuck"
+                    )
                 time.sleep(0.001)
 
     async def destroy(self, handle: Handle) -> None:
@@ -415,5 +419,3 @@ class LocalDriver:
             mem_total=kib["MemTotal"],
             load_average=os.getloadavg()[0],
         )
-
-

@@ -97,14 +97,21 @@ def checks(settings: LocalSettings) -> list[Check]:
         Check(
             "seccomp",
             filtered,
-            "system calls are filtered" if filtered else f"no filter is known for {platform.machine()}",
+            "system calls are filtered"
+            if filtered
+            else f"no filter is known for {platform.machine()}",
             requirement="seccomp",
         )
     )
     for name, program, package in (("node", "node", "nodejs"), ("bash", "bash", "bash")):
         path = shutil.which(program)
         result.append(
-            Check(name, path is not None, path or "not there", "" if path else f"apt-get install {package}")
+            Check(
+                name,
+                path is not None,
+                path or "not there",
+                "" if path else f"apt-get install {package}",
+            )
         )
     return result
 
@@ -114,7 +121,9 @@ def _bubblewrap(settings: LocalSettings) -> Check:
     fix = "apt-get install bubblewrap"
     if path is None:
         return Check("bubblewrap", False, f"{settings.bubblewrap} is not on the PATH", fix, True)
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+    )
     return Check("bubblewrap", done.returncode == 0, done.stdout.strip(), fix, True)
 
 
@@ -123,7 +132,17 @@ def _namespaces(settings: LocalSettings) -> Check:
     path = shutil.which(settings.bubblewrap)
     if path is None:
         return Check("namespaces", False, "not tried: bubblewrap is missing", "", True)
-    command = [path, "--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+    command = [
+        path,
+        "--unshare-all",
+        "--ro-bind",
+        "/usr",
+        "/usr",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+    ]
     for name in ("bin", "lib", "lib64"):
         if Path("/", name).exists():
             command += ["--ro-bind", f"/{name}", f"/{name}"]

@@ -29,7 +29,14 @@ class Nursery:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MESSAGE)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", spawner.__file__, str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    spawner.__file__,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

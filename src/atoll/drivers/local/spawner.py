@@ -32,7 +32,14 @@ MESSAGE = 256 * 1024
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 
 _CLONE_NEWNS = 0x0002_0000
-_MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 1024, 4096, 16384, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    2,
+    4,
+    1024,
+    4096,
+    16384,
+    1 << 18,
+)
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
@@ -45,7 +52,9 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+def _mount(
+    source: str, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
     result = _libc.mount(
         source.encode(),
         os.fsencode(target),
@@ -244,7 +253,6 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Spawner(control, int(sys.argv[2])).run()
-
 
 
 if __name__ == "__main__":

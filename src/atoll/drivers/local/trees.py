@@ -17,7 +17,20 @@ from atoll.errors import InvalidRequest
 if TYPE_CHECKING:
     from atoll.model.template import Template
 
-OWN = {"dev", "proc", "sys", "tmp", "run", "workspace", "var", "home", "root", "mnt", "media", "boot"}
+OWN = {
+    "dev",
+    "proc",
+    "sys",
+    "tmp",
+    "run",
+    "workspace",
+    "var",
+    "home",
+    "root",
+    "mnt",
+    "media",
+    "boot",
+}
 """Top-level names that a root file system does not bring into the sandbox."""
 HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
@@ -67,8 +80,8 @@ def host_tree(etc: Path, python: Path | None) -> Tree:
     for prefix in prefixes:
         if not any(prefix == bound or prefix.startswith(f"{bound}/") for bound, _ in binds):
             binds.append((prefix, prefix))
-    path = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
-    return Tree(tuple(binds), tuple(links), interpreter, path)
+    search = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
+    return Tree(tuple(binds), tuple(links), interpreter, search)
 
 
 def _interpreter(python: Path | None) -> tuple[str, list[str]]:
@@ -111,7 +124,9 @@ def image_tree(image: Path, python: str) -> Tree:
 
 
 def _image_python(image: Path, python: str) -> str:
-    candidates = [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
+    candidates = (
+        [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
+    )
     for candidate in candidates:
         # A link in the image is absolute in the image, not on this machine: it only has to be there.
         if os.path.lexists(image / candidate.lstrip("/")):

@@ -40,7 +40,9 @@ class Workspace:
 
 
 class Workspaces:
-    def __init__(self, root: Path, settings: LocalSettings, *, images: bool, own_uids: bool) -> None:
+    def __init__(
+        self, root: Path, settings: LocalSettings, *, images: bool, own_uids: bool
+    ) -> None:
         self._root = root
         self._blank = root.parent / "blank"
         self._settings = settings
@@ -89,7 +91,10 @@ class Workspaces:
         if workspace.kind != IMAGE:
             return
         done = subprocess.run(
-            ["/sbin/e2fsck", "-p", str(self.path(workspace))], capture_output=True, timeout=600, check=False
+            ["/sbin/e2fsck", "-p", str(self.path(workspace))],
+            capture_output=True,
+            timeout=600,
+            check=False,
         )
         if done.returncode > 2:
             raise PermanentError(
@@ -141,12 +146,26 @@ class Workspaces:
             file.truncate(size)
         # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of the
         # inode table's state is enough, so it is left for the kernel to write when it is used.
-        command = ["/sbin/mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal,^resize_inode"]
+        command = [
+            "/sbin/mkfs.ext4",
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-b",
+            "4096",
+            "-O",
+            "^has_journal,^resize_inode",
+        ]
         options = ["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"]
-        subprocess.run([*command, *options, str(temporary)], check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [*command, *options, str(temporary)], check=True, capture_output=True, timeout=60
+        )
         temporary.replace(blank)
 
 
-def _only_gone(function: object, path: str, info: tuple[type[BaseException], BaseException, object]) -> None:
+def _only_gone(
+    function: object, path: str, info: tuple[type[BaseException], BaseException, object]
+) -> None:
     if not isinstance(info[1], FileNotFoundError):
         raise info[1]

@@ -1,0 +1,79 @@
+"""
+The public names of Atoll, and nothing else.
+
+They are imported when first used: `import atoll`, and with it every module below, stays cheap, and
+no HTTP client is loaded by a program that never asks for one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.errors import (
+        AtollError,
+        Conflict,
+        Forbidden,
+        InvalidRequest,
+        NotFound,
+        PermanentError,
+        RequestError,
+        TemporaryError,
+        TooLarge,
+        Unauthenticated,
+    )
+    from atoll.sdk.client import AsyncAtoll
+    from atoll.sdk.executions import AsyncExecution
+    from atoll.sdk.sessions import AsyncSession
+    from atoll.sdk.sync import Atoll, Execution, Session
+    from atoll.sdk.values import Event, ExecutionFailed, Result
+    from atoll.version import __version__
+
+__all__ = [
+    "AsyncAtoll",
+    "AsyncExecution",
+    "AsyncSession",
+    "Atoll",
+    "AtollError",
+    "Conflict",
+    "Event",
+    "Execution",
+    "ExecutionFailed",
+    "Forbidden",
+    "InvalidRequest",
+    "NotFound",
+    "PermanentError",
+    "RequestError",
+    "Result",
+    "Session",
+    "TemporaryError",
+    "TooLarge",
+    "Unauthenticated",
+    "__version__",
+]
+
+_HOME = {
+    "AsyncAtoll": "atoll.sdk.client",
+    "AsyncExecution": "atoll.sdk.executions",
+    "AsyncSession": "atoll.sdk.sessions",
+    "Atoll": "atoll.sdk.sync",
+    "Event": "atoll.sdk.values",
+    "Execution": "atoll.sdk.sync",
+    "ExecutionFailed": "atoll.sdk.values",
+    "Result": "atoll.sdk.values",
+    "Session": "atoll.sdk.sync",
+    "__version__": "atoll.version",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    value = getattr(import_module(_HOME.get(name, "atoll.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,93 @@
+"""The web application: routes, middleware and error handlers put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
+from atoll.api.rest.middleware import Authentication, BodyLimit
+from atoll.api.rest.schemas import Execute, Problem
+from atoll.errors import AtollError
+from atoll.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from atoll.api.rest.context import Services
+    from atoll.service.keys import Keys
+
+PREFIX = "/api/v1"
+
+
+def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> FastAPI:
+    """The application; `keys` is none for the embedded one, which nobody else can reach."""
+    middleware = [
+        Middleware(Authentication, keys=keys),
+        Middleware(
+            BodyLimit, limit=found.settings.max_body, upload_limit=found.settings.max_upload
+        ),
+    ]
+    if found.settings.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(found.settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+        )
+        middleware.insert(0, cors)
+    app = FastAPI(
+        title="Atoll",
+        version=__version__,
+        description="Runs the code that AI agents write: isolated, at once, on machines you own.",
+        docs_url="/docs",
+        redoc_url=None,
+        middleware=middleware,
+        exception_handlers={
+            AtollError: problems.on_atoll_error,
+            RequestValidationError: problems.on_validation_error,
+            HTTPException: problems.on_http_exception,
+            Exception: problems.on_unexpected,
+        },
+    )
+    app.state.services = found
+    app.state.registry = registry
+    app.include_router(probes.router)
+    for module in (sessions, executions, files, templates, runtimes):
+        app.include_router(module.router, prefix=PREFIX)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The generated schema, with the key, the body of `execute` and the problem documents added."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        components = schema.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for model in (Execute, Problem):
+            described = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(described.pop("$defs", {}))
+            schemas[model.__name__] = described
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}]
+        answer = {
+            "description": "A problem document.",
+            "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = answer
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -1,0 +1,54 @@
+"""The services that the routes call, and the answers that they write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from atoll.clock import Clock
+    from atoll.service.executions import Executions
+    from atoll.service.files import Files
+    from atoll.service.nodes import Nodes
+    from atoll.service.sessions import Sessions
+    from atoll.service.templates import Templates
+    from atoll.settings import Settings
+    from atoll.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Services:
+    sessions: Sessions
+    executions: Executions
+    files: Files
+    templates: Templates
+    nodes: Nodes
+    store: Store
+    clock: Clock
+    settings: Settings
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Answer(Response):
+    """JSON, written at once: our own output needs no validation."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _encode(content).encode("ascii")
+
+
+def page_answer(items: list[Any], next_cursor: str | None) -> Answer:
+    return Answer({"items": items, "next_cursor": next_cursor})

@@ -1,0 +1,178 @@
+"""Routes of executions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import ValidationError
+from starlette.responses import StreamingResponse
+
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.problems import invalid
+from atoll.api.rest.schemas import (
+    Execute,
+    ExecutionOut,
+    ExecutionPage,
+    ResultOut,
+    StatusOut,
+    Submitted,
+    execution_out,
+    result_out,
+    status_out,
+    submitted_out,
+)
+from atoll.errors import Conflict
+from atoll.model.execution import ExecutionStatus
+from atoll.model.execution import Request as RunRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.model.execution import Execution
+
+router = APIRouter(tags=["executions"])
+
+PING_SECONDS = 15.0
+_EXECUTE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Execute"}}},
+    }
+}
+
+
+@router.post(
+    "/sessions/{session_id}/execute",
+    status_code=202,
+    responses={200: {"model": ResultOut}, 202: {"model": Submitted}},
+    openapi_extra=_EXECUTE_BODY,
+)
+async def execute(request: Request, session_id: str) -> Answer:
+    """Run something. Answers at once with the execution's id; with `wait`, with the result itself if it
+    comes in that many seconds."""
+    try:
+        body = Execute.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise invalid(list(error.errors(include_url=False, include_input=False))) from None
+    found = services(request)
+    default = found.settings.execution.timeout.total_seconds()
+    running = await found.executions.submit(
+        session_id,
+        RunRequest(
+            code=body.code,
+            language=body.language if body.command is None else None,
+            command=None if body.command is None else tuple(body.command),
+            event=body.event,
+            stdin=body.stdin,
+            args=tuple(body.args),
+            env=body.env,
+            cwd=body.cwd,
+            timeout=body.timeout or default,
+        ),
+    )
+    if body.wait:
+        execution = await found.executions.await_end(running, body.wait)
+        if execution.outcome is not None:
+            return Answer(result_out(execution, execution.outcome))
+    return Answer(submitted_out(running.execution), 202)
+
+
+@router.get("/sessions/{session_id}/executions", responses={200: {"model": ExecutionPage}})
+async def list_executions(
+    request: Request,
+    session_id: str,
+    status: ExecutionStatus | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Answer:
+    """A session's executions, newest first."""
+    page = await services(request).executions.list(
+        session_id=session_id, status=status, cursor=cursor, limit=limit
+    )
+    return page_answer([execution_out(item) for item in page.items], page.next_cursor)
+
+
+@router.get("/executions/{execution_id}", responses={200: {"model": ExecutionOut}})
+async def get_execution(request: Request, execution_id: str) -> Answer:
+    return Answer(execution_out(await services(request).executions.get(execution_id)))
+
+
+@router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
+async def get_status(request: Request, execution_id: str) -> Answer:
+    return Answer(status_out(await services(request).executions.get(execution_id)))
+
+
+@router.get("/executions/{execution_id}/result", responses={200: {"model": ResultOut}})
+async def get_result(
+    request: Request, execution_id: str, wait: Annotated[float, Query(ge=0)] = 0.0
+) -> Answer:
+    """The result, waited for as long as `wait` says; 409 `execution_not_finished` when there is none."""
+    execution = await services(request).executions.wait(execution_id, wait)
+    if execution.outcome is None:
+        raise Conflict(
+            f"Execution {execution_id} has not ended.",
+            code="execution_not_finished",
+            status_now=execution.status.value,
+        )
+    return Answer(result_out(execution, execution.outcome))
+
+
+@router.post("/executions/{execution_id}/cancel", responses={200: {"model": StatusOut}})
+async def cancel_execution(request: Request, execution_id: str) -> Answer:
+    """End an execution: SIGTERM to all of it, SIGKILL two seconds later. One that has ended stays so."""
+    return Answer(status_out(await services(request).executions.cancel(execution_id)))
+
+
+@router.get(
+    "/executions/{execution_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
+async def get_events(
+    request: Request,
+    execution_id: str,
+    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+) -> StreamingResponse:
+    """What happens, as server-sent events: `started`, `stdout`, `stderr`, and `result` at the end."""
+    found = services(request).executions
+    await found.get(execution_id)
+    events = found.events(execution_id, last_event_id or 0)
+    return StreamingResponse(_sse(events), media_type="text/event-stream", headers=_NO_CACHE)
+
+
+_NO_CACHE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+async def _sse(events: AsyncIterator[tuple[int, str, Any]]) -> AsyncIterator[str]:
+    """A comment after a while without an event, so that nobody in between takes the line for dead."""
+    following = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            done, _ = await asyncio.wait([following], timeout=PING_SECONDS)
+            if not done:
+                yield ": ping\n\n"
+                continue
+            try:
+                number, name, content = following.result()
+            except StopAsyncIteration:
+                return
+            yield f"id: {number}\nevent: {name}\ndata: {json.dumps(_content(name, content))}\n\n"
+            following = asyncio.ensure_future(anext(events))
+    finally:
+        following.cancel()
+
+
+def _content(name: str, content: bytes | Execution) -> dict[str, Any]:
+    if not isinstance(content, bytes):
+        assert content.outcome is not None
+        return result_out(content, content.outcome)
+    if name == "started":
+        return {}
+    try:
+        return {"text": content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}

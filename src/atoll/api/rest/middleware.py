@@ -1,0 +1,100 @@
+"""Who may call, and how much they may send. Pure ASGI: a base class would cost more than the request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.api.rest.problems import problem
+from atoll.errors import AtollError, Forbidden, TooLarge, Unauthenticated
+from atoll.model.key import Scope
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope as ASGIScope, Send
+
+    from atoll.service.keys import Keys
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Authentication:
+    """A key on every request but the probes and the documentation. None at all when `keys` is none."""
+
+    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or self._keys is None:
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._check(scope, self._keys)
+        except AtollError as error:
+            await problem(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _check(self, scope: ASGIScope, keys: Keys) -> None:
+        secret = ""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                kind, _, secret = value.decode("latin-1").partition(" ")
+                if kind.lower() != "bearer":
+                    secret = ""
+        if not secret:
+            raise Unauthenticated(
+                "This needs an API key, as the header Authorization: Bearer <key>.",
+                code="key_missing",
+            )
+        key = await keys.find(secret.strip())
+        if key is None:
+            raise Unauthenticated("This API key is not known.", code="key_unknown")
+        if key.scope is Scope.READ and scope.get("method", "GET") not in SAFE_METHODS:
+            raise Forbidden("This API key may only read.", code="key_read_only")
+
+
+class BodyLimit:
+    """Refuses a body beyond the limit: by its announced length at once, else when it gets there."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, upload_limit: int) -> None:
+        self._app = app
+        self._limit = limit
+        self._upload_limit = upload_limit
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
+            await self._app(scope, receive, send)
+            return
+        limit = self._upload_limit if _is_upload(scope) else self._limit
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                await problem(_too_large(limit))(scope, receive, send)
+                return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"The body is larger than the {limit} bytes allowed here.", code="body_too_large"
+    )
+
+
+def _is_upload(scope: Any) -> bool:
+    path: str = scope["path"]
+    if "/files" not in path or not path.startswith("/api/v1/sessions/"):
+        return False
+    return scope["method"] == "PUT" or path.endswith("/files/upload")

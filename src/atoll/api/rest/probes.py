@@ -1,0 +1,30 @@
+"""Probes: whether this process lives, whether it can serve, and its numbers for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from atoll.api.rest.context import Answer, services
+from atoll.version import __version__
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/health")
+async def health() -> Answer:
+    """This process answers."""
+    return Answer({"status": "ok", "version": __version__})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Answer:
+    """The database answers too; 503 when it does not."""
+    await services(request).store.ping()
+    return Answer({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,129 @@
+"""Errors as RFC 9457 problem documents. The only place that knows status codes."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+    TooLarge,
+    Unauthenticated,
+)
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+log = structlog.get_logger(__name__)
+
+_STATUS: list[tuple[type[AtollError], HTTPStatus]] = [
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
+    (Unauthenticated, HTTPStatus.UNAUTHORIZED),
+    (Forbidden, HTTPStatus.FORBIDDEN),
+    (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (InvalidRequest, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (TemporaryError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (PermanentError, HTTPStatus.INTERNAL_SERVER_ERROR),
+]
+_BY_CODE = {
+    "bad_cursor": HTTPStatus.BAD_REQUEST,
+    "bad_path": HTTPStatus.BAD_REQUEST,
+    "bad_json": HTTPStatus.BAD_REQUEST,
+    "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
+    "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
+}
+MEDIA_TYPE = "application/problem+json"
+
+
+def status_of(error: AtollError) -> HTTPStatus:
+    if error.code in _BY_CODE:
+        return _BY_CODE[error.code]
+    return next(
+        (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST
+    )
+
+
+def problem(error: AtollError) -> Response:
+    headers = {}
+    if isinstance(error, TemporaryError):
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _document(status_of(error), error.code, error.message, headers, error.details)
+
+
+def _document(
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    more: dict[str, Any] | None = None,
+) -> Response:
+    body = {
+        "type": f"urn:atoll:problem:{code}",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        "code": code,
+        **(more or {}),
+    }
+    return Response(json.dumps(body), status.value, headers, MEDIA_TYPE)
+
+
+def invalid(errors: list[Any]) -> InvalidRequest:
+    """What pydantic says, as one sentence and as a list by field. Values are left out: they may be secret."""
+    listed = [
+        {
+            "field": ".".join(str(part) for part in item["loc"] if part != "body"),
+            "message": item["msg"].removeprefix("Value error, "),
+        }
+        for item in errors[:20]
+    ]
+    if any(item["type"] == "json_invalid" for item in errors):
+        return InvalidRequest("The body is not JSON.", code="bad_json", errors=listed)
+    words = "; ".join(
+        f"{e['field']}: {e['message']}" if e["field"] else e["message"] for e in listed
+    )
+    return InvalidRequest(words, errors=listed)
+
+
+async def on_atoll_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AtollError)
+    return problem(error)
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError | ValidationError)
+    return problem(invalid(list(error.errors())))
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework itself answers: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
+    return _document(status, code, str(error.detail), dict(error.headers or {}))
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    log.error("request.failed", path=request.url.path, exc_info=error)
+    return _document(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "internal_error",
+        "Something broke here; it is in the log.",
+    )

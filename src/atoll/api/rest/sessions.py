@@ -1,0 +1,52 @@
+"""Routes of sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.schemas import CreateSession, SessionOut, SessionPage, session_out
+from atoll.model.session import SessionStatus
+
+router = APIRouter(prefix="/sessions", tags=["sessions"])
+
+
+@router.post("", status_code=201, responses={201: {"model": SessionOut}})
+async def create_session(request: Request, body: CreateSession) -> Answer:
+    """Create a session: from a ready instance if there is one, else from scratch. It is running when
+    this answers."""
+    session = await services(request).sessions.create(
+        template_id=body.template_id,
+        limits=body.limits,
+        timeout=body.timeout,
+        env_vars=body.env_vars,
+    )
+    return Answer(session_out(session), 201)
+
+
+@router.get("", responses={200: {"model": SessionPage}})
+async def list_sessions(
+    request: Request,
+    status: SessionStatus | None = None,
+    template_id: str | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Answer:
+    """Sessions, newest first, ended ones too."""
+    page = await services(request).sessions.list(
+        status=status, template_id=template_id, cursor=cursor, limit=limit
+    )
+    return page_answer([session_out(session) for session in page.items], page.next_cursor)
+
+
+@router.get("/{session_id}", responses={200: {"model": SessionOut}})
+async def get_session(request: Request, session_id: str) -> Answer:
+    return Answer(session_out(await services(request).sessions.get(session_id)))
+
+
+@router.delete("/{session_id}", responses={200: {"model": SessionOut}})
+async def delete_session(request: Request, session_id: str) -> Answer:
+    """End a session: `terminated`. One that has ended stays as it ended."""
+    return Answer(session_out(await services(request).sessions.delete(session_id)))

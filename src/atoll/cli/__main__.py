@@ -1,0 +1,5 @@
+"""`python -m atoll.cli`."""
+
+from atoll.cli import main
+
+main()

@@ -1,0 +1,32 @@
+"""`atoll doctor`."""
+
+import typer
+
+from atoll.cli import output
+from atoll.cli.options import DataDir, Json, settings
+
+
+def doctor(data_dir: DataDir = None, json: Json = False) -> None:
+    """Say what isolation this machine can give, what is missing, and how to get it."""
+    chosen = settings(data_dir=data_dir)
+    from atoll import app
+
+    checks = app.doctor(chosen)
+    if json:
+        output.as_json(checks)
+    else:
+        marks = {True: "ok", False: "missing"}
+        rows = [
+            (
+                "FAILED" if check.essential and not check.ok else marks[check.ok],
+                check.name,
+                check.detail,
+            )
+            for check in checks
+        ]
+        output.table(("", "CHECK", ""), rows)
+        for check in checks:
+            if not check.ok and check.fix:
+                output.line(f"\n{check.name}: to fix it, run\n    {check.fix}")
+    if any(check.essential and not check.ok for check in checks):
+        raise typer.Exit(1)

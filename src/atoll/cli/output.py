@@ -1,0 +1,84 @@
+"""
+How answers are shown: tables for people, JSON for programs.
+
+Names and messages may come from the code that runs in a sandbox, so what could steer a terminal is
+shown instead of obeyed. (A program's own output, in `run` and `exec`, is passed on as it is.)
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+
+def visible(value: object) -> str:
+    text = "" if value is None else str(value)
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def as_json(value: Any) -> None:
+    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+
+
+def line(text: str) -> None:
+    typer.echo(visible(text))
+
+
+def error(message: str, code: str) -> None:
+    typer.echo(f"error: {visible(message).rstrip()} ({code})", err=True)
+
+
+def note(message: str) -> None:
+    typer.echo(f"atoll: {visible(message)}", err=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(visible(value)) for value in row))
+    # What is piped into another program must not be folded to the width of a terminal.
+    width = None if sys.stdout.isatty() else 1000
+    Console(width=width, highlight=False, emoji=False).print(shown)
+
+
+def details(value: Any) -> None:
+    """One thing, a field a line."""
+    table(("", ""), [(name, _short(item)) for name, item in _plain(value).items()])
+
+
+def age(moment: datetime) -> str:
+    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_short(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_short(item) for item in value)
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)

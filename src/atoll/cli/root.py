@@ -1,0 +1,55 @@
+"""The tree of commands, and what every one of them does with an error."""
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from atoll.cli import doctor, keys, nodes, output, run, serve, sessions, templates, version
+from atoll.errors import AtollError
+
+
+class Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            value = super().invoke(ctx)
+            # Here and not at exit, where a broken pipe could no longer be caught.
+            sys.stdout.flush()
+            return value
+        except AtollError as error:
+            output.error(error.message, error.code)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            _leave_quietly()
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            output.error(what, "local_file")
+            raise typer.Exit(1) from None
+
+
+def _leave_quietly() -> NoReturn:
+    """Nobody reads on, which is the end that SIGPIPE gives to other programs."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    raise typer.Exit(141)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Runs the code that AI agents write: isolated, at once, on machines you own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("serve")(serve.serve)
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
+app.add_typer(sessions.app, name="session")
+app.add_typer(templates.app, name="template")
+app.add_typer(nodes.app, name="node")
+app.add_typer(keys.app, name="key")
+app.command("doctor")(doctor.doctor)
+app.command("version")(version.version)

@@ -1,0 +1,184 @@
+"""`atoll session …`."""
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from atoll.cli import output
+from atoll.cli.complete import session_ids, template_ids
+from atoll.cli.options import (
+    ApiKey,
+    Cpu,
+    Disk,
+    Env,
+    Json,
+    MaxProcesses,
+    Memory,
+    Url,
+    connect,
+    environment,
+)
+
+app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
+
+SessionId = Annotated[
+    str, typer.Argument(metavar="SESSION", help="Its id.", autocompletion=session_ids)
+]
+
+
+@app.command()
+def create(
+    template: Annotated[
+        str | None, typer.Option("--template", autocompletion=template_ids, help="Template id.")
+    ] = None,
+    timeout: Annotated[int | None, typer.Option(help="Seconds of life.")] = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    max_processes: MaxProcesses = None,
+    env: Env = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Make a session and print its id."""
+    variables = environment(env)
+    with connect(url, api_key) as atoll:
+        session = atoll.sessions.create(
+            template,
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=variables,
+        )
+    output.as_json(session.info) if json else output.line(session.id)
+
+
+@app.command("list")
+def list_(
+    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
+    template: Annotated[
+        str | None, typer.Option(autocompletion=template_ids, help="Only those of this template.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """List sessions, newest first, ended ones included."""
+    with connect(url, api_key) as atoll:
+        found = atoll.sessions.list(status=status, template=template)
+        infos = [session.info for session in islice(found, limit)]
+    if json:
+        output.as_json(infos)
+        return
+    output.table(
+        ("SESSION", "STATUS", "TEMPLATE", "NODE", "CPU", "MEMORY", "AGE", "CAUSE"),
+        [
+            (
+                info.id,
+                info.status,
+                info.template_id,
+                info.runtime_node,
+                info.resources.cpu,
+                info.resources.memory,
+                output.age(info.created_at),
+                info.cause,
+            )
+            for info in infos
+        ],
+    )
+
+
+@app.command()
+def show(
+    session_id: SessionId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """Show one session."""
+    with connect(url, api_key) as atoll:
+        info = atoll.sessions.get(session_id).info
+    output.as_json(info) if json else output.details(info)
+
+
+@app.command("exec")
+def exec_(
+    session_id: SessionId,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND [ARGS]...]", help="With --code: its arguments."),
+    ] = None,
+    code: Annotated[str | None, typer.Option("--code", "-c", help="Run this code.")] = None,
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="Of the code: python, javascript, shell.")
+    ] = "python",
+    event: Annotated[str | None, typer.Option(metavar="JSON", help="Given to handler().")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds.")] = None,
+    env: Env = None,
+    cwd: Annotated[str | None, typer.Option(help="Where to run it; /workspace.")] = None,
+    stdin: Annotated[
+        bool | None,
+        typer.Option("--stdin/--no-stdin", help="Give stdin to the program; by default if piped."),
+    ] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Run a command, or code, in a session and end with its exit code."""
+    from atoll.cli.live import show as show_live
+    from atoll.cli.program import read_event, read_stdin
+
+    if code is None and not words:
+        raise typer.BadParameter("give a command after --, or --code.", param_hint="COMMAND")
+    given, variables, fed = read_event(event), environment(env), read_stdin(stdin)
+    with connect(url, api_key) as atoll:
+        execution = atoll.sessions.get(session_id).submit(
+            code,
+            language=language,
+            command=words if code is None else None,
+            args=words or [] if code is not None else (),
+            event=given,
+            timeout=timeout,
+            stdin=fed,
+            env=variables,
+            cwd=cwd,
+        )
+        status = show_live(execution, json=json)
+    raise typer.Exit(status)
+
+
+@app.command()
+def cp(
+    source: Annotated[str, typer.Argument(help="A local path, or SESSION:PATH.")],
+    target: Annotated[str, typer.Argument(help="The other of the two.")],
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Copy a file or directory into a session or out of one."""
+    from atoll.cli.copy import copy
+
+    with connect(url, api_key) as atoll:
+        copied = copy(atoll, source, target)
+    output.as_json(copied) if json else output.note(f"{len(copied)} file(s) copied.")
+
+
+@app.command()
+def rm(
+    session_id: Annotated[
+        list[str], typer.Argument(metavar="SESSION...", autocompletion=session_ids)
+    ],
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """End sessions; their records and results stay readable."""
+    with connect(url, api_key) as atoll:
+        infos = [atoll.sessions.delete(one) for one in session_id]
+    if json:
+        output.as_json(infos)
+        return
+    for info in infos:
+        output.line(info.id)

@@ -1,0 +1,60 @@
+"""Numbers for Prometheus, taken from the services when they are asked for: no cost while nobody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from atoll.service.executions import Executions
+    from atoll.service.pool import Pool
+    from atoll.service.sessions import Sessions
+
+
+class _Collector:
+    def __init__(self, sessions: Sessions, executions: Executions, pool: Pool) -> None:
+        self._sessions = sessions
+        self._executions = executions
+        self._pool = pool
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        started = CounterMetricFamily(
+            "atoll_sessions_created", "Sessions created, by how they started.", labels=["start"]
+        )
+        for start, count in self._sessions.created.items():
+            started.add_metric([start], count)
+        yield started
+        yield GaugeMetricFamily(
+            "atoll_sessions_live", "Sessions that this process reaches.", self._sessions.live_count
+        )
+        ended = CounterMetricFamily(
+            "atoll_executions", "Executions that have ended, by status.", labels=["status"]
+        )
+        for status, count in self._executions.finished.items():
+            ended.add_metric([status], count)
+        yield ended
+        yield CounterMetricFamily(
+            "atoll_execution_seconds", "Time that executions took.", self._executions.seconds
+        )
+        yield GaugeMetricFamily(
+            "atoll_executions_running",
+            "Executions under way, waiting ones too.",
+            self._executions.running_count,
+        )
+        ready = GaugeMetricFamily(
+            "atoll_pool_ready", "Ready instances, by template.", labels=["template"]
+        )
+        for template, count in self._pool.sizes().items():
+            ready.add_metric([template], count)
+        yield ready
+
+
+def register(
+    registry: CollectorRegistry, sessions: Sessions, executions: Executions, pool: Pool
+) -> None:
+    registry.register(_Collector(sessions, executions, pool))

@@ -1,0 +1,125 @@
+"""
+After a start: what an earlier process of the control plane left.
+
+Instances of running sessions are reached again and what runs in them is followed to its end; pooled
+ones go back to the pool; what has no owner is removed. Executions whose instance is gone are recorded as
+crashed. Sessions whose instance is gone keep their workspace and get a new one at the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError
+from atoll.model.instance import State
+from atoll.model.session import Cause
+from atoll.service.pool import Ready
+
+if TYPE_CHECKING:
+    from atoll.drivers.base import Driver
+    from atoll.model.execution import Execution
+    from atoll.model.instance import Handle
+    from atoll.service.executions import Executions
+    from atoll.service.pool import Pool
+    from atoll.service.sessions import Sessions
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+BATCH = 100
+CONCURRENCY = 8
+
+
+class Recovery:
+    def __init__(
+        self, store: Store, driver: Driver, sessions: Sessions, executions: Executions, pool: Pool
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._sessions = sessions
+        self._executions = executions
+        self._pool = pool
+
+    async def run(self) -> None:
+        slots = asyncio.Semaphore(CONCURRENCY)
+
+        async def limited(handle: Handle) -> None:
+            async with slots:
+                try:
+                    await self._instance(handle)
+                except AtollError as error:
+                    # Left to the sweep, which looks again and again.
+                    log.warning("recovery.failed", instance=handle.instance_id, error=error.message)
+
+        async with asyncio.TaskGroup() as group:
+            for handle in await self._driver.handles():
+                group.create_task(limited(handle))
+        await self._forget_lost_instances()
+        await self._schedule_ends()
+        await self._executions_left()
+
+    async def _instance(self, handle: Handle) -> None:
+        instance = await self._store.instances.get(handle.instance_id)
+        running = (await self._driver.observe(handle)).state is State.RUNNING
+        if instance is not None and running:
+            if instance.session_id is None:
+                template = await self._store.templates.get(instance.template_id)
+                if template is not None and template.version == instance.template_version:
+                    link = await self._driver.connect(handle)
+                    self._pool.put(template, Ready(instance, link, template.default_resources))
+                    return
+            else:
+                session = await self._store.sessions.get(instance.session_id)
+                if session is not None and session.instance_id == instance.id:
+                    if not session.status.ended:
+                        await self._sessions.live(session.id)
+                        return
+        keep = await self._is_a_session_s(handle, instance.session_id if instance else None)
+        await self._driver.destroy(handle)
+        await self._store.instances.remove(handle.instance_id)
+        if not keep:
+            await self._driver.discard(self._driver.workspace_of(handle))
+
+    async def _is_a_session_s(self, handle: Handle, session_id: str | None) -> bool:
+        if session_id is None:
+            return False
+        session = await self._store.sessions.get(session_id)
+        return session is not None and not session.status.ended
+
+    async def _forget_lost_instances(self) -> None:
+        there = {handle.instance_id for handle in await self._driver.handles()}
+        for instance in await self._store.instances.all():
+            if instance.id not in there:
+                await self._store.instances.remove(instance.id)
+
+    async def _schedule_ends(self) -> None:
+        after = ""
+        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+            for session in batch:
+                self._sessions.schedule_end(session)
+            after = batch[-1].id
+
+    async def _executions_left(self) -> None:
+        after = ""
+        while batch := await self._store.executions.unfinished(limit=BATCH, after=after):
+            for execution in batch:
+                await self._execution(execution)
+            after = batch[-1].id
+
+    async def _execution(self, execution: Execution) -> None:
+        live = self._sessions.reachable(execution.session_id)
+        journal = [] if live is None else [run["id"] for run in live.link.hello.get("runs", ())]
+        if live is not None and execution.id in journal:
+            await self._executions.attach(execution, live)
+        elif live is not None:
+            # The executor forgets a run only when its result is stored: this one has not begun.
+            self._executions.resume(execution)
+        else:
+            await self._executions.abandon(
+                execution,
+                Cause.INSTANCE_LOST,
+                "The control plane was restarted and the execution was not found again.",
+            )

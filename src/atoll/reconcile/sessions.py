@@ -1,0 +1,99 @@
+"""The sweep: sessions whose life is over end, and what no session owns goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.service.pool import Pool
+    from atoll.service.sessions import Sessions
+    from atoll.settings import SessionSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+YOUNG = 120.0
+"""Seconds that an instance or workspace without an owner is left alone: it may be on its way to one."""
+
+
+class Sweep:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        sessions: Sessions,
+        pool: Pool,
+        clock: Clock,
+        settings: SessionSettings,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._sessions = sessions
+        self._pool = pool
+        self._clock = clock
+        self._settings = settings
+        self._first_seen: dict[str, float] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep.total_seconds())
+            try:
+                await self.once()
+            except AtollError as error:
+                log.warning("sweep.failed", error=error.message)
+            except OSError as error:
+                log.error("sweep.failed", exc_info=error)
+
+    async def once(self) -> None:
+        for session in await self._store.sessions.expired(
+            self._clock.now(), limit=self._settings.sweep_batch
+        ):
+            await self._sessions.expire(session.id)
+        await self._remove_orphans()
+
+    async def _remove_orphans(self) -> None:
+        owned, kept = await self._owned()
+        seen: dict[str, float] = {}
+        now = self._clock.monotonic()
+        for handle in await self._driver.handles():
+            if handle.instance_id not in owned and self._is_old(handle.instance_id, seen, now):
+                log.info("orphan.instance", instance_id=handle.instance_id)
+                await self._driver.destroy(handle)
+                await self._store.instances.remove(handle.instance_id)
+        for workspace in await self._driver.workspaces():
+            if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
+                log.info("orphan.workspace", workspace=workspace)
+                await self._driver.discard(workspace)
+        self._first_seen = seen
+
+    def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
+        seen[key] = self._first_seen.get(key, now)
+        return now - seen[key] >= YOUNG
+
+    async def _owned(self) -> tuple[set[str], set[str]]:
+        """Instances and workspaces that a session or the pool has a right to."""
+        instances: set[str] = set()
+        workspaces: set[str] = set()
+        after = ""
+        while True:
+            batch = await self._store.sessions.unfinished(
+                limit=self._settings.sweep_batch, after=after
+            )
+            for session in batch:
+                instances.add(session.instance_id or "")
+                workspaces.add(session.workspace or "")
+            if len(batch) < self._settings.sweep_batch:
+                break
+            after = batch[-1].id
+        for instance in await self._store.instances.all():
+            if self._pool.holds(instance.id):
+                instances.add(instance.id)
+                workspaces.add(instance.workspace)
+        return instances, workspaces

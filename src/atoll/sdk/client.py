@@ -1,0 +1,111 @@
+"""The way in: `AsyncAtoll`."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from atoll.sdk.connection import Connection
+from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.sessions import AsyncSession, AsyncSessions, end
+from atoll.sdk.target import find
+from atoll.sdk.templates import AsyncTemplates
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Mapping
+    from types import TracebackType
+
+
+class AsyncAtoll:
+    """
+    Sandboxes, of a server or of this process.
+
+    With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
+    a server on this machine the key in its data directory). Without, it runs the whole of Atoll
+    inside this process, and `settings` are that one's settings. `timeout` is how long one request
+    may take to be answered, in seconds; it does not limit how long code runs.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+        **settings: Any,
+    ) -> None:
+        self._connection = Connection(find(url, api_key, data_dir, settings), timeout)
+        self._sessions = AsyncSessions(self._connection)
+        self._templates = AsyncTemplates(self._connection)
+        self._nodes = AsyncNodes(self._connection)
+
+    @property
+    def url(self) -> str | None:
+        """The server's address; none when it is this process."""
+        return self._connection.target.url
+
+    @property
+    def sessions(self) -> AsyncSessions:
+        return self._sessions
+
+    @property
+    def templates(self) -> AsyncTemplates:
+        return self._templates
+
+    @property
+    def nodes(self) -> AsyncNodes:
+        return self._nodes
+
+    def __repr__(self) -> str:
+        return f"<Atoll at {self._connection.target.name}>"
+
+    @asynccontextmanager
+    async def session(
+        self,
+        template: str | None = None,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[AsyncSession]:
+        """A session for the length of an `async with`; see `sessions.create` for the arguments."""
+        session = await self._sessions.create(
+            template,
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=env,
+        )
+        try:
+            yield session
+        except BaseException as error:
+            await end(session, error)
+            raise
+        await end(session, None)
+
+    async def open(self) -> None:
+        """Start what has to be started; the first request does it too."""
+        await self._connection.open()
+
+    async def close(self) -> None:
+        """Let go of the server; an embedded one ends, and its sessions with it."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,168 @@
+"""
+Requests to one server, over a socket or in this process, and answers or errors from it.
+
+Opened by the first request. Everything that goes wrong is an `AtollError`: what the server said, or
+a `TemporaryError` (`server_unreachable`, `server_timeout`) when it said nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.sdk.problems import error_of
+from atoll.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping
+
+    from atoll.sdk.target import Target
+
+_CONNECT_TIMEOUT = 5.0
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+
+
+class Connection:
+    def __init__(self, target: Target, timeout: float) -> None:
+        self.target = target
+        self.answered = False
+        """Whether the server was ever there: then its silence is likely to pass."""
+        self._timeout = timeout
+        self._opening = asyncio.Lock()
+        self._resources = AsyncExitStack()
+        self._client: httpx.AsyncClient | None = None
+        self._closed = False
+
+    async def open(self) -> httpx.AsyncClient:
+        if self._client is not None:
+            return self._client
+        async with self._opening:
+            if self._closed:
+                raise RuntimeError("This Atoll is closed.")
+            if self._client is None:
+                async with AsyncExitStack() as stack:
+                    client = await self._connect(stack)
+                    self._resources = stack.pop_all()
+                    self._client = client
+            return self._client
+
+    async def close(self) -> None:
+        async with self._opening:
+            self._closed, self._client = True, None
+            await self._resources.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        query: Mapping[str, Any] | None = None,
+        wait: float = 0.0,
+    ) -> Any:
+        """The answer's JSON; `wait` is how long the server was asked to take, in seconds."""
+        async with self.stream(
+            method, path, body=body, content=content, query=query, wait=wait
+        ) as response:
+            text = await response.aread()
+        if not text:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise PermanentError(
+                f"{self.target.name} answered {method} {path} with something that is not JSON; is "
+                "it an Atoll server?",
+                code="bad_answer",
+            ) from None
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0.0,
+    ) -> AsyncIterator[httpx.Response]:
+        """An answer that is not an error, its body not read yet."""
+        client = await self.open()
+        headers = dict(headers or {})
+        if body is not None:
+            content = _json(body)
+            headers["content-type"] = "application/json"
+        timeout = httpx.Timeout(
+            self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
+        )
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        try:
+            async with client.stream(
+                method, path, content=content, params=given, headers=headers, timeout=timeout
+            ) as response:
+                self.answered = True
+                if not response.is_success:
+                    raise error_of(response.status_code, response.headers, await response.aread())
+                yield response
+        except httpx.TimeoutException as error:
+            raise TemporaryError(
+                f"{self.target.name} did not answer {method} {path} within {self._timeout:g} s.",
+                code="server_timeout",
+            ) from error
+        except httpx.TransportError as error:
+            raise TemporaryError(
+                f"No server answers at {self.target.name}: {str(error) or type(error).__name__}. "
+                "Start one with `atoll serve`, or name another one (ATOLL_URL).",
+                code="server_unreachable",
+            ) from error
+
+    async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
+        """The items of all pages; a page is asked for when the one before it is used up."""
+        cursor: str | None = None
+        while True:
+            page = await self.call("GET", path, query={**(query or {}), "cursor": cursor})
+            for item in page["items"]:
+                yield item
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    async def _connect(self, stack: AsyncExitStack) -> httpx.AsyncClient:
+        target = self.target
+        headers = {"user-agent": f"atoll-python/{__version__}", "accept": "*/*"}
+        if target.key is not None:
+            headers["authorization"] = f"Bearer {target.key}"
+        transport: httpx.AsyncBaseTransport | None = None
+        if target.url is None:
+            from atoll.sdk.embedded import Host, application
+            from atoll.sdk.transport import InProcessTransport
+
+            host = Host(application(target.settings))
+            transport = InProcessTransport(await host.start())
+            stack.push_async_callback(host.stop)
+        elif target.loopback:
+            # A transport of its own takes no proxy from the environment.
+            transport = httpx.AsyncHTTPTransport(limits=_LIMITS)
+        client = httpx.AsyncClient(
+            base_url=f"{target.url or 'http://embedded'}/api/v1/",
+            headers=headers,
+            transport=transport,
+            limits=_LIMITS,
+        )
+        return await stack.enter_async_context(client)
+
+
+def _json(body: Any) -> bytes:
+    try:
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"This cannot be sent as JSON: {error}", code="not_json") from error

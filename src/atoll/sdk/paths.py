@@ -1,0 +1,36 @@
+"""
+How names become parts of a URL.
+
+A name stays inside its own part of the URL whatever it holds: `..` is sent encoded for the server
+to judge, since an HTTP client would otherwise resolve it and so reach another resource.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+WORKSPACE = "/workspace"
+
+
+def segment(name: str) -> str:
+    """An id, or one part of a path, as one part of a URL."""
+    if set(name) == {"."}:
+        return "%2E" * len(name)
+    return quote(name, safe="", errors="surrogateescape")
+
+
+def workspace_path(path: str | os.PathLike[str]) -> str:
+    """A path as the API writes it: relative to the workspace; `/workspace/a` is `a`."""
+    text = os.fspath(path)
+    if text == WORKSPACE or text.startswith(WORKSPACE + "/"):
+        text = text[len(WORKSPACE) :].lstrip("/")
+    return text or "."
+
+
+def encoded(path: str | os.PathLike[str]) -> str:
+    """A path in the workspace as the end of a URL."""
+    text = workspace_path(path)
+    # An absolute path must reach the server as one: an empty first part would be lost on the way.
+    root, text = ("%2F", text[1:]) if text.startswith("/") else ("", text)
+    return root + "/".join(segment(part) for part in text.split("/"))

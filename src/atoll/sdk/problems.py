@@ -1,0 +1,68 @@
+"""From a problem document to the error that the server raised."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    RequestError,
+    TemporaryError,
+    TooLarge,
+    Unauthenticated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BY_STATUS: dict[int, type[AtollError]] = {
+    400: InvalidRequest,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: InvalidRequest,
+    429: TemporaryError,
+    # A gateway's word for a server that is not there at the moment.
+    502: TemporaryError,
+    503: TemporaryError,
+    504: TemporaryError,
+}
+_STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> AtollError:
+    problem = _document(body)
+    family = _BY_STATUS.get(status) or (RequestError if status < 500 else PermanentError)
+    detail = problem.get("detail") or problem.get("title")
+    error = family(str(detail or f"The server answered {status} and said nothing more."))
+    if isinstance(problem.get("code"), str):
+        error.code = problem["code"]
+    error.details = {name: value for name, value in problem.items() if name not in _STANDARD}
+    if isinstance(error, TemporaryError):
+        error.retry_after = _seconds(headers.get("retry-after", ""), error.retry_after)
+    if isinstance(error, PermanentError):
+        error.cause = str(error.details.pop("cause", error.cause))
+    return error
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}
+
+
+def _seconds(text: str, default: float) -> float:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return default

@@ -1,0 +1,214 @@
+"""Sessions: making, finding and ending them, and running code in one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import NotFound
+from atoll.sdk.decode import decode
+from atoll.sdk.executions import AsyncExecution, execute_body, follow
+from atoll.sdk.files import AsyncFiles
+from atoll.sdk.paths import segment
+from atoll.sdk.patience import quietly, undoable
+from atoll.sdk.values import ExecutionInfo, Result, SessionInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+
+    from atoll.sdk.connection import Connection
+    from atoll.sdk.executions import OutputCallback
+
+# Short executions are answered by the request that submits them. It must not wait much longer: only
+# its answer tells the id, without which an execution cannot be cancelled.
+_FIRST_WAIT = 1.0
+
+
+class AsyncSession:
+    """A sandbox that lives until it is deleted or its time is over."""
+
+    def __init__(self, connection: Connection, info: SessionInfo) -> None:
+        self._connection = connection
+        self._info = info
+        self._path = f"sessions/{segment(info.id)}"
+        self._files = AsyncFiles(connection, self._path)
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def info(self) -> SessionInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._info
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its workspace."""
+        return self._files
+
+    def __repr__(self) -> str:
+        return f"<Session {self._info.id} {self._info.status}>"
+
+    async def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+    ) -> Result:
+        """
+        Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
+
+        Python code that defines `handler` has it called with `event`; what it returns is the
+        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
+        comes. A program that fails is a result, not an exception: see `Result.ok` and
+        `Result.check`. When the call itself is cancelled, so is the execution.
+        """
+        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
+        if on_stdout is not None or on_stderr is not None:
+            execution = await self._submit(body)
+            return await _to_the_end(execution, follow(execution, on_stdout, on_stderr))
+        answer = await undoable(self._execute(body, _FIRST_WAIT), self._cancel)
+        if answer["status"] != "submitted":
+            return decode(Result, answer)
+        execution = AsyncExecution(self._connection, answer["execution_id"])
+        return await _to_the_end(execution, execution.wait())
+
+    async def submit(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+    ) -> AsyncExecution:
+        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        return await self._submit(
+            execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
+        )
+
+    def execution(self, execution_id: str) -> AsyncExecution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return AsyncExecution(self._connection, execution_id)
+
+    async def executions(self) -> AsyncIterator[ExecutionInfo]:
+        """What was run in it, newest first."""
+        async for item in self._connection.pages(f"{self._path}/executions"):
+            yield decode(ExecutionInfo, item)
+
+    async def refresh(self) -> SessionInfo:
+        """Ask the server how it is."""
+        self._info = decode(SessionInfo, await self._connection.call("GET", self._path))
+        return self._info
+
+    async def delete(self) -> SessionInfo:
+        """End it; its record and the results stay readable. Doing so again changes nothing."""
+        self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
+        return self._info
+
+    async def _submit(self, body: dict[str, Any]) -> AsyncExecution:
+        answer = await undoable(self._execute(body, None), self._cancel)
+        return AsyncExecution(self._connection, answer["execution_id"])
+
+    async def _execute(self, body: dict[str, Any], wait: float | None) -> Any:
+        if wait is not None:
+            body = {**body, "wait": wait}
+        return await self._connection.call(
+            "POST", f"{self._path}/execute", body=body, wait=wait or 0.0
+        )
+
+    async def _cancel(self, answer: Any) -> None:
+        if answer["status"] == "submitted":
+            await AsyncExecution(self._connection, answer["execution_id"]).cancel()
+
+
+class AsyncSessions:
+    """All sessions of the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def create(
+        self,
+        template: str | None = None,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncSession:
+        """
+        A new session, ready to run code.
+
+        `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
+        bytes or like "512Mi". What is left out comes from the template, and from the server's
+        settings after that.
+        """
+        body = {
+            "template_id": template,
+            "timeout": timeout,
+            "cpu": None if cpu is None else str(cpu),
+            "memory": None if memory is None else str(memory),
+            "disk": None if disk is None else str(disk),
+            "max_processes": max_processes,
+            "env_vars": dict(env) if env else None,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        answer = await undoable(
+            self._connection.call("POST", "sessions", body=given),
+            lambda answer: self.delete(answer["id"]),
+        )
+        return AsyncSession(self._connection, decode(SessionInfo, answer))
+
+    async def get(self, session_id: str) -> AsyncSession:
+        """The session with this id; raises `NotFound` when there is none."""
+        answer = await self._connection.call("GET", f"sessions/{segment(session_id)}")
+        return AsyncSession(self._connection, decode(SessionInfo, answer))
+
+    async def list(
+        self, *, status: str | None = None, template: str | None = None
+    ) -> AsyncIterator[AsyncSession]:
+        """Sessions, newest first, ended ones included; pages are fetched as they are needed."""
+        query = {"status": status, "template_id": template}
+        async for item in self._connection.pages("sessions", query):
+            yield AsyncSession(self._connection, decode(SessionInfo, item))
+
+    async def delete(self, session_id: str) -> SessionInfo:
+        """End a session; its record and the results stay readable."""
+        answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
+        return decode(SessionInfo, answer)
+
+
+async def _to_the_end(execution: AsyncExecution, waiting: Coroutine[None, None, Result]) -> Result:
+    try:
+        return await waiting
+    except BaseException:
+        # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
+        await quietly(execution.cancel())
+        raise
+
+
+async def end(session: AsyncSession, error: BaseException | None) -> None:
+    """Delete a session that is left with `error`, which must not be hidden by one of ours."""
+    if error is not None:
+        await quietly(session.delete())
+        return
+    try:
+        await session.delete()
+    except NotFound:
+        return

@@ -1,0 +1,492 @@
+"""
+The same client for ordinary code: `Atoll`.
+
+Written by scripts/generate-sync from the asynchronous classes; change those. Objects may be used
+from several threads, and from code that runs inside an event loop, which they then block.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from atoll.sdk.client import AsyncAtoll
+from atoll.sdk.portal import Portal
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from atoll.sdk.executions import AsyncExecution, OutputCallback
+    from atoll.sdk.files import AsyncFiles
+    from atoll.sdk.nodes import AsyncNodes
+    from atoll.sdk.sessions import AsyncSession, AsyncSessions
+    from atoll.sdk.templates import AsyncTemplates
+    from atoll.sdk.values import (
+        Entry,
+        Event,
+        ExecutionInfo,
+        NodeHealth,
+        NodeInfo,
+        NodeMetrics,
+        Result,
+        SessionInfo,
+        Status,
+        TemplateInfo,
+    )
+
+
+class Execution:
+    """A handle on one execution; it is valid as long as the server keeps the record."""
+
+    def __init__(self, inner: AsyncExecution, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def info(self) -> ExecutionInfo:
+        """The whole record, with what is known of each artifact."""
+        return self._portal.call(self._async.info)
+
+    def status(self) -> Status:
+        return self._portal.call(self._async.status)
+
+    def result(self) -> Result:
+        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        return self._portal.call(self._async.result)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `timeout` seconds, and the
+        execution goes on. A server that is started again meanwhile is waited for."""
+        return self._portal.call(self._async.wait, timeout)
+
+    def cancel(self) -> Status:
+        """End it; one that has ended already stays as it is."""
+        return self._portal.call(self._async.cancel)
+
+    def events(self) -> Iterator[Event]:
+        """Everything it did and does, from the start, live; ends after the `result`. A connection
+        that is lost is taken up again where it broke."""
+        yield from self._portal.iterate(self._async.events())
+
+
+class Files:
+    """The workspace of a session."""
+
+    def __init__(self, inner: AsyncFiles, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def write(self, path: str, data: bytes | str) -> Entry:
+        """Make or replace a file, and the directories it lies in; text is written as UTF-8."""
+        return self._portal.call(self._async.write, path, data)
+
+    def read(self, path: str) -> bytes:
+        return self._portal.call(self._async.read, path)
+
+    def read_text(self, path: str, encoding: str = "utf-8") -> str:
+        return self._portal.call(self._async.read_text, path, encoding)
+
+    def list(self, path: str = "") -> Iterator[Entry]:
+        """What lies in a directory; pages are fetched as they are needed."""
+        yield from self._portal.iterate(self._async.list(path))
+
+    def stat(self, path: str) -> Entry:
+        return self._portal.call(self._async.stat, path)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or an empty directory; with `recursive` a directory and all in it."""
+        self._portal.call(self._async.remove, path, recursive=recursive)
+
+    def mkdir(self, path: str, *, parents: bool = True) -> Entry:
+        return self._portal.call(self._async.mkdir, path, parents=parents)
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
+        return self._portal.call(self._async.move, source, target, overwrite=overwrite)
+
+    def upload(self, local_path: str | os.PathLike[str], path: str | None = None) -> Entry:
+        """Copy a file of this machine to `path`, by default under its own name."""
+        return self._portal.call(self._async.upload, local_path, path)
+
+    def download(self, path: str, local_path: str | os.PathLike[str]) -> Path:
+        """Copy a file to this machine, into `local_path` if that is a directory; says where to."""
+        return self._portal.call(self._async.download, path, local_path)
+
+
+class Session:
+    """A sandbox that lives until it is deleted or its time is over."""
+
+    def __init__(self, inner: AsyncSession, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> SessionInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    @property
+    def files(self) -> Files:
+        """Its workspace."""
+        return Files(self._async.files, self._portal)
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+    ) -> Result:
+        """
+        Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
+
+        Python code that defines `handler` has it called with `event`; what it returns is the
+        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
+        comes. A program that fails is a result, not an exception: see `Result.ok` and
+        `Result.check`. When the call itself is cancelled, so is the execution.
+        """
+        return self._portal.call(
+            self._async.run,
+            code,
+            language=language,
+            command=command,
+            event=event,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            args=args,
+            cwd=cwd,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+
+    def submit(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+    ) -> Execution:
+        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        return Execution(
+            self._portal.call(
+                self._async.submit,
+                code,
+                language=language,
+                command=command,
+                event=event,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                args=args,
+                cwd=cwd,
+            ),
+            self._portal,
+        )
+
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return Execution(self._async.execution(execution_id), self._portal)
+
+    def executions(self) -> Iterator[ExecutionInfo]:
+        """What was run in it, newest first."""
+        yield from self._portal.iterate(self._async.executions())
+
+    def refresh(self) -> SessionInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def delete(self) -> SessionInfo:
+        """End it; its record and the results stay readable. Doing so again changes nothing."""
+        return self._portal.call(self._async.delete)
+
+
+class Sessions:
+    """All sessions of the server."""
+
+    def __init__(self, inner: AsyncSessions, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def create(
+        self,
+        template: str | None = None,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Session:
+        """
+        A new session, ready to run code.
+
+        `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
+        bytes or like "512Mi". What is left out comes from the template, and from the server's
+        settings after that.
+        """
+        return Session(
+            self._portal.call(
+                self._async.create,
+                template,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                max_processes=max_processes,
+                env=env,
+            ),
+            self._portal,
+        )
+
+    def get(self, session_id: str) -> Session:
+        """The session with this id; raises `NotFound` when there is none."""
+        return Session(self._portal.call(self._async.get, session_id), self._portal)
+
+    def list(self, *, status: str | None = None, template: str | None = None) -> Iterator[Session]:
+        """Sessions, newest first, ended ones included; pages are fetched as they are needed."""
+        for item in self._portal.iterate(self._async.list(status=status, template=template)):
+            yield Session(item, self._portal)
+
+    def delete(self, session_id: str) -> SessionInfo:
+        """End a session; its record and the results stay readable."""
+        return self._portal.call(self._async.delete, session_id)
+
+
+class Templates:
+    """All templates of the server."""
+
+    def __init__(self, inner: AsyncTemplates, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def create(
+        self,
+        name: str,
+        *,
+        template_id: str | None = None,
+        image: str | None = None,
+        base_image: str | None = None,
+        packages: Sequence[str] | None = None,
+        python: str | None = None,
+        preload: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        pool_size: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        require: Sequence[str] | None = None,
+    ) -> TemplateInfo:
+        """
+        A new template.
+
+        `image` is a root file system directory on the node, `python` the interpreter, `preload` the
+        modules it has imported before code arrives, `pool_size` how many instances are kept ready,
+        `require` what a node must be able to give.
+        """
+        return self._portal.call(
+            self._async.create,
+            name,
+            template_id=template_id,
+            image=image,
+            base_image=base_image,
+            packages=packages,
+            python=python,
+            preload=preload,
+            env=env,
+            pool_size=pool_size,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            require=require,
+        )
+
+    def get(self, template_id: str) -> TemplateInfo:
+        return self._portal.call(self._async.get, template_id)
+
+    def list(self) -> Iterator[TemplateInfo]:
+        yield from self._portal.iterate(self._async.list())
+
+    def update(
+        self,
+        template_id: str,
+        *,
+        name: str | None = None,
+        image: str | None = None,
+        base_image: str | None = None,
+        packages: Sequence[str] | None = None,
+        python: str | None = None,
+        preload: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        pool_size: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        require: Sequence[str] | None = None,
+    ) -> TemplateInfo:
+        """Change what is given and keep the rest; sessions that exist already are not touched."""
+        return self._portal.call(
+            self._async.update,
+            template_id,
+            name=name,
+            image=image,
+            base_image=base_image,
+            packages=packages,
+            python=python,
+            preload=preload,
+            env=env,
+            pool_size=pool_size,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            require=require,
+        )
+
+    def delete(self, template_id: str) -> None:
+        self._portal.call(self._async.delete, template_id)
+
+
+class Nodes:
+    """All nodes of the server."""
+
+    def __init__(self, inner: AsyncNodes, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(self) -> Iterator[NodeInfo]:
+        yield from self._portal.iterate(self._async.list())
+
+    def health(self, node_id: str) -> NodeHealth:
+        """Whether the node is well, and what isolation it can give."""
+        return self._portal.call(self._async.health, node_id)
+
+    def metrics(self, node_id: str) -> NodeMetrics:
+        return self._portal.call(self._async.metrics, node_id)
+
+
+class Atoll:
+    """
+    Sandboxes, of a server or of this process.
+
+    With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
+    a server on this machine the key in its data directory). Without, it runs the whole of Atoll
+    inside this process, and `settings` are that one's settings. `timeout` is how long one request
+    may take to be answered, in seconds; it does not limit how long code runs.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        timeout: float = 30.0,
+        **settings: Any,
+    ) -> None:
+        self._async = AsyncAtoll(
+            url, api_key=api_key, data_dir=data_dir, timeout=timeout, **settings
+        )
+        self._portal = Portal()
+
+    @property
+    def url(self) -> str | None:
+        """The server's address; none when it is this process."""
+        return self._async.url
+
+    @property
+    def sessions(self) -> Sessions:
+        return Sessions(self._async.sessions, self._portal)
+
+    @property
+    def templates(self) -> Templates:
+        return Templates(self._async.templates, self._portal)
+
+    @property
+    def nodes(self) -> Nodes:
+        return Nodes(self._async.nodes, self._portal)
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    @contextmanager
+    def session(
+        self,
+        template: str | None = None,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Iterator[Session]:
+        """A session for the length of an `with`; see `sessions.create` for the arguments."""
+        with self._portal.context(
+            self._async.session(
+                template,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                max_processes=max_processes,
+                env=env,
+            )
+        ) as value:
+            yield Session(value, self._portal)
+
+    def open(self) -> None:
+        """Start what has to be started; the first request does it too."""
+        self._portal.call(self._async.open)
+
+    def close(self) -> None:
+        """Let go of the server; an embedded one ends, and its sessions with it."""
+        try:
+            self._portal.call(self._async.close)
+        finally:
+            self._portal.stop()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

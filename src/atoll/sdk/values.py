@@ -1,0 +1,286 @@
+"""
+What the client gives back: frozen values, one for each answer of the wire.
+
+Times are aware, sizes are bytes, durations are seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
+from typing import Any, Literal
+
+from atoll.errors import AtollError
+
+_TAIL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session may use at most, in the notation of the API (`"500m"`, `"512Mi"`)."""
+
+    cpu: str
+    memory: str
+    disk: str
+    max_processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session as the server saw it when it answered."""
+
+    id: str
+    template_id: str
+    status: str
+    """creating, running, completed, failed, timeout or terminated."""
+    wanted: str
+    runtime_type: str
+    runtime_node: str
+    resources: Limits
+    timeout: int
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
+    env_vars: dict[str, str] = field(default_factory=dict)
+    container_id: str | None = None
+    pod_name: str | None = None
+    ended_at: datetime | None = None
+    cause: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    duration_ms: float
+    cpu_time_ms: float
+    peak_memory_mb: float
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why an execution did not succeed; `name` and `traceback` are those of a Python exception."""
+
+    code: str
+    message: str
+    name: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How an execution ended, with its output."""
+
+    execution_id: str
+    status: Literal["success", "failed", "timeout", "error"]
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    execution_time: float = 0.0
+    return_value: Any = None
+    """What `handler(event)` returned."""
+    metrics: Metrics | None = None
+    artifacts: tuple[str, ...] = ()
+    """Files made or changed by this execution, relative to the workspace."""
+    cause: str | None = None
+    signal: str | None = None
+    error: ErrorInfo | None = None
+    stdout_truncated: bool = False
+    stdout_bytes: int = 0
+    stderr_truncated: bool = False
+    stderr_bytes: int = 0
+    artifacts_truncated: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "success"
+
+    def check(self) -> Result:
+        """This result if it is a success; raises `ExecutionFailed` otherwise."""
+        if not self.ok:
+            raise ExecutionFailed(self)
+        return self
+
+
+class ExecutionFailed(AtollError):
+    """An execution that ended without success; `result` is all that is known of it."""
+
+    code = "execution_failed"
+
+    def __init__(self, result: Result) -> None:
+        marks = [f"cause: {result.cause}"] if result.cause else []
+        if result.signal:
+            marks.append(f"signal: {result.signal}")
+        elif result.exit_code is not None:
+            marks.append(f"exit code: {result.exit_code}")
+        text = f"Execution {result.execution_id} ended with status {result.status}"
+        text += f" ({', '.join(marks)})" if marks else ""
+        text += f": {result.error.message}" if result.error else ""
+        tail = result.stderr.rstrip().splitlines()[-_TAIL:]
+        super().__init__("\n".join([text, *tail]))
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[ExecutionFailed], tuple[Result]]:
+        return (type(self), (self.result,))
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where an execution is."""
+
+    execution_id: str
+    session_id: str
+    status: str
+    """pending, running, completed, failed, timeout, crashed or cancelled."""
+    created_at: datetime
+    cause: str | None = None
+    completed_at: datetime | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that an execution made or changed."""
+
+    path: str
+    size: int
+    mime_type: str
+    type: str
+    created_at: datetime
+    checksum: str | None = None
+    """SHA-256; none for a file too large to be hashed at once."""
+    download_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInfo:
+    """An execution's whole record."""
+
+    id: str
+    session_id: str
+    status: str
+    timeout: float
+    created_at: datetime
+    code: str | None = None
+    language: str | None = None
+    command: tuple[str, ...] | None = None
+    container_id: str | None = None
+    cause: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    execution_time: float | None = None
+    return_value: Any = None
+    metrics: Metrics | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    error: ErrorInfo | None = None
+    stdout_truncated: bool = False
+    stdout_bytes: int = 0
+    stderr_truncated: bool = False
+    stderr_bytes: int = 0
+    artifacts_truncated: bool = False
+    retry_count: int = 0
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that an execution did, in order; the last one is its `result`."""
+
+    sequence: int
+    kind: Literal["started", "stdout", "stderr", "result"]
+    data: bytes = b""
+    """Output as it was written; a chunk may end in the middle of a character."""
+    result: Result | None = None
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or directory; `path` is relative to the workspace."""
+
+    path: str
+    name: str
+    type: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: str
+    modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityContext:
+    require: tuple[str, ...] = ()
+    """What a node must be able to give; a node that cannot is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInfo:
+    """What sessions start from."""
+
+    id: str
+    name: str
+    default_resources: Limits
+    version: int
+    created_at: datetime
+    updated_at: datetime
+    image: str = ""
+    base_image: str = ""
+    pre_installed_packages: tuple[str, ...] = ()
+    security_context: SecurityContext = field(default_factory=SecurityContext)
+    python: str = ""
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    pool_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A place that hosts instances."""
+
+    id: str
+    type: str
+    url: str
+    status: str
+    """healthy, unhealthy or draining."""
+    cpu_usage: float
+    """0.0 to 1.0 of all cores."""
+    mem_usage: float
+    """0.0 to 1.0 of all memory."""
+    session_count: int
+    last_heartbeat: datetime
+    max_sessions: int | None = None
+    cached_templates: tuple[str, ...] = ()
+    failure_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    id: str
+    status: str
+    checked_at: datetime
+    provides: tuple[str, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+    """What the node cannot give, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMetrics:
+    id: str
+    cpu_usage: float
+    cpu_count: int
+    load_average: float
+    mem_usage: float
+    mem_total: int
+    disk_free: int
+    session_count: int
+    pool: dict[str, int] = field(default_factory=dict)
+    """Ready instances by template."""

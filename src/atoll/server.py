@@ -1,0 +1,121 @@
+"""
+`atoll serve`: the application behind uvicorn, from the first line it prints to the last session.
+
+Without TLS it listens on loopback only, unless told otherwise. At the end, running requests may finish;
+sessions stay, unless the server ends for good (`stop_sessions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from atoll.errors import InvalidRequest
+from atoll.version import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.settings import Settings
+
+
+class Server:
+    def __init__(self, settings: Settings, *, stop_sessions: bool) -> None:
+        self._settings = settings
+        self._stop_sessions = stop_sessions
+        check_exposure(settings)
+
+    def run(self) -> None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        from atoll.app import application, ensure_first_key
+
+        settings = self._settings
+        listener = _listen(settings.host, settings.port)
+        async with application(settings) as app:
+            key_file = await ensure_first_key(settings, app.keys)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    app.web,
+                    http="httptools",
+                    ws="none",
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    date_header=False,
+                    timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
+                    ssl_certfile=_path(settings.tls_cert),
+                    ssl_keyfile=_path(settings.tls_key),
+                )
+            )
+            port = listener.getsockname()[1]
+            print_welcome(settings, port, key_file)
+            await server.serve(sockets=[listener])
+            if self._stop_sessions:
+                await app.sessions.stop_all()
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to send keys over a network in the clear, unless told to."""
+    if settings.tls_cert is not None or settings.insecure:
+        return
+    try:
+        loopback = ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        loopback = settings.host == "localhost"
+    if not loopback:
+        raise InvalidRequest(
+            f"Listening on {settings.host} would send keys and code over the network in the clear. "
+            "Give --tls-cert and --tls-key, or --insecure if something else protects the connection.",
+            code="insecure_host",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Inherited by the connections: an answer is one small packet, which should not wait.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InvalidRequest(
+            f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port.",
+            code="address_unavailable",
+        ) from None
+    listener.listen(2048)
+    return listener
+
+
+def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
+    """The address, where the key is, and a line that works when pasted."""
+    scheme = "http" if settings.tls_cert is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"{scheme}://{host}:{port}"
+    key = "$ATOLL_API_KEY" if key_file is None else f"$(cat {key_file})"
+    where = "in ATOLL_API_KEY" if key_file is None else f"in {key_file}"
+    lines = [
+        f"Atoll {__version__} listens on {url}  (documentation: {url}/docs)",
+        f"The API key is {where}. Try:",
+        "",
+        f'  curl -s {url}/api/v1/sessions -X POST -H "Authorization: Bearer {key}" '
+        "-H 'Content-Type: application/json' -d '{}'",
+        "",
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201 - this is what the command is asked for

@@ -1,0 +1,1 @@
+"""What Atoll does, one module a noun, one method an API verb."""

@@ -1,0 +1,59 @@
+"""API keys: who may call. Kept hashed; compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING
+
+from atoll import ids
+from atoll.model.key import Key, Scope, digest
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.stores.base import Store
+
+RELOAD_SECONDS = 2.0
+
+
+class Keys:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: list[Key] = []
+        self._loaded = float("-inf")
+
+    async def find(self, secret: str) -> Key | None:
+        """
+        The key that this secret belongs to.
+
+        Every stored key is compared, each in constant time, so the answer's time tells nothing. Keys
+        made or removed by another process count within seconds.
+        """
+        if self._clock.monotonic() - self._loaded > RELOAD_SECONDS:
+            self._known = await self._store.keys.all()
+            self._loaded = self._clock.monotonic()
+        given = digest(secret)
+        found = None
+        for key in self._known:
+            if hmac.compare_digest(key.digest, given):
+                found = key
+        return found
+
+    async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
+        """A new key and its secret, which is shown this once."""
+        secret = ids.api_key()
+        return await self.adopt(name, scope, secret), secret
+
+    async def adopt(self, name: str, scope: Scope, secret: str) -> Key:
+        """Make a given secret a key; nothing changes when it is one."""
+        key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
+        await self._store.keys.add(key)
+        self._loaded = float("-inf")
+        return key
+
+    async def list(self) -> list[Key]:
+        return await self._store.keys.all()
+
+    async def remove(self, key_id: str) -> bool:
+        self._loaded = float("-inf")
+        return await self._store.keys.remove(key_id)

@@ -1,0 +1,362 @@
+"""
+Sessions: made, found, kept alive, ended.
+
+A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a `Live`
+is only how to reach what the store says. An instance that has died is replaced in the same session, with
+its workspace, by the next request that needs it; requests that come at the same time cause one recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll import ids
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+)
+from atoll.link.client import LinkLost
+from atoll.model.instance import State
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.template import DEFAULT_TEMPLATE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.link.client import Link
+    from atoll.model.instance import Instance
+    from atoll.model.page import Page
+    from atoll.model.resources import Resources
+    from atoll.service.pool import Pool, Ready
+    from atoll.service.tasks import Tasks
+    from atoll.service.templates import Templates
+    from atoll.settings import Settings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+
+class Live:
+    """A session's compute as this process reaches it."""
+
+    def __init__(self, session: Session, instance: Instance, link: Link) -> None:
+        self.session = session
+        self.instance = instance
+        self.link = link
+
+
+class Sessions:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        pool: Pool,
+        templates: Templates,
+        tasks: Tasks,
+        clock: Clock,
+        settings: Settings,
+        node_id: str,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._pool = pool
+        self._templates = templates
+        self._tasks = tasks
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+        self._lives: dict[str, Live] = {}
+        self._recovering: dict[str, asyncio.Future[Live]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.created = {"pool": 0, "cold": 0}
+        """How many sessions were created, by how they started."""
+        self.ended: Callable[[Session], None] = lambda session: None
+        """Told when a session ends, before its instance goes."""
+
+    # Verbs
+
+    async def create(
+        self,
+        *,
+        template_id: str | None,
+        limits: Callable[[Resources], Resources],
+        timeout: int | None,
+        env_vars: dict[str, str],
+    ) -> Session:
+        template = await self._templates.get(template_id or DEFAULT_TEMPLATE)
+        resources = limits(template.default_resources)
+        if resources is not template.default_resources:
+            self._templates.check_resources(resources)
+        seconds = self._life(timeout)
+        now = self._clock.now()
+        session = Session(
+            id=ids.session_id(),
+            template_id=template.id,
+            status=SessionStatus.CREATING,
+            wanted=Wanted.RUNNING,
+            runtime_type=self._driver.kind,
+            runtime_node=self._node_id,
+            resources=resources,
+            timeout=seconds,
+            created_at=now,
+            updated_at=now,
+            expires_at=now + timedelta(seconds=seconds),
+            env_vars={**template.env, **env_vars},
+        )
+        ready = self._pool.take(template, resources)
+        if ready is not None:
+            return await self._adopt(session, ready)
+        await self._store.sessions.add(session)
+        return await self._start_cold(session)
+
+    def _life(self, timeout: int | None) -> int:
+        most = self._settings.session.max_timeout.total_seconds()
+        seconds = timeout or int(self._settings.session.timeout.total_seconds())
+        if seconds > most:
+            raise InvalidRequest(
+                f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
+            )
+        return seconds
+
+    async def _adopt(self, session: Session, ready: Ready) -> Session:
+        """A session on a ready instance: one commit."""
+        session = dataclasses.replace(
+            session,
+            status=SessionStatus.RUNNING,
+            instance_id=ready.instance.id,
+            workspace=ready.instance.workspace,
+        )
+        try:
+            if ready.resources != session.resources:
+                await self._driver.resize(ready.instance.handle, session.resources)
+            await self._store.sessions.add(session)
+        except BaseException:
+            self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
+            raise
+        self._keep(session, ready)
+        self.created["pool"] += 1
+        return session
+
+    async def _start_cold(self, session: Session) -> Session:
+        template = await self._templates.get(session.template_id)
+        try:
+            ready = await self._pool.make(template, session.resources, workspace=session.workspace)
+        except AtollError as error:
+            await self._end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
+            raise
+        running = dataclasses.replace(
+            session,
+            status=SessionStatus.RUNNING,
+            instance_id=ready.instance.id,
+            workspace=ready.instance.workspace,
+            updated_at=self._clock.now(),
+        )
+        try:
+            running = await self._store.sessions.save(running)
+        except Conflict:
+            # Ended by somebody while it was being made.
+            await self._pool.destroy(ready)
+            raise
+        self._keep(running, ready)
+        self.created["cold"] += 1
+        log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
+        return running
+
+    def _keep(self, session: Session, ready: Ready) -> None:
+        self._lives[session.id] = Live(session, ready.instance, ready.link)
+        self.schedule_end(session)
+
+    def schedule_end(self, session: Session) -> None:
+        """End the session when its life is over; the sweep does it where this process could not."""
+        left = (session.expires_at - self._clock.now()).total_seconds()
+        old = self._timers.pop(session.id, None)
+        if old is not None:
+            old.cancel()
+        self._timers[session.id] = asyncio.get_running_loop().call_later(
+            max(0.0, left), self._start_expiry, session.id
+        )
+
+    def _start_expiry(self, session_id: str) -> None:
+        self._tasks.start(self.expire(session_id), f"expire {session_id}")
+
+    async def get(self, session_id: str) -> Session:
+        session = await self._store.sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
+        return session
+
+    async def list(
+        self,
+        *,
+        status: SessionStatus | None,
+        template_id: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> Page[Session]:
+        return await self._store.sessions.page(
+            status=status, template_id=template_id, cursor=cursor, limit=limit
+        )
+
+    async def delete(self, session_id: str) -> Session:
+        """End a session; one that has ended stays as it ended."""
+        return await self._finish(session_id, SessionStatus.TERMINATED, Cause.USER)
+
+    async def expire(self, session_id: str) -> Session:
+        session = await self.get(session_id)
+        if not session.status.ended and session.expires_at > self._clock.now():
+            # The clock went back, or the session was given more time.
+            self.schedule_end(session)
+            return session
+        return await self._finish(session_id, SessionStatus.TIMEOUT, Cause.TIMEOUT)
+
+    async def stop_all(self) -> None:
+        """The server ends for good: its sessions with it."""
+        while unfinished := await self._store.sessions.unfinished(limit=100):
+            for session in unfinished:
+                await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+
+    async def _finish(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
+        while True:
+            session = await self.get(session_id)
+            if session.status.ended:
+                return session
+            try:
+                return await self._end(session, status, cause, None)
+            except Conflict:
+                continue  # It moved on meanwhile; decide again on what it is now.
+
+    async def _end(
+        self, session: Session, status: SessionStatus, cause: Cause, message: str | None
+    ) -> Session:
+        now = self._clock.now()
+        session = await self._store.sessions.save(
+            dataclasses.replace(
+                session,
+                status=status,
+                wanted=Wanted.DESTROYED,
+                cause=cause,
+                message=message,
+                ended_at=now,
+                updated_at=now,
+            )
+        )
+        timer = self._timers.pop(session.id, None)
+        if timer is not None:
+            timer.cancel()
+        self.ended(session)
+        live = self._lives.pop(session.id, None)
+        if live is not None:
+            live.link.close()
+        self._tasks.start(self.clear(session), f"clear {session.id}")
+        log.debug("session.ended", session_id=session.id, status=status, cause=cause)
+        return session
+
+    async def clear(self, session: Session) -> None:
+        """Remove what an ended session had on the node; the sweep does it again if this is cut short."""
+        if session.instance_id is not None:
+            await self._remove_instance(session.instance_id)
+        if session.workspace is not None:
+            await self._driver.discard(session.workspace)
+
+    async def _remove_instance(self, instance_id: str) -> None:
+        instance = await self._store.instances.get(instance_id)
+        if instance is not None:
+            await self._driver.destroy(instance.handle)
+            await self._store.instances.remove(instance_id)
+
+    # Reaching the instance
+
+    def session_of(self, session_id: str) -> Session | None:
+        """What is known of a running session without asking the store."""
+        live = self._lives.get(session_id)
+        return None if live is None else live.session
+
+    def reachable(self, session_id: str) -> Live | None:
+        """The session's compute if this process reaches it right now."""
+        live = self._lives.get(session_id)
+        return live if live is not None and live.link.alive else None
+
+    @property
+    def live_count(self) -> int:
+        return len(self._lives)
+
+    async def live(self, session_id: str) -> Live:
+        """The session's compute, brought back once if it has died."""
+        live = self._lives.get(session_id)
+        if live is not None and live.link.alive:
+            return live
+        recovering = self._recovering.get(session_id)
+        if recovering is None:
+            recovering = self._tasks.start(self._recover(session_id), f"recover {session_id}")
+            self._recovering[session_id] = recovering
+            recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
+        return await asyncio.shield(recovering)
+
+    async def _recover(self, session_id: str) -> Live:
+        session = await self.get(session_id)
+        if session.status.ended:
+            raise Conflict(
+                f"Session {session_id} has ended ({session.status}).",
+                code="session_ended",
+                status_now=session.status.value,
+            )
+        instance = None
+        if session.instance_id is not None:
+            instance = await self._store.instances.get(session.instance_id)
+        try:
+            if instance is not None:
+                if (await self._driver.observe(instance.handle)).state is State.RUNNING:
+                    return await self._reconnect(session, instance)
+                log.warning("session.instance_lost", session_id=session_id, instance_id=instance.id)
+                await self._remove_instance(instance.id)
+            session = await self._start_again(session)
+        except (LinkLost, PermanentError, TemporaryError) as error:
+            raise TemporaryError(
+                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
+            ) from error
+        return self._lives[session_id]
+
+    async def _reconnect(self, session: Session, instance: Instance) -> Live:
+        link = await self._driver.connect(instance.handle)
+        live = self._lives[session.id] = Live(session, instance, link)
+        self.schedule_end(session)
+        return live
+
+    async def _start_again(self, session: Session) -> Session:
+        template = await self._templates.get(session.template_id)
+        ready = await self._pool.make(template, session.resources, workspace=session.workspace)
+        now = self._clock.now()
+        try:
+            session = await self._store.sessions.save(
+                dataclasses.replace(
+                    session,
+                    status=SessionStatus.RUNNING,
+                    instance_id=ready.instance.id,
+                    workspace=ready.instance.workspace,
+                    updated_at=now,
+                )
+            )
+        except BaseException:
+            ready.link.close()
+            await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
+            raise
+        self._keep(session, ready)
+        return session
+
+    async def close(self) -> None:
+        """Let go of the links; the instances stay."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for live in self._lives.values():
+            live.link.close()

@@ -1,0 +1,39 @@
+"""Work that goes on behind the request that started it: held, its errors logged, ended at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+log = structlog.get_logger(__name__)
+
+
+class Tasks:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task.failed", task=task.get_name(), exc_info=error)
+
+    async def settle(self, timeout: float) -> None:
+        """Wait for what is under way, at most so many seconds, then cancel what is left."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        left = set(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)

@@ -1,0 +1,202 @@
+"""Executions. Two writes for every request, so no statement is built at call time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from atoll.model.execution import Artifact, Execution, ExecutionStatus, Language, Outcome, Request
+from atoll.model.session import Cause
+from atoll.stores.sql.paging import page_of
+from atoll.stores.sql.rows import (
+    compare_and_set,
+    decode,
+    encode,
+    insert,
+    micros,
+    moment,
+    optional_micros,
+    optional_moment,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from atoll.model.page import Page
+    from atoll.stores.sql.engine import Engine
+
+_ADD = """
+    INSERT INTO executions (
+        id, session_id, status, created_at, instance_id, started_at, completed_at, retry_count,
+        version, request, outcome, return_json, stdout, stderr
+    ) VALUES (
+        :id, :session_id, :status, :created_at, :instance_id, :started_at, :completed_at,
+        :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr
+    )
+"""
+_GET = "SELECT * FROM executions WHERE id = :id"
+_SAVE = """
+    UPDATE executions SET
+        status = :status, instance_id = :instance_id, started_at = :started_at,
+        completed_at = :completed_at, retry_count = :retry_count, outcome = :outcome,
+        return_json = :return_json, stdout = :stdout, stderr = :stderr, version = :version + 1
+    WHERE id = :id AND version = :version
+"""
+_UNFINISHED = """
+    SELECT * FROM executions
+    WHERE status IN ('pending', 'running') AND id > :after ORDER BY id LIMIT :limit
+"""
+
+
+class SqlExecutions:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def add(self, execution: Execution) -> None:
+        row = _progress(execution)
+        row["session_id"] = execution.session_id
+        row["created_at"] = micros(execution.created_at)
+        row["request"] = _encode_request(execution.request)
+        await self._engine.write(lambda connection: insert(connection, _ADD, row, "Execution"))
+
+    async def get(self, execution_id: str) -> Execution | None:
+        def read(connection: sqlite3.Connection) -> Execution | None:
+            row = connection.execute(_GET, {"id": execution_id}).fetchone()
+            return None if row is None else _execution(row)
+
+        return await self._engine.read(read)
+
+    async def save(self, execution: Execution) -> Execution:
+        row = _progress(execution)
+        await self._engine.write(
+            lambda connection: compare_and_set(connection, _SAVE, row, "Execution")
+        )
+        return replace(execution, version=execution.version + 1)
+
+    async def page(
+        self,
+        *,
+        session_id: str | None = None,
+        status: ExecutionStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        return await self._engine.read(
+            page_of(
+                "executions",
+                where={"session_id": session_id, "status": status},
+                cursor=cursor,
+                limit=limit,
+                entity=_execution,
+            )
+        )
+
+    async def unfinished(self, *, limit: int, after: str = "") -> list[Execution]:
+        def read(connection: sqlite3.Connection) -> list[Execution]:
+            rows = connection.execute(_UNFINISHED, {"after": after, "limit": limit})
+            return [_execution(row) for row in rows]
+
+        return await self._engine.read(read)
+
+
+def _progress(execution: Execution) -> dict[str, Any]:
+    """The columns that change, and those that name the row."""
+    outcome = execution.outcome
+    return {
+        "id": execution.id,
+        "version": execution.version,
+        "status": execution.status.value,
+        "instance_id": execution.instance_id,
+        "started_at": optional_micros(execution.started_at),
+        "completed_at": optional_micros(execution.completed_at),
+        "retry_count": execution.retry_count,
+        "outcome": None if outcome is None else _encode_outcome(outcome),
+        "return_json": None if outcome is None else outcome.return_json,
+        "stdout": None if outcome is None else outcome.stdout,
+        "stderr": None if outcome is None else outcome.stderr,
+    }
+
+
+def _encode_request(request: Request) -> str:
+    return encode(
+        {
+            "code": request.code,
+            "language": request.language,
+            "command": request.command,
+            "event": request.event,
+            "stdin": request.stdin,
+            "args": request.args,
+            "env": request.env,
+            "cwd": request.cwd,
+            "timeout": request.timeout,
+        }
+    )
+
+
+def _encode_outcome(outcome: Outcome) -> str:
+    """All but the bytes, which have columns."""
+    return encode(
+        {
+            "status": outcome.status,
+            "cause": outcome.cause,
+            "exit_code": outcome.exit_code,
+            "signal": outcome.signal,
+            "error": outcome.error,
+            "stdout_size": outcome.stdout_size,
+            "stderr_size": outcome.stderr_size,
+            "execution_time": outcome.execution_time,
+            "metrics": outcome.metrics,
+            "artifacts": [
+                {
+                    "path": artifact.path,
+                    "size": artifact.size,
+                    "mime_type": artifact.mime_type,
+                    "created_at": micros(artifact.created_at),
+                    "checksum": artifact.checksum,
+                    "type": artifact.type,
+                }
+                for artifact in outcome.artifacts
+            ],
+            "artifacts_truncated": outcome.artifacts_truncated,
+        }
+    )
+
+
+def _execution(row: sqlite3.Row) -> Execution:
+    return Execution(
+        id=row["id"],
+        session_id=row["session_id"],
+        request=_decode_request(row["request"]),
+        status=ExecutionStatus(row["status"]),
+        created_at=moment(row["created_at"]),
+        instance_id=row["instance_id"],
+        started_at=optional_moment(row["started_at"]),
+        completed_at=optional_moment(row["completed_at"]),
+        retry_count=row["retry_count"],
+        outcome=None if row["outcome"] is None else _decode_outcome(row),
+        version=row["version"],
+    )
+
+
+def _decode_request(text: str) -> Request:
+    fields = decode(text)
+    if fields["language"] is not None:
+        fields["language"] = Language(fields["language"])
+    if fields["command"] is not None:
+        fields["command"] = tuple(fields["command"])
+    fields["args"] = tuple(fields["args"])
+    return Request(**fields)
+
+
+def _decode_outcome(row: sqlite3.Row) -> Outcome:
+    fields = decode(row["outcome"])
+    fields["status"] = ExecutionStatus(fields["status"])
+    if fields["cause"] is not None:
+        fields["cause"] = Cause(fields["cause"])
+    fields["artifacts"] = tuple(
+        Artifact(**(artifact | {"created_at": moment(artifact["created_at"])}))
+        for artifact in fields["artifacts"]
+    )
+    return Outcome(
+        stdout=row["stdout"], stderr=row["stderr"], return_json=row["return_json"], **fields
+    )

@@ -1,0 +1,85 @@
+"""Instances. Their owner is written with the session that takes them; see `sessions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.model.instance import Handle, Instance
+from atoll.stores.sql.rows import decode, encode, insert, micros, moment
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from atoll.stores.sql.engine import Engine
+
+_ADD = """
+    INSERT INTO instances (
+        id, node_id, template_id, template_version, created_at, session_id, workspace, handle
+    ) VALUES (
+        :id, :node_id, :template_id, :template_version, :created_at, :session_id, :workspace,
+        :handle
+    )
+"""
+_GET = "SELECT * FROM instances WHERE id = :id"
+_ALL = "SELECT * FROM instances ORDER BY id"
+_REMOVE = "DELETE FROM instances WHERE id = :id"
+
+
+class SqlInstances:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def add(self, instance: Instance) -> None:
+        row = _row(instance)
+        await self._engine.write(lambda connection: insert(connection, _ADD, row, "Instance"))
+
+    async def get(self, instance_id: str) -> Instance | None:
+        def read(connection: sqlite3.Connection) -> Instance | None:
+            row = connection.execute(_GET, {"id": instance_id}).fetchone()
+            return None if row is None else _instance(row)
+
+        return await self._engine.read(read)
+
+    async def all(self) -> list[Instance]:
+        return await self._engine.read(
+            lambda connection: [_instance(row) for row in connection.execute(_ALL)]
+        )
+
+    async def remove(self, instance_id: str) -> None:
+        await self._engine.write(
+            lambda connection: connection.execute(_REMOVE, {"id": instance_id})
+        )
+
+
+def _row(instance: Instance) -> dict[str, Any]:
+    handle = instance.handle
+    return {
+        "id": instance.id,
+        "node_id": instance.node_id,
+        "template_id": instance.template_id,
+        "template_version": instance.template_version,
+        "created_at": micros(instance.created_at),
+        "session_id": instance.session_id,
+        "workspace": encode(instance.workspace),
+        "handle": encode(
+            {
+                "instance_id": handle.instance_id,
+                "driver": handle.driver,
+                "version": handle.version,
+                "data": handle.data,
+            }
+        ),
+    }
+
+
+def _instance(row: sqlite3.Row) -> Instance:
+    return Instance(
+        id=row["id"],
+        node_id=row["node_id"],
+        template_id=row["template_id"],
+        template_version=row["template_version"],
+        workspace=decode(row["workspace"]),
+        handle=Handle(**decode(row["handle"])),
+        created_at=moment(row["created_at"]),
+        session_id=row["session_id"],
+    )

@@ -1,0 +1,15 @@
+"""Loaded by alembic. The connection is in a transaction already, which its owner commits."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from atoll.stores.sql.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,107 @@
+CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+
+CREATE TABLE templates (
+    id VARCHAR(64) NOT NULL,
+    version INTEGER NOT NULL,
+    created_at BIGINT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    cpu DOUBLE NOT NULL,
+    memory BIGINT NOT NULL,
+    disk BIGINT NOT NULL,
+    max_processes INTEGER NOT NULL,
+    pool_size INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    image TEXT NOT NULL,
+    base_image TEXT NOT NULL,
+    pre_installed_packages TEXT NOT NULL,
+    requirements TEXT NOT NULL,
+    python TEXT NOT NULL,
+    preload TEXT NOT NULL,
+    env TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX templates_created ON templates (created_at, id);
+
+CREATE TABLE sessions (
+    id VARCHAR(64) NOT NULL,
+    template_id VARCHAR(64) NOT NULL,
+    status VARCHAR(32) NOT NULL,
+    wanted VARCHAR(32) NOT NULL,
+    runtime_type VARCHAR(255) NOT NULL,
+    runtime_node VARCHAR(255) NOT NULL,
+    cpu DOUBLE NOT NULL,
+    memory BIGINT NOT NULL,
+    disk BIGINT NOT NULL,
+    max_processes INTEGER NOT NULL,
+    timeout BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    instance_id VARCHAR(64),
+    cause VARCHAR(32),
+    version INTEGER NOT NULL,
+    workspace TEXT,
+    message TEXT,
+    env_vars TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX sessions_created ON sessions (created_at, id);
+
+CREATE INDEX sessions_status ON sessions (status, created_at, id);
+
+CREATE INDEX sessions_template ON sessions (template_id, created_at, id);
+
+CREATE INDEX sessions_expires ON sessions (status, expires_at, id);
+
+CREATE TABLE executions (
+    id VARCHAR(64) NOT NULL,
+    session_id VARCHAR(64) NOT NULL,
+    status VARCHAR(32) NOT NULL,
+    created_at BIGINT NOT NULL,
+    instance_id VARCHAR(64),
+    started_at BIGINT,
+    completed_at BIGINT,
+    retry_count INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    request TEXT NOT NULL,
+    outcome TEXT,
+    return_json BLOB,
+    stdout BLOB,
+    stderr BLOB,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX executions_created ON executions (created_at, id);
+
+CREATE INDEX executions_status ON executions (status, created_at, id);
+
+CREATE INDEX executions_session ON executions (session_id, created_at, id);
+
+CREATE TABLE instances (
+    id VARCHAR(64) NOT NULL,
+    node_id VARCHAR(255) NOT NULL,
+    template_id VARCHAR(64) NOT NULL,
+    template_version INTEGER NOT NULL,
+    created_at BIGINT NOT NULL,
+    session_id VARCHAR(64),
+    workspace TEXT NOT NULL,
+    handle TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE TABLE api_keys (
+    id VARCHAR(64) NOT NULL,
+    digest VARCHAR(128) NOT NULL,
+    scope VARCHAR(32) NOT NULL,
+    created_at BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE UNIQUE INDEX api_keys_digest ON api_keys (digest);

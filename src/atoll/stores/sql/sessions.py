@@ -1,0 +1,191 @@
+"""Sessions, and with them which instance belongs to whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import Conflict
+from atoll.model.resources import Resources
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.stores.sql.paging import page_of
+from atoll.stores.sql.rows import (
+    compare_and_set,
+    decode,
+    decode_optional,
+    encode,
+    encode_optional,
+    insert,
+    micros,
+    moment,
+    optional_micros,
+    optional_moment,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+    from datetime import datetime
+
+    from atoll.model.page import Page
+    from atoll.stores.sql.engine import Engine
+
+_ADD = """
+    INSERT INTO sessions (
+        id, template_id, status, wanted, runtime_type, runtime_node, cpu, memory, disk,
+        max_processes, timeout, created_at, updated_at, expires_at, ended_at, instance_id,
+        cause, version, workspace, message, env_vars
+    ) VALUES (
+        :id, :template_id, :status, :wanted, :runtime_type, :runtime_node, :cpu, :memory, :disk,
+        :max_processes, :timeout, :created_at, :updated_at, :expires_at, :ended_at, :instance_id,
+        :cause, :version, :workspace, :message, :env_vars
+    )
+"""
+_GET = "SELECT * FROM sessions WHERE id = :id"
+_SAVE = """
+    UPDATE sessions SET
+        template_id = :template_id, status = :status, wanted = :wanted,
+        runtime_type = :runtime_type, runtime_node = :runtime_node, cpu = :cpu,
+        memory = :memory, disk = :disk, max_processes = :max_processes, timeout = :timeout,
+        created_at = :created_at, updated_at = :updated_at, expires_at = :expires_at,
+        ended_at = :ended_at, instance_id = :instance_id, cause = :cause,
+        workspace = :workspace, message = :message, env_vars = :env_vars, version = :version + 1
+    WHERE id = :id AND version = :version
+"""
+_OWN = """
+    UPDATE instances SET session_id = :id
+    WHERE id = :instance_id AND (session_id IS NULL OR session_id = :id)
+"""
+_EXPIRED = """
+    SELECT * FROM sessions
+    WHERE status IN ('creating', 'running') AND expires_at <= :now
+    ORDER BY expires_at, id LIMIT :limit
+"""
+_UNFINISHED = """
+    SELECT * FROM sessions
+    WHERE status IN ('creating', 'running') AND id > :after ORDER BY id LIMIT :limit
+"""
+_COUNT = "SELECT count(*) FROM sessions WHERE status = :status"
+
+
+class SqlSessions:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def add(self, session: Session) -> None:
+        row = _row(session)
+
+        def write(connection: sqlite3.Connection) -> None:
+            insert(connection, _ADD, row, "Session")
+            _own(connection, row)
+
+        await self._engine.write(write)
+
+    async def get(self, session_id: str) -> Session | None:
+        def read(connection: sqlite3.Connection) -> Session | None:
+            row = connection.execute(_GET, {"id": session_id}).fetchone()
+            return None if row is None else _session(row)
+
+        return await self._engine.read(read)
+
+    async def save(self, session: Session) -> Session:
+        row = _row(session)
+
+        def write(connection: sqlite3.Connection) -> None:
+            compare_and_set(connection, _SAVE, row, "Session")
+            _own(connection, row)
+
+        await self._engine.write(write)
+        return replace(session, version=session.version + 1)
+
+    async def page(
+        self,
+        *,
+        status: SessionStatus | None = None,
+        template_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Session]:
+        return await self._engine.read(
+            page_of(
+                "sessions",
+                where={"status": status, "template_id": template_id},
+                cursor=cursor,
+                limit=limit,
+                entity=_session,
+            )
+        )
+
+    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
+        return await self._list(_EXPIRED, {"now": micros(now), "limit": limit})
+
+    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
+        return await self._list(_UNFINISHED, {"after": after, "limit": limit})
+
+    async def count(self, status: SessionStatus) -> int:
+        def read(connection: sqlite3.Connection) -> int:
+            return int(connection.execute(_COUNT, {"status": status.value}).fetchone()[0])
+
+        return await self._engine.read(read)
+
+    async def _list(self, statement: str, values: dict[str, Any]) -> list[Session]:
+        def read(connection: sqlite3.Connection) -> list[Session]:
+            return [_session(row) for row in connection.execute(statement, values)]
+
+        return await self._engine.read(read)
+
+
+def _own(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
+    if row["instance_id"] is not None and connection.execute(_OWN, row).rowcount == 0:
+        raise Conflict(
+            f"Session {row['id']} cannot have instance {row['instance_id']}: it is gone, or it "
+            "belongs to another session."
+        )
+
+
+def _row(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "template_id": session.template_id,
+        "status": session.status.value,
+        "wanted": session.wanted.value,
+        "runtime_type": session.runtime_type,
+        "runtime_node": session.runtime_node,
+        "cpu": session.resources.cpu,
+        "memory": session.resources.memory,
+        "disk": session.resources.disk,
+        "max_processes": session.resources.max_processes,
+        "timeout": session.timeout,
+        "created_at": micros(session.created_at),
+        "updated_at": micros(session.updated_at),
+        "expires_at": micros(session.expires_at),
+        "ended_at": optional_micros(session.ended_at),
+        "instance_id": session.instance_id,
+        "cause": None if session.cause is None else session.cause.value,
+        "version": session.version,
+        "workspace": encode_optional(session.workspace),
+        "message": encode_optional(session.message),
+        "env_vars": encode(session.env_vars),
+    }
+
+
+def _session(row: sqlite3.Row) -> Session:
+    return Session(
+        id=row["id"],
+        template_id=row["template_id"],
+        status=SessionStatus(row["status"]),
+        wanted=Wanted(row["wanted"]),
+        runtime_type=row["runtime_type"],
+        runtime_node=row["runtime_node"],
+        resources=Resources(row["cpu"], row["memory"], row["disk"], row["max_processes"]),
+        timeout=row["timeout"],
+        created_at=moment(row["created_at"]),
+        updated_at=moment(row["updated_at"]),
+        expires_at=moment(row["expires_at"]),
+        env_vars=decode(row["env_vars"]),
+        instance_id=row["instance_id"],
+        workspace=decode_optional(row["workspace"]),
+        ended_at=optional_moment(row["ended_at"]),
+        cause=None if row["cause"] is None else Cause(row["cause"]),
+        message=decode_optional(row["message"]),
+        version=row["version"],
+    )

@@ -1,0 +1,135 @@
+"""
+The schema, for the migrations to follow.
+
+A column bears its field's name. Times are microseconds since 1970 in UTC. Ids and words of ours
+are plain text; text that a user wrote and structures are JSON in ASCII, because databases differ in
+the text that they take (NUL, lone surrogates) and JSON takes any. Output is bytes as they came. The
+large columns stand last, so that reading the others does not walk over them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+
+metadata = MetaData()
+
+ID = String(64)
+WORD = String(32)
+NAME = String(255)
+TIME = BigInteger()
+JSON = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("updated_at", TIME, nullable=False),
+    Column("cpu", Double, nullable=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("disk", BigInteger, nullable=False),
+    Column("max_processes", Integer, nullable=False),
+    Column("pool_size", Integer, nullable=False),
+    Column("name", JSON, nullable=False),
+    Column("image", JSON, nullable=False),
+    Column("base_image", JSON, nullable=False),
+    Column("pre_installed_packages", JSON, nullable=False),
+    # `require` is a word of MariaDB's own.
+    Column("requirements", JSON, nullable=False),
+    Column("python", JSON, nullable=False),
+    Column("preload", JSON, nullable=False),
+    Column("env", JSON, nullable=False),
+    Index("templates_created", "created_at", "id"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("template_id", ID, nullable=False),
+    Column("status", WORD, nullable=False),
+    Column("wanted", WORD, nullable=False),
+    Column("runtime_type", NAME, nullable=False),
+    Column("runtime_node", NAME, nullable=False),
+    Column("cpu", Double, nullable=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("disk", BigInteger, nullable=False),
+    Column("max_processes", Integer, nullable=False),
+    Column("timeout", BigInteger, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("updated_at", TIME, nullable=False),
+    Column("expires_at", TIME, nullable=False),
+    Column("ended_at", TIME),
+    Column("instance_id", ID),
+    Column("cause", WORD),
+    Column("version", Integer, nullable=False),
+    Column("workspace", JSON),
+    Column("message", JSON),
+    Column("env_vars", JSON, nullable=False),
+    Index("sessions_created", "created_at", "id"),
+    Index("sessions_status", "status", "created_at", "id"),
+    Index("sessions_template", "template_id", "created_at", "id"),
+    Index("sessions_expires", "status", "expires_at", "id"),
+)
+
+executions = Table(
+    "executions",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("session_id", ID, nullable=False),
+    Column("status", WORD, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("instance_id", ID),
+    Column("started_at", TIME),
+    Column("completed_at", TIME),
+    Column("retry_count", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("outcome", JSON),
+    Column("return_json", BYTES),
+    Column("stdout", BYTES),
+    Column("stderr", BYTES),
+    Index("executions_created", "created_at", "id"),
+    Index("executions_status", "status", "created_at", "id"),
+    # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
+    Index("executions_session", "session_id", "created_at", "id"),
+)
+
+instances = Table(
+    "instances",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("node_id", NAME, nullable=False),
+    Column("template_id", ID, nullable=False),
+    Column("template_version", Integer, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("session_id", ID),
+    Column("workspace", JSON, nullable=False),
+    Column("handle", JSON, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("digest", String(128), nullable=False),
+    Column("scope", WORD, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("name", JSON, nullable=False),
+    Index("api_keys_digest", "digest", unique=True),
+)
+"""`digest` in hexadecimal: bytes cannot be indexed everywhere."""

@@ -1,0 +1,251 @@
+"""Entities to put into a store: plain ones to vary, and strategies for odd ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from atoll import ids
+from atoll.model.execution import Artifact, Execution, ExecutionStatus, Language, Outcome, Request
+from atoll.model.instance import Handle, Instance
+from atoll.model.key import Key, Scope
+from atoll.model.resources import Resources
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.template import Template
+from atoll.stores.base import Store
+
+if TYPE_CHECKING:
+    from atoll.model.page import Page
+
+OpenFile = Callable[..., Awaitable[Store]]
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+RESOURCES = Resources(cpu=0.5, memory=512 * 2**20, disk=2**40, max_processes=128)
+ODD_TEXT = "NUL \0, half a pair \ud800 and \udcff, 𝄞, \r\n, '\";--, %s :id ?"
+ODD_BYTES = b"\0\xff\xfe\xc3( \x80 'quoted' \r\n"
+
+
+def make_execution(**given: Any) -> Execution:
+    fields: dict[str, Any] = {
+        "id": ids.execution_id(NOW),
+        "session_id": "sess_1",
+        "request": Request(code="print(1)", language=Language.PYTHON),
+        "status": ExecutionStatus.PENDING,
+        "created_at": NOW,
+    }
+    return Execution(**(fields | given))
+
+
+def completed(execution: Execution, **given: Any) -> Execution:
+    fields: dict[str, Any] = {
+        "status": ExecutionStatus.COMPLETED,
+        "cause": Cause.EXIT,
+        "exit_code": 0,
+    }
+    return replace(
+        execution,
+        status=ExecutionStatus.COMPLETED,
+        started_at=NOW,
+        completed_at=NOW + timedelta(microseconds=1),
+        outcome=Outcome(**(fields | given)),
+    )
+
+
+def make_session(**given: Any) -> Session:
+    fields: dict[str, Any] = {
+        "id": ids.session_id(),
+        "template_id": "python",
+        "status": SessionStatus.RUNNING,
+        "wanted": Wanted.RUNNING,
+        "runtime_type": "local",
+        "runtime_node": "local",
+        "resources": RESOURCES,
+        "timeout": 300,
+        "created_at": NOW,
+        "updated_at": NOW,
+        "expires_at": NOW + timedelta(seconds=300),
+    }
+    return Session(**(fields | given))
+
+
+def make_instance(**given: Any) -> Instance:
+    id = given.pop("id", None) or ids.instance_id()
+    fields: dict[str, Any] = {
+        "id": id,
+        "node_id": "local",
+        "template_id": "python",
+        "template_version": 3,
+        "workspace": "ws_1",
+        "handle": Handle(id, "local", 1, {"pid": 17, "cgroup": "atoll/1"}),
+        "created_at": NOW,
+    }
+    return Instance(**(fields | given))
+
+
+def make_template(**given: Any) -> Template:
+    fields: dict[str, Any] = {
+        "id": ids.template_id(),
+        "name": "Python",
+        "created_at": NOW,
+        "updated_at": NOW,
+        "default_resources": RESOURCES,
+    }
+    return Template(**(fields | given))
+
+
+def make_key(**given: Any) -> Key:
+    id = given.pop("id", None) or ids.key_id()
+    fields: dict[str, Any] = {
+        "id": id,
+        "name": "ci",
+        "digest": id.encode().ljust(32, b"\xff"),
+        "scope": Scope.FULL,
+        "created_at": NOW,
+    }
+    return Key(**(fields | given))
+
+
+async def walk(page: Callable[..., Awaitable[Page[Any]]], limit: int, **where: Any) -> list[Any]:
+    """All items of a list, page by page."""
+    items: list[Any] = []
+    cursor: str | None = None
+    while True:
+        got = await page(cursor=cursor, limit=limit, **where)
+        assert len(got.items) <= limit
+        items += got.items
+        if got.next_cursor is None:
+            return items
+        assert len(got.items) == limit
+        cursor = got.next_cursor
+
+
+# Any str but one that spells a character beyond U+FFFF as two halves: JSON spells both alike.
+texts = st.text(st.characters(blacklist_categories=[]), max_size=40).filter(
+    lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") == text
+)
+times = st.datetimes(
+    min_value=datetime(1900, 1, 1),  # noqa: DTZ001 made aware by `timezones`
+    max_value=datetime(2999, 1, 1),  # noqa: DTZ001
+    timezones=st.just(UTC),
+)
+floats = st.floats(allow_nan=False)
+whole = st.integers(-(2**63), 2**63 - 1)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | floats | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+environments = st.dictionaries(texts, texts, max_size=3)
+tuples_of_text = st.lists(texts, max_size=3).map(tuple)
+artifacts = st.builds(
+    Artifact,
+    path=texts,
+    size=st.integers(0, 2**63 - 1),
+    mime_type=texts,
+    created_at=times,
+    checksum=st.none() | texts,
+)
+requests = st.builds(
+    Request,
+    code=st.none() | texts,
+    language=st.none() | st.sampled_from(Language),
+    command=st.none() | tuples_of_text,
+    event=json_values,
+    stdin=st.none() | texts,
+    args=tuples_of_text,
+    env=environments,
+    cwd=st.none() | texts,
+    timeout=floats,
+)
+outcomes = st.builds(
+    Outcome,
+    status=st.sampled_from(ExecutionStatus),
+    cause=st.none() | st.sampled_from(Cause),
+    exit_code=st.none() | st.integers(-255, 255),
+    signal=st.none() | texts,
+    error=st.none() | st.dictionaries(texts, json_values, max_size=3),
+    stdout=st.binary(),
+    stderr=st.binary(),
+    stdout_size=st.integers(0, 2**63),
+    stderr_size=st.integers(0, 2**63),
+    return_json=st.none() | st.binary(),
+    execution_time=floats,
+    metrics=st.dictionaries(texts, floats, max_size=3),
+    artifacts=st.lists(artifacts, max_size=3).map(tuple),
+    artifacts_truncated=st.booleans(),
+)
+executions = st.builds(
+    make_execution,
+    request=requests,
+    status=st.sampled_from(ExecutionStatus),
+    created_at=times,
+    instance_id=st.none() | st.just("inst_1"),
+    started_at=st.none() | times,
+    completed_at=st.none() | times,
+    retry_count=st.integers(0, 100),
+    outcome=st.none() | outcomes,
+    version=st.integers(1, 2**31 - 1),
+)
+resources = st.builds(
+    Resources,
+    cpu=floats,
+    memory=whole,
+    disk=whole,
+    max_processes=st.integers(0, 2**31 - 1),
+)
+sessions = st.builds(
+    make_session,
+    status=st.sampled_from(SessionStatus),
+    wanted=st.sampled_from(Wanted),
+    resources=resources,
+    timeout=st.integers(0, 2**40),
+    created_at=times,
+    updated_at=times,
+    expires_at=times,
+    env_vars=environments,
+    workspace=st.none() | texts,
+    ended_at=st.none() | times,
+    cause=st.none() | st.sampled_from(Cause),
+    message=st.none() | texts,
+    version=st.integers(1, 2**31 - 1),
+)
+templates = st.builds(
+    make_template,
+    name=texts,
+    created_at=times,
+    updated_at=times,
+    default_resources=resources,
+    image=texts,
+    base_image=texts,
+    pre_installed_packages=tuples_of_text,
+    require=tuples_of_text,
+    python=texts,
+    preload=tuples_of_text,
+    env=environments,
+    pool_size=st.integers(0, 2**31 - 1),
+)
+instances = st.builds(
+    make_instance,
+    template_version=st.integers(1, 2**31 - 1),
+    workspace=texts,
+    handle=st.builds(
+        Handle,
+        instance_id=texts,
+        driver=texts,
+        version=st.integers(1, 100),
+        data=st.dictionaries(texts, texts | whole, max_size=3),
+    ),
+    created_at=times,
+    session_id=st.none() | st.just("sess_1"),
+)
+keys = st.builds(
+    make_key,
+    name=texts,
+    digest=st.binary(min_size=32, max_size=32),
+    scope=st.sampled_from(Scope),
+    created_at=times,
+)

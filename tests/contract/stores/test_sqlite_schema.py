@@ -1,0 +1,144 @@
+"""The schema's three tellings (tables, migrations, schema.sql) are one."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import StaticPool, create_engine
+
+from atoll.errors import PermanentError
+from atoll.stores.sql import migrations
+from atoll.stores.sql.schema import HEAD, current, ensure_schema
+from atoll.stores.sql.tables import metadata
+
+from .store_entities import make_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .store_entities import OpenFile
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(
+        sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    ) as connection:
+        yield connection
+
+
+def schema(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Names and statements, spaced alike."""
+    rows = connection.execute("SELECT name, coalesce(sql, '') FROM sqlite_master ORDER BY name")
+    return [(name, "".join(sql.split())) for name, sql in rows]
+
+
+def test_a_new_database_has_the_schema_that_the_migrations_lead_to(
+    connection: sqlite3.Connection,
+) -> None:
+    migrations.upgrade(connection)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
+        ensure_schema(new)
+
+        assert schema(new) == schema(connection)
+        assert current(new) == current(connection) == HEAD
+
+
+def test_the_migrations_lead_to_the_tables(connection: sqlite3.Connection) -> None:
+    migrations.upgrade(connection)
+
+    engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    with engine.connect() as wrapped:
+        context = MigrationContext.configure(wrapped, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_the_migrations_go_down_and_up_again(connection: sqlite3.Connection) -> None:
+    migrations.upgrade(connection)
+    before = schema(connection)
+
+    migrations.downgrade(connection, "base")
+    assert [name for name, _ in schema(connection) if "alembic" not in name] == []
+
+    migrations.upgrade(connection)
+    assert schema(connection) == before
+
+
+def test_the_newest_migration_is_the_one_that_new_databases_are_marked_with() -> None:
+    config = Config()
+    config.set_main_option("script_location", migrations.__path__[0])
+
+    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(
+    connection: sqlite3.Connection,
+) -> None:
+    connection.execute("CREATE TABLE sessions (mine TEXT)")
+    before = schema(connection)
+
+    with pytest.raises(Exception, match="sessions already exists"):
+        migrations.upgrade(connection)
+    with pytest.raises(sqlite3.OperationalError, match="sessions already exists"):
+        ensure_schema(connection)
+
+    assert schema(connection) == before
+
+
+@pytest.mark.anyio
+async def test_an_older_database_is_brought_up_when_it_is_opened(
+    connection: sqlite3.Connection, open_file: OpenFile
+) -> None:
+    migrations.upgrade(connection)
+    migrations.downgrade(connection, "base")
+
+    stores = await asyncio.gather(open_file(), open_file())
+
+    for store in stores:
+        await store.sessions.add(make_session())
+    assert current(connection) == HEAD
+
+
+@pytest.mark.anyio
+async def test_a_database_of_a_newer_version_is_left_alone(
+    connection: sqlite3.Connection, open_file: OpenFile
+) -> None:
+    ensure_schema(connection)
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+
+    with pytest.raises(PermanentError, match="9999") as caught:
+        await open_file()
+
+    assert caught.value.code == "database_unknown_version"
+    assert current(connection) == "9999"
+
+
+def test_opening_a_database_of_this_version_loads_neither_sqlalchemy_nor_alembic() -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from atoll.settings import SqliteSettings\n"
+        "from atoll.stores.sql.store import SqlStore\n"
+        "async def main():\n"
+        "    store = SqlStore('sqlite://', SqliteSettings())\n"
+        "    await store.open()\n"
+        "    await store.close()\n"
+        "asyncio.run(main())\n"
+        "print(sorted({'sqlalchemy', 'alembic'} & set(sys.modules)))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"

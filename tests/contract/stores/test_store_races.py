@@ -1,0 +1,250 @@
+"""Writes that race: compare-and-set, owners of instances, many at once, callers that go away."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.errors import Conflict, TemporaryError
+from atoll.model.session import SessionStatus
+
+from . import store_entities as make
+from .store_entities import make_execution, make_instance, make_session, make_template
+
+if TYPE_CHECKING:
+    from atoll.stores.base import Store
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: Store) -> None:
+    session, execution, template = make_session(), make_execution(), make_template()
+    await store.sessions.add(session)
+    await store.executions.add(execution)
+    await store.templates.add(template)
+    newer_session = await store.sessions.save(replace(session, message="first"))
+    newer_execution = await store.executions.save(make.completed(execution, stdout=b"first"))
+    newer_template = await store.templates.save(replace(template, name="first"))
+
+    with pytest.raises(Conflict, match=session.id):
+        await store.sessions.save(replace(session, message="second"))
+    with pytest.raises(Conflict, match=execution.id):
+        await store.executions.save(make.completed(execution, stdout=b"second"))
+    with pytest.raises(Conflict, match=template.id):
+        await store.templates.save(replace(template, name="second"))
+
+    assert await store.sessions.get(session.id) == newer_session
+    assert await store.executions.get(execution.id) == newer_execution
+    assert await store.templates.get(template.id) == newer_template
+
+
+async def test_saving_what_is_not_there_is_refused_and_adds_nothing(store: Store) -> None:
+    session, execution = make_session(), make_execution()
+
+    with pytest.raises(Conflict, match=session.id):
+        await store.sessions.save(session)
+    with pytest.raises(Conflict, match=execution.id):
+        await store.executions.save(execution)
+
+    assert await store.sessions.get(session.id) is None
+    assert await store.executions.get(execution.id) is None
+
+
+async def test_of_many_saves_at_once_exactly_one_wins(store: Store) -> None:
+    execution = make_execution()
+    await store.executions.add(execution)
+
+    answers = await asyncio.gather(
+        *(store.executions.save(replace(execution, retry_count=n)) for n in range(100)),
+        return_exceptions=True,
+    )
+
+    won = [answer for answer in answers if not isinstance(answer, BaseException)]
+    lost = [answer for answer in answers if isinstance(answer, Conflict)]
+    assert (len(won), len(lost)) == (1, 99)
+    assert await store.executions.get(execution.id) == won[0]
+
+
+async def test_a_race_of_read_change_save_loses_no_increment(store: Store) -> None:
+    execution = make_execution()
+    await store.executions.add(execution)
+
+    async def increment() -> None:
+        while True:
+            read = await store.executions.get(execution.id)
+            assert read is not None
+            try:
+                await store.executions.save(replace(read, retry_count=read.retry_count + 1))
+            except Conflict:
+                continue
+            return
+
+    await asyncio.gather(*(increment() for _ in range(20)))
+
+    got = await store.executions.get(execution.id)
+    assert got is not None
+    assert (got.retry_count, got.version) == (20, 21)
+
+
+async def test_of_many_adds_of_one_id_exactly_one_wins(store: Store) -> None:
+    execution = make_execution()
+
+    answers = await asyncio.gather(
+        *(store.executions.add(replace(execution, retry_count=n)) for n in range(50)),
+        return_exceptions=True,
+    )
+
+    assert answers.count(None) == 1
+    assert sum(isinstance(answer, Conflict) for answer in answers) == 49
+
+
+async def test_a_session_becomes_the_owner_of_its_instance(store: Store) -> None:
+    first, second = make_instance(), make_instance()
+    await store.instances.add(first)
+    await store.instances.add(second)
+    session = make_session(instance_id=first.id)
+
+    await store.sessions.add(session)
+    assert await store.instances.get(first.id) == replace(first, session_id=session.id)
+
+    await store.sessions.save(replace(session, instance_id=second.id))
+    assert await store.instances.get(second.id) == replace(second, session_id=session.id)
+
+
+async def test_a_session_may_be_saved_again_with_the_instance_it_has(store: Store) -> None:
+    instance = make_instance()
+    await store.instances.add(instance)
+    session = make_session(instance_id=instance.id)
+    await store.sessions.add(session)
+
+    saved = await store.sessions.save(replace(session, status=SessionStatus.COMPLETED))
+
+    assert saved.version == 2
+
+
+@pytest.mark.parametrize("owner", [None, "sess_other"], ids=["not stored", "owned by another"])
+async def test_a_session_with_an_instance_it_cannot_have_is_not_written(
+    store: Store, owner: str | None
+) -> None:
+    instance = make_instance(session_id=owner)
+    if owner:
+        await store.instances.add(instance)
+    added, saved = make_session(instance_id=instance.id), make_session()
+    await store.sessions.add(saved)
+
+    with pytest.raises(Conflict, match=instance.id):
+        await store.sessions.add(added)
+    with pytest.raises(Conflict, match=instance.id):
+        await store.sessions.save(replace(saved, instance_id=instance.id))
+
+    assert await store.sessions.get(added.id) is None
+    assert await store.sessions.get(saved.id) == saved
+    assert await store.instances.get(instance.id) == (instance if owner else None)
+
+
+async def test_a_refused_save_does_not_take_the_instance(store: Store) -> None:
+    instance, session = make_instance(), make_session()
+    await store.instances.add(instance)
+    await store.sessions.add(session)
+    await store.sessions.save(session)
+
+    with pytest.raises(Conflict, match=session.id):
+        await store.sessions.save(replace(session, instance_id=instance.id))
+
+    assert await store.instances.get(instance.id) == instance
+
+
+async def test_of_many_sessions_that_want_one_instance_exactly_one_gets_it(store: Store) -> None:
+    instance = make_instance()
+    await store.instances.add(instance)
+    wanting = [make_session(instance_id=instance.id) for _ in range(40)]
+
+    answers = await asyncio.gather(*map(store.sessions.add, wanting), return_exceptions=True)
+
+    stored = [session for session in wanting if await store.sessions.get(session.id)]
+    assert [type(answer) for answer in answers].count(Conflict) == 39
+    assert len(stored) == 1
+    assert await store.instances.get(instance.id) == replace(instance, session_id=stored[0].id)
+
+
+async def test_a_thousand_adds_at_once_are_all_stored(store: Store) -> None:
+    executions = [make_execution() for _ in range(1000)]
+
+    await asyncio.gather(*map(store.executions.add, executions))
+
+    stored = await make.walk(store.executions.page, limit=100)
+    assert {execution.id for execution in stored} == {execution.id for execution in executions}
+
+
+async def test_a_refused_write_does_not_disturb_those_beside_it(store: Store) -> None:
+    known = make_execution()
+    await store.executions.add(known)
+    taken = make_instance(session_id="sess_other")
+    await store.instances.add(taken)
+    good = [make_execution() for _ in range(30)]
+    writes = [store.executions.add(execution) for execution in good]
+    writes.insert(0, store.executions.add(known))
+    writes.insert(10, store.sessions.add(make_session(instance_id=taken.id)))
+    writes.insert(20, store.executions.add(make_execution(retry_count=2**70)))
+    writes.append(store.executions.add(make_execution(id="exec_\ud800")))
+
+    answers = await asyncio.gather(*writes, return_exceptions=True)
+
+    assert answers.count(None) == 30
+    assert [n for n, answer in enumerate(answers) if answer] == [0, 10, 20, 33]
+    assert isinstance(answers[0], Conflict)
+    assert isinstance(answers[10], Conflict)
+    assert all([await store.executions.get(execution.id) == execution for execution in good])
+    assert await make.walk(store.sessions.page, limit=10) == []
+
+
+async def test_callers_that_are_cancelled_do_not_disturb_the_others(store: Store) -> None:
+    executions = [make_execution() for _ in range(100)]
+    tasks = [asyncio.create_task(store.executions.add(execution)) for execution in executions]
+    # One turn of the loop: each has asked for its write, none has the answer.
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[::2])
+    assert all(answer is None for answer in answers[1::2])
+    for execution in executions[1::2]:
+        assert await store.executions.get(execution.id) == execution
+    await store.executions.add(make_execution())
+
+
+async def test_a_write_is_seen_by_every_read_that_follows(store: Store) -> None:
+    async def write_and_read() -> None:
+        execution = make_execution()
+        await store.executions.add(execution)
+        reads = await asyncio.gather(*(store.executions.get(execution.id) for _ in range(4)))
+        assert reads == [execution] * 4
+
+    await asyncio.gather(*(write_and_read() for _ in range(50)))
+
+
+async def test_closing_waits_for_the_writes_that_are_under_way(store: Store) -> None:
+    tasks = [asyncio.create_task(store.executions.add(make_execution())) for _ in range(200)]
+    await asyncio.sleep(0)
+
+    await store.close()
+
+    assert all(task.done() and task.exception() is None for task in tasks)
+
+
+async def test_a_closed_store_says_that_it_is_unavailable(store: Store) -> None:
+    await store.ping()
+    await store.close()
+    await store.close()
+
+    with pytest.raises(TemporaryError) as reading:
+        await store.ping()
+    with pytest.raises(TemporaryError) as writing:
+        await store.sessions.add(make_session())
+
+    assert reading.value.code == writing.value.code == "database_unavailable"

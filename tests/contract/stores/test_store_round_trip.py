@@ -1,0 +1,261 @@
+"""What is put in comes back equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from atoll.errors import Conflict, InvalidRequest
+from atoll.model.execution import Artifact, ExecutionStatus, Request
+from atoll.model.session import Cause, SessionStatus
+
+from . import store_entities as make
+from .store_entities import NOW, ODD_BYTES, ODD_TEXT
+
+if TYPE_CHECKING:
+    from atoll.model.execution import Execution
+    from atoll.model.instance import Instance
+    from atoll.model.key import Key
+    from atoll.model.session import Session
+    from atoll.model.template import Template
+    from atoll.stores.base import Store
+
+pytestmark = pytest.mark.anyio
+
+# Every example has ids of its own, so that they can share a store.
+shared = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@shared
+@given(execution=make.executions)
+async def test_an_execution_comes_back_equal(store: Store, execution: Execution) -> None:
+    await store.executions.add(execution)
+
+    assert await store.executions.get(execution.id) == execution
+
+
+@shared
+@given(execution=make.executions, later=make.executions)
+async def test_a_saved_execution_comes_back_equal_but_for_its_request(
+    store: Store, execution: Execution, later: Execution
+) -> None:
+    await store.executions.add(execution)
+    changed = replace(
+        later,
+        id=execution.id,
+        session_id=execution.session_id,
+        request=execution.request,
+        created_at=execution.created_at,
+        version=execution.version,
+    )
+
+    saved = await store.executions.save(changed)
+
+    assert saved == replace(changed, version=execution.version + 1)
+    assert await store.executions.get(execution.id) == saved
+
+
+@shared
+@given(session=make.sessions, later=make.sessions)
+async def test_a_session_comes_back_equal_when_added_and_when_saved(
+    store: Store, session: Session, later: Session
+) -> None:
+    await store.sessions.add(session)
+    assert await store.sessions.get(session.id) == session
+
+    saved = await store.sessions.save(replace(later, id=session.id, version=session.version))
+
+    assert saved == replace(later, id=session.id, version=session.version + 1)
+    assert await store.sessions.get(session.id) == saved
+
+
+@shared
+@given(template=make.templates, later=make.templates)
+async def test_a_template_comes_back_equal_when_added_and_when_saved(
+    store: Store, template: Template, later: Template
+) -> None:
+    await store.templates.add(template)
+    assert await store.templates.get(template.id) == template
+
+    saved = await store.templates.save(replace(later, id=template.id))
+
+    assert saved == replace(later, id=template.id, version=2)
+    assert await store.templates.get(template.id) == saved
+
+
+@shared
+@given(instance=make.instances)
+async def test_an_instance_comes_back_equal(store: Store, instance: Instance) -> None:
+    await store.instances.add(instance)
+
+    assert await store.instances.get(instance.id) == instance
+    assert instance in await store.instances.all()
+
+
+@shared
+@given(key=make.keys)
+async def test_a_key_comes_back_equal(store: Store, key: Key) -> None:
+    await store.keys.add(key)
+    try:
+        assert await store.keys.all() == [key]
+    finally:
+        await store.keys.remove(key.id)
+
+
+async def test_odd_text_and_bytes_come_back_unharmed(store: Store) -> None:
+    execution = make.completed(
+        make.make_execution(
+            request=Request(
+                code=ODD_TEXT,
+                command=(ODD_TEXT, ""),
+                event={ODD_TEXT: [ODD_TEXT, None, 1.5, True]},
+                stdin=ODD_TEXT,
+                env={ODD_TEXT: ODD_TEXT},
+            )
+        ),
+        stdout=ODD_BYTES,
+        stderr=ODD_BYTES,
+        return_json=ODD_BYTES,
+        error={"message": ODD_TEXT},
+        artifacts=(Artifact(ODD_TEXT, 2**40, "text/plain", NOW, None),),
+    )
+    session = make.make_session(message=ODD_TEXT, env_vars={ODD_TEXT: ""}, workspace=ODD_TEXT)
+
+    await store.executions.add(execution)
+    await store.sessions.add(session)
+
+    assert await store.executions.get(execution.id) == execution
+    assert await store.sessions.get(session.id) == session
+
+
+async def test_none_and_empty_stay_apart(store: Store) -> None:
+    nothing = make.make_execution(request=Request(code=None, command=None, stdin=None, cwd=None))
+    empty = make.completed(
+        make.make_execution(request=Request(code="", command=(), stdin="", cwd="")),
+        return_json=b"",
+        error={},
+        signal="",
+    )
+    absent = make.completed(make.make_execution(), return_json=None, error=None, signal=None)
+    for execution in (nothing, empty, absent):
+        await store.executions.add(execution)
+
+    for execution in (nothing, empty, absent):
+        got = await store.executions.get(execution.id)
+        assert got == execution
+        assert repr(got) == repr(execution)
+
+
+async def test_megabytes_of_code_and_output_come_back(store: Store) -> None:
+    execution = make.completed(
+        make.make_execution(request=Request(code="é" * 4_000_000)),
+        stdout=bytes(range(256)) * 8192,
+        return_json=b"1" * 2**20,
+    )
+
+    await store.executions.add(execution)
+
+    assert await store.executions.get(execution.id) == execution
+
+
+async def test_a_time_keeps_its_microseconds_and_comes_back_in_utc(store: Store) -> None:
+    zone = timezone(timedelta(hours=5, minutes=30))
+    session = make.make_session(created_at=NOW.astimezone(zone))
+
+    await store.sessions.add(session)
+
+    got = await store.sessions.get(session.id)
+    assert got is not None
+    assert got.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
+
+
+async def test_words_come_back_as_the_enums_they_were(store: Store) -> None:
+    session = make.make_session(status=SessionStatus.FAILED, cause=Cause.OOM)
+    execution = make.make_execution(status=ExecutionStatus.RUNNING)
+    await store.sessions.add(session)
+    await store.executions.add(execution)
+
+    got_session = await store.sessions.get(session.id)
+    got_execution = await store.executions.get(execution.id)
+
+    assert got_session is not None
+    assert isinstance(got_session.cause, Cause)
+    assert got_session.status.ended
+    assert got_execution is not None
+    assert not got_execution.status.ended
+
+
+async def test_what_is_not_there_reads_as_none(store: Store) -> None:
+    assert await store.sessions.get("sess_none") is None
+    assert await store.executions.get("") is None
+    assert await store.instances.get("x" * 1000) is None
+    assert await store.templates.get("' OR 1=1 --") is None
+
+
+async def test_adding_an_id_that_exists_is_refused_and_changes_nothing(store: Store) -> None:
+    session, execution = make.make_session(), make.make_execution()
+    template, instance, key = make.make_template(), make.make_instance(), make.make_key()
+    await store.sessions.add(session)
+    await store.executions.add(execution)
+    await store.templates.add(template)
+    await store.instances.add(instance)
+    await store.keys.add(key)
+
+    with pytest.raises(Conflict, match=session.id):
+        await store.sessions.add(replace(session, timeout=1))
+    with pytest.raises(Conflict, match=execution.id):
+        await store.executions.add(replace(execution, retry_count=1))
+    with pytest.raises(Conflict, match=template.id):
+        await store.templates.add(replace(template, name="other"))
+    with pytest.raises(Conflict, match=instance.id):
+        await store.instances.add(replace(instance, node_id="other"))
+    with pytest.raises(Conflict, match=key.id):
+        await store.keys.add(replace(key, digest=b"other"))
+
+    assert await store.sessions.get(session.id) == session
+    assert await store.executions.get(execution.id) == execution
+    assert await store.templates.get(template.id) == template
+    assert await store.instances.get(instance.id) == instance
+    assert await store.keys.all() == [key]
+
+
+async def test_a_key_with_a_known_digest_is_left_alone(store: Store) -> None:
+    key = make.make_key(name="first")
+    await store.keys.add(key)
+
+    await store.keys.add(make.make_key(name="second", digest=key.digest))
+
+    assert await store.keys.all() == [key]
+
+
+async def test_removing_tells_whether_something_was_there(store: Store) -> None:
+    template, instance, key = make.make_template(), make.make_instance(), make.make_key()
+    await store.templates.add(template)
+    await store.instances.add(instance)
+    await store.keys.add(key)
+
+    assert await store.templates.remove(template.id) is True
+    assert await store.templates.remove(template.id) is False
+    assert await store.keys.remove(key.id) is True
+    assert await store.keys.remove(key.id) is False
+    await store.instances.remove(instance.id)
+    await store.instances.remove(instance.id)
+
+    assert await store.templates.get(template.id) is None
+    assert await store.instances.all() == []
+    assert await store.keys.all() == []
+
+
+async def test_an_id_that_is_no_text_is_the_callers_mistake(store: Store) -> None:
+    with pytest.raises(InvalidRequest):
+        await store.sessions.add(make.make_session(id="sess_\ud800"))
+    with pytest.raises(InvalidRequest):
+        await store.sessions.get("sess_\ud800")

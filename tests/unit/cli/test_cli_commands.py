@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.version import __version__
+from tests.unit.sdk.outside import problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Command, Start
+    from tests.unit.sdk.outside import Outside
+
+
+def test_a_session_is_made_shown_listed_and_ended(atoll: Command, outside: Outside) -> None:
+    made = atoll("session", "create", "--template", "python", "--timeout", "60", "-e", "A=1")
+    session_id = made.stdout.strip()
+    assert outside.bodies == [{"template_id": "python", "timeout": 60, "env_vars": {"A": "1"}}]
+    assert session_id in atoll("session", "list").stdout
+    assert json.loads(atoll("session", "list", "--json").stdout)[0]["id"] == session_id
+    assert "env_vars" in atoll("session", "show", session_id).stdout
+    shown = json.loads(atoll("session", "show", session_id, "--json").stdout)
+    assert shown["resources"]["memory"] == "512Mi"
+    assert shown["created_at"] == "2024-05-01T12:00:00Z"
+    assert atoll("session", "rm", session_id).stdout == f"{session_id}\n"
+    assert atoll("session", "list", "--status", "running", "--json").stdout == "[]\n"
+
+
+def test_a_long_list_is_cut_at_its_limit(atoll: Command, outside: Outside) -> None:
+    for _ in range(5):
+        atoll("session", "create")
+    assert len(json.loads(atoll("session", "list", "--limit", "3", "--json").stdout)) == 3
+
+
+def test_a_table_is_not_folded_for_a_pipe(start: Start, outside: Outside, atoll: Command) -> None:
+    atoll("session", "create", "--template", "t" * 63)
+    out, _ = start("session", "list").communicate()
+    assert b"t" * 63 in out
+
+
+def test_a_command_or_code_is_run_in_a_session(atoll: Command, outside: Outside) -> None:
+    session_id = atoll("session", "create").stdout.strip()
+    assert atoll("session", "exec", session_id, "--", "ls", "-l").stdout == "ls -l"
+    assert atoll("session", "exec", session_id, "--code", "print(1)").stdout == "print(1)"
+    failed = json.dumps({"result": {"status": "failed", "exit_code": 7}})
+    assert atoll("session", "exec", session_id, "-c", failed).exit_code == 7
+    assert atoll("session", "exec", session_id).exit_code == 2
+    assert outside.sessions[session_id]["status"] == "running"
+
+
+def test_ctrl_c_cancels_the_execution_and_leaves_the_session(
+    start: Start, atoll: Command, outside: Outside
+) -> None:
+    session_id = atoll("session", "create").stdout.strip()
+    process = start("session", "exec", session_id, "--code", '{"hold": true}')
+    outside.started.acquire()
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert [execution.cancelled for execution in outside.executions.values()] == [True]
+    assert outside.sessions[session_id]["status"] == "running"
+
+
+def test_files_and_directories_are_copied_in(
+    atoll: Command, outside: Outside, tmp_path: Path
+) -> None:
+    session_id = atoll("session", "create").stdout.strip()
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "a.txt").write_text("a")
+    (tmp_path / "tree" / "sub" / "b.txt").write_text("b")
+    (tmp_path / "tree" / "link").symlink_to("/etc/passwd")
+    done = atoll("session", "cp", str(tmp_path / "tree" / "a.txt"), f"{session_id}:")
+    assert done.exit_code == 0
+    assert outside.files == {"a.txt": b"a"}
+    atoll("session", "cp", str(tmp_path / "tree" / "a.txt"), f"{session_id}:/workspace/x/y.txt")
+    assert outside.files["x/y.txt"] == b"a"
+    outside.files.clear()
+    done = atoll("session", "cp", str(tmp_path / "tree"), f"{session_id}:to/", "--json")
+    assert json.loads(done.stdout) == ["to/tree/a.txt", "to/tree/sub/b.txt"]
+    assert "link is not a regular file" in done.stderr
+    assert atoll("session", "cp", "a", "b").exit_code == 2
+    assert atoll("session", "cp", str(tmp_path / "none"), f"{session_id}:x").exit_code == 1
+
+
+def test_files_and_directories_are_copied_out(
+    atoll: Command, outside: Outside, tmp_path: Path
+) -> None:
+    session_id = atoll("session", "create").stdout.strip()
+    outside.files |= {"d/a": b"a", "d/e/b": b"b", "d/l": b"", "f": b"f"}
+    outside.links.add("d/l")
+    done = atoll("session", "cp", f"{session_id}:d", str(tmp_path / "out"))
+    assert (done.exit_code, (tmp_path / "out" / "e" / "b").read_bytes()) == (0, b"b")
+    assert "d/l is a symlink" in done.stderr
+    assert not (tmp_path / "out" / "l").exists()
+    atoll("session", "cp", f"{session_id}:f", str(tmp_path))
+    assert (tmp_path / "f").read_bytes() == b"f"
+    assert atoll("session", "cp", f"{session_id}:none", str(tmp_path)).exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../b"])
+def test_a_name_from_outside_never_leads_out_of_the_target(
+    atoll: Command, outside: Outside, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = atoll("session", "create").stdout.strip()
+    outside.files["d/x"] = b"evil"
+    honest = outside.entry
+    monkeypatch.setattr(outside, "entry", lambda path: honest(path) | {"name": name})
+    done = atoll("session", "cp", f"{session_id}:d", str(tmp_path / "out"))
+    assert done.exit_code == 1
+    assert "(unsafe_name)" in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_templates_are_made_shown_listed_and_removed(atoll: Command, outside: Outside) -> None:
+    done = atoll(
+        "template", "create", "Science", "--id", "science", "--preload", "numpy", "--preload", "os",
+        "--memory", "1Gi", "--require", "seccomp",
+    )  # fmt: skip
+    assert done.stdout == "science\n"
+    assert outside.bodies == [
+        {
+            "name": "Science",
+            "id": "science",
+            "preload": ["numpy", "os"],
+            "security_context": {"require": ["seccomp"]},
+        }
+    ]
+    assert "1Gi" in atoll("template", "list").stdout
+    assert json.loads(atoll("template", "show", "science", "--json").stdout)["name"] == "Science"
+    assert "numpy, os" in atoll("template", "show", "science").stdout
+    assert atoll("template", "rm", "science").exit_code == 0
+    gone = atoll("template", "show", "science")
+    assert gone.exit_code == 1
+    assert gone.stderr == "error: There is no template science. (template_not_found)\n"
+
+
+def test_nodes_are_listed_and_shown(atoll: Command, outside: Outside) -> None:
+    assert "25%" in atoll("node", "list").stdout
+    assert "no loop devices" in atoll("node", "show", "local").stdout
+    assert json.loads(atoll("node", "show", "local", "--json").stdout)["metrics"]["cpu_count"] == 2
+
+
+def test_an_error_is_one_line_and_cannot_steer_the_terminal(
+    atoll: Command, outside: Outside
+) -> None:
+    outside.failure = problem(409, "some_code", "\x1b[2Jgone")
+    done = atoll("session", "list")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "error: \\x1b[2Jgone (some_code)\n"
+
+
+def test_no_server_is_told_with_what_to_do(atoll: Command) -> None:
+    done = atoll("session", "list", "--url", "http://127.0.0.1:9", "--api-key", "k" * 20)
+    assert done.exit_code == 1
+    assert re.fullmatch(r"error: No server answers at \S+ .*atoll serve.*\n", done.stderr)
+
+
+def test_version_and_help_are_quick_to_load(atoll: Command) -> None:
+    assert atoll("version").stdout.startswith(f"atoll {__version__}")
+    assert json.loads(atoll("version", "--json").stdout)["atoll"] == __version__
+    code = (
+        "import sys; from atoll.cli import root;"
+        "assert not {'httpx', 'pydantic', 'asyncio', 'rich.table', 'fastapi'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor", "key list"])
+def test_a_wrong_setting_is_told_by_its_name(
+    atoll: Command, monkeypatch: pytest.MonkeyPatch, command: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ATOLL_PORT", "many")
+    done = atoll(*command.split(), "--data-dir", str(tmp_path))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: port: ")
+    assert done.stderr.endswith("(invalid_setting)\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("atoll session show ", "sess_0000"), ("atoll session create --template sci", "science")],
+    ids=["session", "template"],
+)
+def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected: str) -> None:
+    atoll("session", "create")
+    atoll("template", "create", "Science", "--id", "science")
+    shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
+    done = subprocess.run(
+        [sys.executable, "-c", "from atoll.cli import main; main()"],
+        env={**os.environ, **shell}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert expected in done.stdout.split(), done
+
+
+def test_completion_without_a_server_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = {
+        "_ATOLL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "atoll session show ",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from atoll.cli import main; main()"],
+        env={**os.environ, **shell, "ATOLL_URL": "http://127.0.0.1:9"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -1,0 +1,467 @@
+"""
+A server as the client sees one: the wire, and a sandbox that only does what the test wrote.
+
+Code that is a JSON object says what "running" it does: `out` is a list of [stream, text], `hold`
+keeps it running until the test releases it or it is cancelled, `result` overrides members of the
+result. Any other code is written to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+KEY = "atoll_test_key_0123456789"
+NOW = "2024-05-01T12:00:00Z"
+PAGE = 2
+
+
+def problem(status: int, code: str, detail: str = "no", **more: Any) -> JSONResponse:
+    headers = {"retry-after": "7"} if status in (429, 503) else {}
+    body = {"type": "about:blank", "title": "t", "status": status, "detail": detail, "code": code}
+    return JSONResponse(body | more, status, headers, media_type="application/problem+json")
+
+
+@dataclass
+class Running:
+    id: str
+    session_id: str
+    request: dict[str, Any]
+    events: list[tuple[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: bool = False
+
+
+@dataclass
+class Outside:
+    sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    executions: dict[str, Running] = field(default_factory=dict)
+    templates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    links: set[str] = field(default_factory=set)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    failure: JSONResponse | None = None
+    cut_events_after: int | None = None
+    key: str | None = KEY
+    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released when an execution is held."""
+    largest_chunk: int = 0
+    url: str = ""
+    loop: asyncio.AbstractEventLoop | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def release(self) -> None:
+        assert self.loop is not None
+        for running in list(self.executions.values()):
+            self.loop.call_soon_threadsafe(running.released.set)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.loop = asyncio.get_running_loop()
+            self.requests.append((scope["method"], scope["raw_path"].decode().split("?")[0]))
+            self.headers = {k.decode(): v.decode() for k, v in scope["headers"]}
+            answer = self.failure
+            if self.key and self.headers.get("authorization") != f"Bearer {self.key}":
+                answer = problem(401, "unauthenticated", "The key is missing or wrong.")
+            if answer is not None:
+                await answer(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    @property
+    def app(self) -> Starlette:
+        s, e = "/api/v1/sessions", "/api/v1/executions/{id}"
+        return Starlette(
+            routes=[
+                Route(s, self.create, methods=["POST"]),
+                Route(s, self.list_sessions),
+                Route(s + "/{id}", self.one_session, methods=["GET", "DELETE"]),
+                Route(s + "/{id}/execute", self.execute, methods=["POST"]),
+                Route(s + "/{id}/executions", self.list_executions),
+                Route(e, self.execution),
+                Route(e + "/status", self.status),
+                Route(e + "/result", self.result),
+                Route(e + "/cancel", self.cancel, methods=["POST"]),
+                Route(e + "/events", self.stream),
+                Route(s + "/{id}/files", self.list_files),
+                Route(s + "/{id}/files/mkdir", self.mkdir, methods=["POST"]),
+                Route(s + "/{id}/files/move", self.move, methods=["POST"]),
+                Route(s + "/{id}/files/{path:path}", self.file, methods=["GET", "PUT", "DELETE"]),
+                Route("/api/v1/templates", self.all_templates, methods=["GET", "POST"]),
+                Route(
+                    "/api/v1/templates/{id}", self.one_template, methods=["GET", "PUT", "DELETE"]
+                ),
+                Route("/api/v1/runtimes", self.nodes),
+                Route("/api/v1/runtimes/{id}/health", self.health),
+                Route("/api/v1/runtimes/{id}/metrics", self.metrics),
+            ]
+        )
+
+    # sessions
+
+    async def create(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        session = {
+            "id": f"sess_{len(self.sessions):04}",
+            "template_id": body.get("template_id", "python"),
+            "status": "running",
+            "wanted": "running",
+            "runtime_type": "local",
+            "runtime_node": "local",
+            "container_id": "inst_1",
+            "pod_name": None,
+            "resources": {"cpu": "1", "memory": "512Mi", "disk": "1Gi", "max_processes": 128},
+            "env_vars": body.get("env_vars", {}),
+            "timeout": body.get("timeout", 300),
+            "created_at": NOW,
+            "updated_at": NOW,
+            "expires_at": NOW,
+            "ended_at": None,
+            "cause": None,
+            "message": None,
+            "a_member_of_a_newer_server": True,
+        }
+        self.sessions[session["id"]] = session
+        return JSONResponse(session, 201)
+
+    async def list_sessions(self, request: Request) -> Response:
+        wanted = request.query_params.get("status")
+        return self.page(
+            request, [s for s in self.sessions.values() if wanted in (None, s["status"])]
+        )
+
+    async def one_session(self, request: Request) -> Response:
+        session = self.sessions.get(request.path_params["id"])
+        if session is None:
+            return problem(404, "session_not_found", "There is no such session.", hint="look")
+        if request.method == "DELETE":
+            session |= {"status": "terminated", "wanted": "destroyed", "cause": "user"}
+        return JSONResponse(session)
+
+    def page(self, request: Request, items: list[Any]) -> Response:
+        start = int(request.query_params.get("cursor", "0"))
+        end = start + PAGE
+        after = str(end) if end < len(items) else None
+        return JSONResponse({"items": items[start:end], "next_cursor": after})
+
+    # executions
+
+    async def execute(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        running = Running(f"exec_20240501_{len(self.executions)}", request.path_params["id"], body)
+        self.executions[running.id] = running
+        task = asyncio.create_task(self.play(running))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if (result := await self.finished(running, body.get("wait", 0))) is not None:
+            return JSONResponse(result)
+        submitted = {"execution_id": running.id, "status": "submitted", "submitted_at": NOW}
+        return JSONResponse(submitted, 202)
+
+    async def play(self, running: Running) -> None:
+        code = running.request.get("code") or json.dumps(
+            {"out": [["stdout", " ".join(running.request.get("command", []))]]}
+        )
+        script: dict[str, Any] = (
+            json.loads(code) if code.startswith("{") else {"out": [["stdout", code]]}
+        )
+        await self.note(running, "started", {})
+        outputs = {"stdout": "", "stderr": ""}
+        for stream, text in script.get("out", []):
+            outputs[stream] += text
+            await self.note(running, stream, {"text": text})
+        for stream, text in script.get("raw", []):
+            await self.note(running, stream, {"base64": text})
+        if script.get("hold"):
+            self.started.release()
+            await running.released.wait()
+        result: dict[str, Any] = {
+            "execution_id": running.id,
+            "status": "error" if running.cancelled else "success",
+            **outputs,
+            "exit_code": None if running.cancelled else 0,
+            "execution_time": 0.01,
+            "return_value": running.request.get("event"),
+            "metrics": {
+                "duration_ms": 1.0,
+                "cpu_time_ms": 1.0,
+                "peak_memory_mb": 1.0,
+                "bytes_read": 0,
+                "bytes_written": 0,
+            },
+            "artifacts": ["out.txt"],
+            "cause": "user" if running.cancelled else "exit",
+            "signal": None,
+            "error": None,
+            "stdout_truncated": False,
+            "stdout_bytes": len(outputs["stdout"].encode()),
+            "stderr_truncated": False,
+            "stderr_bytes": len(outputs["stderr"].encode()),
+            "artifacts_truncated": False,
+        } | script.get("result", {})
+        running.result = result
+        await self.note(running, "result", result)
+
+    async def note(self, running: Running, kind: str, data: Any) -> None:
+        async with running.changed:
+            running.events.append((kind, data))
+            running.changed.notify_all()
+
+    async def finished(self, running: Running, wait: float) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(wait), running.changed:
+                await running.changed.wait_for(lambda: running.result is not None)
+        except TimeoutError:
+            return None
+        return running.result
+
+    async def execution(self, request: Request) -> Response:
+        return JSONResponse(self.record(self.executions[request.path_params["id"]]))
+
+    def record(self, running: Running) -> dict[str, Any]:
+        return (running.result or {}) | {
+            "id": running.id,
+            "session_id": running.session_id,
+            "status": "completed" if running.result else "running",
+            "timeout": 30.0,
+            "command": None,
+            "created_at": NOW,
+            "artifacts": [
+                {
+                    "path": "out.txt",
+                    "size": 3,
+                    "mime_type": "text/plain",
+                    "type": "artifact",
+                    "created_at": NOW,
+                    "checksum": None,
+                    "download_url": None,
+                }
+            ],
+        }
+
+    async def list_executions(self, request: Request) -> Response:
+        return self.page(request, [self.record(r) for r in self.executions.values()])
+
+    def status_of(self, running: Running) -> dict[str, Any]:
+        ended = "cancelled" if running.cancelled else "completed"
+        return {
+            "execution_id": running.id,
+            "session_id": running.session_id,
+            "status": ended if running.result else "running",
+            "cause": None,
+            "created_at": NOW,
+            "completed_at": None,
+        }
+
+    async def status(self, request: Request) -> Response:
+        return JSONResponse(self.status_of(self.executions[request.path_params["id"]]))
+
+    async def result(self, request: Request) -> Response:
+        running = self.executions[request.path_params["id"]]
+        wait = float(request.query_params.get("wait", 0))
+        if (result := await self.finished(running, wait)) is None:
+            return problem(409, "execution_not_finished", "It still runs.")
+        return JSONResponse(result)
+
+    async def cancel(self, request: Request) -> Response:
+        running = self.executions[request.path_params["id"]]
+        running.cancelled = running.result is None
+        running.released.set()
+        await self.finished(running, 10)
+        return JSONResponse(self.status_of(running))
+
+    async def stream(self, request: Request) -> Response:
+        running = self.executions[request.path_params["id"]]
+        after = int(request.headers.get("last-event-id", "0"))
+
+        async def body() -> AsyncIterator[bytes]:
+            sequence, sent = after, 0
+            yield b": ping\n\n"
+            while True:
+                async with running.changed:
+                    while len(running.events) <= sequence:
+                        await running.changed.wait()
+                kind, data = running.events[sequence]
+                sequence += 1
+                if sent == self.cut_events_after:
+                    self.cut_events_after = None
+                    return
+                sent += 1
+                text = json.dumps(data, ensure_ascii=False)
+                yield f"id: {sequence}\nevent: {kind}\ndata: {text}\n\n".encode()
+                if kind == "result":
+                    return
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+    # files
+
+    def entry(self, path: str) -> dict[str, Any]:
+        kind = "file" if path in self.files else "directory"
+        return {
+            "path": path,
+            "name": path.rsplit("/", 1)[-1],
+            "type": "symlink" if path in self.links else kind,
+            "size": len(self.files.get(path, b"")),
+            "mode": "0644",
+            "modified_at": NOW,
+        }
+
+    def is_directory(self, path: str) -> bool:
+        return path == "." or any(name.startswith(path + "/") for name in self.files)
+
+    async def list_files(self, request: Request) -> Response:
+        top = request.query_params.get("path", ".")
+        prefix = "" if top == "." else top + "/"
+        inside = [name[len(prefix) :] for name in sorted(self.files) if name.startswith(prefix)]
+        names = dict.fromkeys(name.split("/")[0] for name in inside if name)
+        return self.page(request, [self.entry(prefix + name) for name in names])
+
+    async def file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        if request.method == "PUT":
+            data = b""
+            async for chunk in request.stream():
+                self.largest_chunk = max(self.largest_chunk, len(chunk))
+                data += chunk
+            self.files[path] = data
+            return JSONResponse(self.entry(path), 201)
+        if path not in self.files and not self.is_directory(path):
+            return problem(404, "file_not_found", f"There is no file {path}.")
+        if request.method == "DELETE":
+            self.bodies.append(dict(request.query_params))
+            del self.files[path]
+            return Response(status_code=204)
+        if request.query_params.get("metadata") == "true":
+            return JSONResponse(self.entry(path))
+
+        async def body() -> AsyncIterator[bytes]:
+            data = self.files[path]
+            for start in range(0, len(data), 65536):
+                yield data[start : start + 65536]
+            if path.startswith("broken"):
+                raise ConnectionError("cut in the middle")
+
+        return StreamingResponse(body())
+
+    async def mkdir(self, request: Request) -> Response:
+        body = await request.json()
+        self.files.setdefault(body["path"] + "/", b"")
+        return JSONResponse(self.entry(body["path"]), 201)
+
+    async def move(self, request: Request) -> Response:
+        body = await request.json()
+        self.files[body["target"]] = self.files.pop(body["source"])
+        return JSONResponse(self.entry(body["target"]))
+
+    # templates and nodes
+
+    async def all_templates(self, request: Request) -> Response:
+        if request.method == "GET":
+            return self.page(request, list(self.templates.values()))
+        body = await request.json()
+        self.bodies.append(body)
+        name = body.get("id") or f"tmpl_{len(self.templates)}"
+        return JSONResponse(self.put_template(name, body), 201)
+
+    def put_template(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        resources = {"cpu": "1", "memory": "512Mi", "disk": "1Gi", "max_processes": 128}
+        resources |= body.pop("default_resources", {})
+        self.templates[name] = {
+            "image": "",
+            "security_context": {"require": []},
+            **body,
+            "id": name,
+            "default_resources": resources,
+            "version": 1,
+            "created_at": NOW,
+            "updated_at": NOW,
+        }
+        return self.templates[name]
+
+    async def one_template(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if name not in self.templates:
+            return problem(404, "template_not_found", f"There is no template {name}.")
+        if request.method == "PUT":
+            body = await request.json()
+            self.bodies.append(dict(body))
+            return JSONResponse(self.put_template(name, body))
+        if request.method == "DELETE":
+            del self.templates[name]
+            return Response(status_code=204)
+        return JSONResponse(self.templates[name])
+
+    async def nodes(self, request: Request) -> Response:
+        node = {
+            "id": "local",
+            "type": "local",
+            "url": "",
+            "status": "healthy",
+            "cpu_usage": 0.25,
+            "mem_usage": 0.5,
+            "session_count": 1,
+            "max_sessions": None,
+            "cached_templates": ["python"],
+            "last_heartbeat": NOW,
+            "failure_count": 0,
+        }
+        return self.page(request, [node])
+
+    async def health(self, request: Request) -> Response:
+        missing = {"disk_quota": "no loop devices"}
+        body = {"id": "local", "status": "healthy", "checked_at": NOW, "provides": ["seccomp"]}
+        return JSONResponse(body | {"missing": missing})
+
+    async def metrics(self, request: Request) -> Response:
+        numbers = {"cpu_usage": 0.1, "cpu_count": 2, "load_average": 0.5, "mem_usage": 0.2}
+        more = {"mem_total": 1, "disk_free": 1, "session_count": 0, "pool": {"python": 2}}
+        return JSONResponse({"id": "local"} | numbers | more)
+
+
+class ServerThread:
+    """`Outside` on a free port of loopback."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        outside.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            outside, log_config=None, lifespan="off", timeout_graceful_shutdown=1
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+
+    def __enter__(self) -> ServerThread:
+        # The socket listens already, so a client that is early only waits.
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+        self.socket.close()
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.sdk.portal import Portal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from atoll import Atoll
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    portal = Portal()
+    yield portal
+    portal.stop()
+
+
+def test_the_generated_client_is_up_to_date() -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "generate-sync"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_atoll_loads_no_http_client() -> None:
+    code = "import sys, atoll; assert not {'httpx', 'pydantic', 'asyncio'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_calls_work_where_an_event_loop_runs_already(atoll: Atoll) -> None:
+    async def cell() -> str:
+        with atoll.session() as session:
+            return session.run("hello").stdout
+
+    assert asyncio.run(cell()) == "hello"
+
+
+def test_many_threads_may_call_at_once(atoll: Atoll) -> None:
+    def work(number: int) -> str:
+        with atoll.session() as session:
+            return session.run(str(number)).stdout
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(32))) == [str(number) for number in range(32)]
+
+
+def test_an_interrupt_cancels_the_call_and_waits_for_its_end(portal: Portal) -> None:
+    seen: list[str] = []
+
+    async def hang() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(hang)
+    assert seen == ["cleaned up"]
+
+
+def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(portal: Portal) -> None:
+    threads: list[threading.Thread] = []
+
+    async def double(number: int) -> int:
+        return number * 2
+
+    async def ask(callback: Callable[[int], object]) -> object:
+        answer = callback(21)
+        assert isinstance(answer, asyncio.Future)
+        return await answer
+
+    def answer(number: int) -> int:
+        threads.append(threading.current_thread())
+        return portal.call(double, number)
+
+    assert portal.call(ask, answer) == 42
+    assert threads == [threading.current_thread()]
+
+
+def test_an_error_in_a_callback_ends_the_call_and_is_seen(portal: Portal) -> None:
+    ended = threading.Event()
+
+    async def ask(callback: Callable[[], object]) -> None:
+        try:
+            answer = callback()
+            assert isinstance(answer, asyncio.Future)
+            await answer
+        finally:
+            ended.set()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        portal.call(ask, fail)
+    assert ended.is_set()
+
+
+def test_an_iteration_that_is_given_up_is_closed(portal: Portal) -> None:
+    closed: list[bool] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    for number in portal.iterate(numbers()):
+        if number == 2:
+            break
+    gc.collect()
+    assert closed == [True]
+    assert list(portal.iterate(numbers())) == list(range(100))
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_a_context_is_left_on_the_loop_whatever_ends_it(
+    portal: Portal, error: type[BaseException] | None
+) -> None:
+    seen: list[object] = []
+
+    @asynccontextmanager
+    async def context() -> AsyncIterator[int]:
+        try:
+            yield 1
+        except BaseException as problem:
+            await asyncio.sleep(0)
+            seen.append(type(problem))
+            raise
+        seen.append(None)
+
+    if error is None:
+        with portal.context(context()) as value:
+            assert value == 1
+        assert seen == [None]
+    else:
+        with pytest.raises(error), portal.context(context()):
+            raise error
+        assert seen == [error if issubclass(error, Exception) else asyncio.CancelledError]
+
+
+def test_context_variables_of_the_caller_are_seen(portal: Portal) -> None:
+    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace")
+    trace.set("here")
+
+    async def look() -> str:
+        return trace.get()
+
+    assert portal.call(look) == "here"
+
+
+def test_a_closed_portal_says_so_and_ends_the_calls_that_run() -> None:
+    portal = Portal()
+    running = threading.Event()
+
+    async def hang() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(portal.call, hang)
+        running.wait()
+        portal.stop()
+        with pytest.raises(RuntimeError, match="closed during"):
+            call.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        portal.call(hang)
+
+
+def test_a_portal_that_nobody_holds_ends_its_thread() -> None:
+    portal = Portal()
+
+    async def here() -> threading.Thread:
+        return threading.current_thread()
+
+    thread = portal.call(here)
+    del portal
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_program_that_closed_nothing_ends_in_good_order() -> None:
+    code = """
+import asyncio
+from atoll.sdk.portal import Portal
+
+portal = Portal()
+tasks = []
+
+async def numbers():
+    yield 1
+    yield 2
+
+async def serve():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.to_thread(print, "closed")
+
+async def start():
+    tasks.append(asyncio.create_task(serve()))
+
+portal.call(start)
+items = portal.iterate(numbers())
+print(next(items))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert (done.stdout, done.stderr) == ("1\nclosed\n", "")
