@@ -1,0 +1,40 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness import Server
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_of_the_machine() -> Iterator[None]:
+    """The tests' own settings only."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ATOLL_")}
+    yield
+    os.environ.update(kept)
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> str:
+    path = shutil.which("bwrap")
+    if path is None:
+        missing = "bubblewrap is not installed"
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real `atoll serve` for the tests that need nothing special of it."""
+    with Server(tmp_path_factory.mktemp("server")) as running:
+        yield running
