@@ -18,6 +18,9 @@ ADDRESS = re.compile(r"listens on (\S+)")
 class Server:
     """`atoll serve` on a free port with a data directory of its own; killed and started at will."""
 
+    prefix: tuple[str, ...] = ()
+    """A command that becomes the server, such as one that takes rights from it."""
+
     def __init__(self, data_dir: Path, *arguments: str, **env: str) -> None:
         self.data_dir = data_dir
         self._arguments = arguments
@@ -29,7 +32,7 @@ class Server:
         self.log = (self.data_dir / "server.log").open("a")
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
+                *self.prefix, sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
                 "--data-dir", str(self.data_dir), *self._arguments,
             ],
             stdout=subprocess.PIPE,
@@ -67,7 +70,7 @@ class Server:
             self.stop()
         # What it left running on purpose ends now: a last start that ends for good.
         if any((self.data_dir / "node" / "instances").iterdir()):
-            last = Server(self.data_dir, "--stop-sessions", **self._env).start()
+            last = type(self)(self.data_dir, "--stop-sessions", **self._env).start()
             last.stop()
 
     @property

@@ -8,8 +8,10 @@ sessions stay, unless the server ends for good (`stop_sessions`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from atoll.settings import Settings
@@ -43,7 +46,7 @@ class Server:
         listener = _listen(settings.host, settings.port)
         async with application(settings) as app:
             key_file = await ensure_first_key(settings, app.keys)
-            server = uvicorn.Server(
+            server = _Uvicorn(
                 uvicorn.Config(
                     app.web,
                     http="httptools",
@@ -58,11 +61,23 @@ class Server:
                     ssl_keyfile=_path(settings.tls_key),
                 )
             )
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(
+                    number, server.handle_exit, number, None
+                )
             port = listener.getsockname()[1]
             print_welcome(settings, port, key_file)
             await server.serve(sockets=[listener])
             if self._stop_sessions:
                 await app.sessions.stop_all()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to us: uvicorn raises them again at its end, before ours could come."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _path(path: Path | None) -> str | None:

@@ -41,7 +41,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         shown.add_column(column, overflow="fold")
     for row in rows:
@@ -65,6 +65,8 @@ def age(moment: datetime) -> str:
 
 
 def _short(value: object) -> str:
+    if dataclasses.is_dataclass(value):
+        value = _plain(value)
     if isinstance(value, dict):
         return ", ".join(f"{name}={_short(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -47,8 +47,8 @@ class Supervisor:
         self._runs = Runs(self._loop, self._scanner, self._hash_files)
         self._watch = Watch(self._loop, self._runs, self._root)
         self._connections: list[Connection] = []
-        self._greetings: list[Connection] = []
         self._zygote_starts = 0
+        self._releases: list[Stream] = []
         self._waiting: list[tuple[dict[str, Any], Stream]] = []
         """Runs that came before the zygote was ready for them."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
@@ -102,18 +102,11 @@ class Supervisor:
             value = {"code": "version_mismatch", "message": message}
             connection.write(frames.encode_json(0, frames.ERROR, value))
             return
-        if self._zygote_ready:
-            self._greet(connection)
-        else:
-            self._greetings.append(connection)
-
-    def _greet(self, connection: Connection) -> None:
         value = {
             "version": frames.VERSION,
             "features": frames.FEATURES,
             "python": sys.version.split()[0],
             "zygote": self._zygote_pid,
-            "preload_failed": self._preload_failed,
             "runs": self._runs.journal(),
         }
         connection.write(frames.encode_json(0, frames.HELLO, value))
@@ -147,6 +140,9 @@ class Supervisor:
         self._want = 1
         self._zygote_pid, self._control, self._jobs = zygote.start(self._config.get("preload", []))
         self._runs.own = frozenset((self._zygote_pid,))
+        event = {"event": "zygote", "pid": self._zygote_pid}
+        for connection in self._connections:
+            connection.write(frames.encode_json(0, frames.EVENT, event))
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
 
     def _from_zygote(self) -> None:
@@ -164,12 +160,9 @@ class Supervisor:
                 self._zygote_ready = True
                 self._zygote_starts = 0
                 self._preload_failed = json.loads(message[1:])
-                for connection in self._greetings:
-                    self._greet(connection)
-                self._greetings = []
-                for connection in self._connections:
-                    event = {"event": "zygote", "pid": self._zygote_pid}
-                    connection.write(frames.encode_json(0, frames.EVENT, event))
+                releases, self._releases = self._releases, []
+                for stream in releases:
+                    self._released_now(stream)
             else:
                 pid, status, user, system_time, peak, read, written = zygote.EXIT.unpack(
                     message[1:]
@@ -274,8 +267,20 @@ class Supervisor:
                 os.close(fd)
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:
-        """The zygote is in its control group: it may have children."""
-        if not self._released and self._zygote_ready:
+        """
+        The zygote is in its control group: it may have children. Answered when it is ready to.
+
+        It names the zygote it is about, which may have been replaced meanwhile.
+        """
+        if request["zygote"] != self._zygote_pid:
+            raise Refusal("zygote_replaced", "zygote %s is gone" % request["zygote"])
+        if self._zygote_ready:
+            self._released_now(stream)
+        else:
+            self._releases.append(stream)
+
+    def _released_now(self, stream: Stream) -> None:
+        if not self._released:
             self._released = True
             self._want = 0
             self._settle_want()
@@ -283,7 +288,7 @@ class Supervisor:
             for run_request, target in waiting:
                 if target.connection.open:
                     self._hand_over(run_request, target)
-        stream.end({})
+        stream.end({"preload_failed": self._preload_failed})
 
     def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
         run = self._runs.get(request["id"])

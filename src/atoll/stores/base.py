@@ -37,8 +37,8 @@ class Sessions(Protocol):
     async def get(self, session_id: str) -> Session | None: ...
 
     async def save(self, session: Session) -> Session:
-        """Compare-and-set; returns the session with its new version. `instance_id` is carried over to
-        the instances as in `add`."""
+        """Compare-and-set; returns the session with its new version. Unless the session has ended,
+        `instance_id` is carried over to the instances as in `add`."""
 
     async def page(
         self,

@@ -26,7 +26,7 @@ def test_a_session_is_made_shown_listed_and_ended(atoll: Command, outside: Outsi
     assert outside.bodies == [{"template_id": "python", "timeout": 60, "env_vars": {"A": "1"}}]
     assert session_id in atoll("session", "list").stdout
     assert json.loads(atoll("session", "list", "--json").stdout)[0]["id"] == session_id
-    assert "env_vars" in atoll("session", "show", session_id).stdout
+    assert "cpu=1, memory=512Mi" in atoll("session", "show", session_id).stdout
     shown = json.loads(atoll("session", "show", session_id, "--json").stdout)
     assert shown["resources"]["memory"] == "512Mi"
     assert shown["created_at"] == "2024-05-01T12:00:00Z"

@@ -39,7 +39,8 @@ class Groups(Protocol):
     def confine(self, name: str, pid: int) -> None:
         """Put a process into the group of user code."""
 
-    def processes(self, name: str) -> list[int]: ...
+    def processes(self, name: str) -> list[int]:
+        """All processes of the instance, by their pids on the host."""
 
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
@@ -63,6 +64,13 @@ def _remove(path: Path) -> None:
         if error.errno != errno.EBUSY:
             raise
         raise BusyGroup(path) from None
+
+
+def _pids(group: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 class BusyGroup(Exception):
@@ -126,12 +134,10 @@ class VersionOne:
                 _write(top / name / "exec" / "cgroup.procs", pid)
 
     def processes(self, name: str) -> list[int]:
+        found: list[int] = []
         for top in self._tops.values():
-            try:
-                return [int(pid) for pid in (top / name / "cgroup.procs").read_text().split()]
-            except FileNotFoundError:
-                continue
-        return []
+            found += _pids(top / name) + _pids(top / name / "exec")
+        return sorted(set(found))
 
     def memory_kills(self, name: str) -> int:
         if "memory" not in self._tops:
@@ -190,11 +196,7 @@ class VersionTwo:
         _write(self._top / name / "exec" / "cgroup.procs", pid)
 
     def processes(self, name: str) -> list[int]:
-        try:
-            text = (self._top / name / "supervisor" / "cgroup.procs").read_text()
-        except FileNotFoundError:
-            return []
-        return [int(pid) for pid in text.split()]
+        return [*_pids(self._top / name / "supervisor"), *_pids(self._top / name / "exec")]
 
     def memory_kills(self, name: str) -> int:
         return _counter(self._top / name / "exec" / "memory.events", "oom_kill")

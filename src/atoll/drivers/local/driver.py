@@ -257,36 +257,44 @@ class LocalDriver:
         finally:
             os.close(fd)
         try:
-            failed = link.hello.get("preload_failed") or {}
+            failed = await self._confine(handle, link, int(link.hello["zygote"]))
             if failed:
                 words = "; ".join(f"{name}: {why}" for name, why in failed.items())
                 raise PermanentError(f"Preloading failed: {words}", code="preload_failed")
-            await self._confine(handle, link, int(link.hello["zygote"]))
         except BaseException:
             link.close()
             raise
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[Any]] = set()
 
         def renewed(pid: int) -> None:
-            task = asyncio.get_running_loop().create_task(self._confine(handle, link, pid))
+            task = asyncio.get_running_loop().create_task(self._confine_again(handle, link, pid))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
         link.on_zygote = renewed
         return link
 
-    async def _confine(self, handle: Handle, link: Link, zygote: int) -> None:
-        """Put a zygote into its control group, then let it have children."""
+    async def _confine(self, handle: Handle, link: Link, zygote: int) -> dict[str, str]:
+        """Put a zygote into its control group, then let it have children; what it could not import."""
         if self._groups.provides:
             await asyncio.to_thread(self._confine_now, handle, zygote)
-        with contextlib.suppress(LinkLost):
-            await link.call("release")
+        answer = await link.call("release", zygote=zygote)
+        return dict(answer["preload_failed"])
+
+    async def _confine_again(self, handle: Handle, link: Link, zygote: int) -> None:
+        # A link that is lost, or a zygote that is replaced meanwhile: somebody else's turn.
+        with contextlib.suppress(LinkLost, InvalidRequest):
+            await self._confine(handle, link, zygote)
 
     def _confine_now(self, handle: Handle, zygote: int) -> None:
         for pid in self._groups.processes(handle.instance_id):
             if processes.namespace_pid(pid) == zygote:
                 self._groups.confine(handle.instance_id, pid)
                 return
+        raise TemporaryError(
+            f"The zygote of instance {handle.instance_id} is not in its control group.",
+            code="instance_not_confined",
+        )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         workspace = await asyncio.to_thread(self._workspaces.get, str(handle.data["workspace"]))
@@ -380,8 +388,9 @@ class LocalDriver:
 
     def _handles(self) -> list[Handle]:
         found = []
-        names = {entry.name for entry in os.scandir(self._instances)} | set(self._groups.names())
-        for name in sorted(names):
+        # By directories alone: they are made before the groups and removed after them, and groups without
+        # one belong to another Atoll on this machine.
+        for name in sorted(entry.name for entry in os.scandir(self._instances)):
             handle = self._stored(name)
             if handle is None:
                 # The rest of a start that was interrupted before it had anything to tell.

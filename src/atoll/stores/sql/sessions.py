@@ -92,7 +92,8 @@ class SqlSessions:
 
         def write(connection: sqlite3.Connection) -> None:
             compare_and_set(connection, _SAVE, row, "Session")
-            _own(connection, row)
+            if not session.status.ended:
+                _own(connection, row)
 
         await self._engine.write(write)
         return replace(session, version=session.version + 1)
