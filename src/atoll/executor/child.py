@@ -14,11 +14,11 @@ import resource
 import signal
 import sys
 
-from . import system, zygote
+from . import system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Callable, NoReturn
 
 VALUE = b"V"
 FAILURE = b"E"
@@ -35,14 +35,12 @@ def rehearse() -> None:
     """Run the paths that a child runs, so that their code and caches are warm before the fork."""
     namespace: dict[str, Any] = {"__name__": "__rehearsal__"}
     exec(compile("def handler(event):\n    return event\n", SOURCE_NAME, "exec"), namespace)  # noqa: S102
-    json.loads(json.dumps({"a": [1, 2.5, None, True, "x"]}))
     sys.stdout.flush()
 
 
-def wait_and_run(jobs: Any) -> NoReturn:
+def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
     rehearse()  # Touches the pages that the run will touch: their copies are made while nobody waits.
-    system.set_dumpable(False)
-    _, job, descriptors = zygote.receive_job(jobs)
+    _, job, descriptors = receive(jobs)
     jobs.close()
     stdin, stdout, stderr, value = descriptors
     os.dup2(stdin, 0)
@@ -50,17 +48,15 @@ def wait_and_run(jobs: Any) -> NoReturn:
     os.dup2(stderr, 2)
     for fd in (stdin, stdout, stderr):
         os.close(fd)
-    system.set_dumpable(True)
     os._exit(_run(job, value))
 
 
 def _run(job: dict[str, Any], value: int) -> int:
     try:
         _limit(job["limits"])
-        path = os.environ.get("PATH", os.defpath)
-        os.environ.clear()
-        os.environ["PATH"] = path
-        os.environ.update(job["env"])
+        # On top of the instance's own, which is there already.
+        for name, text in job["env"].items():
+            os.environ[name] = text
         os.umask(0o022)
         try:
             os.chdir(job["cwd"])
@@ -145,10 +141,8 @@ def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
 def _python(job: dict[str, Any], value: int) -> int:
     sys.argv = ["main.py", *job["args"]]
     sys.path.insert(0, os.getcwd())
-    for entry in reversed(os.environ.get("PYTHONPATH", "").split(":")):
-        if entry:
-            sys.path.insert(1, entry)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if "PYTHONPATH" in job["env"]:
+        sys.path[1:1] = [entry for entry in job["env"]["PYTHONPATH"].split(":") if entry]
     _reseed()
     try:
         status = _user_code(job, value)
@@ -250,9 +244,9 @@ def _finish(status: int) -> int:
         threading = sys.modules.get("threading")
         if threading is not None:
             threading._shutdown()
-        import atexit
-
-        atexit._run_exitfuncs()
+        atexit = sys.modules.get("atexit")
+        if atexit is not None:
+            atexit._run_exitfuncs()
     except SystemExit as exit:
         status = _exit_status(exit)
     except BaseException:  # noqa: BLE001 - as above

@@ -67,10 +67,13 @@ class Runs:
         loop: Loop,
         scanner: artifacts.Scanner,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
+        see_taken: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._scanner = scanner
         self._hash_files = hash_files
+        self._see_taken = see_taken
+        """Learns the pids of runs; asked for only when a run lasts, or has to end."""
         self._runs: dict[str, Run] = {}
         self._by_pid: dict[int, Run] = {}
         self._count = 0
@@ -165,6 +168,7 @@ class Runs:
 
     def _watch(self, run: Run) -> None:
         run.watched = True
+        self._see_taken()
         for pipe in run.pipes:
             if pipe.fd >= 0:
                 self._loop.add(pipe.fd, READ, self._reader(run, pipe))
@@ -241,6 +245,7 @@ class Runs:
         """End all of a run, at once or after asking it to; the first reason stays."""
         if run.result is not None or run.reason is not None:
             return
+        self._see_taken()
         run.reason = reason
         if not run.pid:
             return  # `taken` sees the reason.

@@ -44,7 +44,7 @@ class Supervisor:
         self._root: str = config.get("root", files.ROOT)
         self._workspace = files.Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
-        self._runs = Runs(self._loop, self._scanner, self._hash_files)
+        self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken)
         self._watch = Watch(self._loop, self._runs, self._root)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
@@ -102,14 +102,14 @@ class Supervisor:
             value = {"code": "version_mismatch", "message": message}
             connection.write(frames.encode_json(0, frames.ERROR, value))
             return
-        value = {
+        greeting = {
             "version": frames.VERSION,
             "features": frames.FEATURES,
             "python": sys.version.split()[0],
             "zygote": self._zygote_pid,
             "runs": self._runs.journal(),
         }
-        connection.write(frames.encode_json(0, frames.HELLO, value))
+        connection.write(frames.encode_json(0, frames.HELLO, greeting))
 
     def _request(self, stream: Stream, request: dict[str, Any]) -> None:
         operation = self._operations.get(request.get("op", ""))
@@ -138,7 +138,9 @@ class Supervisor:
         self._released = False
         self._preload_failed: dict[str, str] = {}
         self._want = 1
-        self._zygote_pid, self._control, self._jobs = zygote.start(self._config.get("preload", []))
+        self._zygote_pid, self._control, self._jobs = zygote.start(
+            self._config.get("preload", []), bool(self._config.get("hooks", True))
+        )
         self._runs.own = frozenset((self._zygote_pid,))
         event = {"event": "zygote", "pid": self._zygote_pid}
         for connection in self._connections:
@@ -304,7 +306,6 @@ class Supervisor:
         run = self._runs.get(request["id"])
         if run is None:
             raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
-        self._see_taken()
         self._runs.end(run, "cancelled", float(request.get("grace", 0.0)))
         stream.end({})
 

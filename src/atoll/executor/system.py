@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
-_libc = ctypes.CDLL(None, use_errno=True)
+# Found once, and called with the interpreter's lock held: a child that calls it touches few pages.
+_call = ctypes.PyDLL(None).prctl
 
 
 def _prctl(option: int, value: object) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl %d" % option)
+    if _call(option, value, 0, 0, 0) != 0:
+        raise OSError("prctl %d failed" % option)
 
 
 def set_dumpable(dumpable: bool) -> None:

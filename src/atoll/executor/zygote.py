@@ -11,16 +11,18 @@ answers on it with the job's number and its pid, and closes it before user code 
 
 from __future__ import annotations
 
+import _signal
 import _socket
 import array
 import gc
 import json
+import marshal
 import os
 import signal
 import struct
 import sys
 
-from . import system
+from . import child, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ MAX_MESSAGE = 128 * 1024
 BUNDLE = sys.path[0] if sys.path else ""
 
 
-def start(preload: list[str]) -> tuple[int, _socket.socket, _socket.socket]:
+def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket.socket]:
     """Fork the zygote off the supervisor: its pid, the control socket and the job socket."""
     control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     jobs, their_jobs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -52,7 +54,7 @@ def start(preload: list[str]) -> tuple[int, _socket.socket, _socket.socket]:
     status = 1
     try:
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
-        Zygote(their_control, their_jobs).run(preload)
+        Zygote(their_control, their_jobs).run(preload, hooks)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor
         import traceback
@@ -77,22 +79,15 @@ class Zygote:
         self._children: dict[int, None] = {}
         self._want = 0
 
-    def run(self, preload: list[str]) -> None:
+    def run(self, preload: list[str], hooks: bool) -> None:
         system.set_name("zygote")
-        system.set_dumpable(False)
-        # The supervisor's end is the end of the namespace; no signal of user code matters here.
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        ):
-            signal.signal(number, signal.SIG_IGN)
+        # Readable by user code, unlike the supervisor: it knows nothing that user code does not, and
+        # what it could be made to do, user code can do to its own executions anyway.
+        system.set_dumpable(True)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        _set_up_paths()
+        _set_up_paths(hooks)
         failed = _import(preload)
         self._private = (wake_read, wake_write, self._control.fileno())
         _warm()
@@ -155,19 +150,16 @@ class Zygote:
 
     def _become_child(self) -> None:
         """Never returns."""
-        from . import child
-
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # The C module: every page that a child touches first is a copy that it waits for, and
+            # the one in Python makes enums of what it is given.
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             for fd in self._private:
                 os.close(fd)
             os.setsid()
             system.set_subreaper()
-            child.wait_and_run(self._jobs)
+            child.wait_and_run(self._jobs, receive_job)
         finally:
             os._exit(70)
 
@@ -182,12 +174,45 @@ def _io_of(pid: int) -> tuple[int, int]:
         return 0, 0
 
 
-def _set_up_paths() -> None:
-    """What the interpreter would have set up without -I -S, for user code; our own bundle leaves."""
+def _set_up_paths(hooks: bool) -> None:
+    """
+    What the interpreter would have set up without -I -S; our own bundle leaves.
+
+    Without `hooks`, packages are found but the start-up code of the machine that they came from (lines
+    of .pth files, sitecustomize) is not run: it was meant for that machine.
+    """
     import site
 
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
-    site.main()
+    if hooks:
+        site.main()
+        return
+    for directory in site.getsitepackages():
+        _add_site(directory)
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+
+
+def _add_site(directory: str) -> None:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return
+    sys.path.append(directory)
+    for name in names:
+        if not name.endswith(".pth"):
+            continue
+        try:
+            with open(os.path.join(directory, name), encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except (OSError, ValueError):
+            continue
+        for line in lines:
+            path = os.path.join(directory, line.strip())
+            code = line.startswith(("import ", "import\t", "#"))
+            if line.strip() and not code and os.path.exists(path):
+                sys.path.append(path)
 
 
 def _import(names: list[str]) -> dict[str, str]:
@@ -204,8 +229,8 @@ def _import(names: list[str]) -> dict[str, str]:
 
 def _warm() -> None:
     """Do once what would otherwise be done, and paid for, in every child."""
-    from . import child
-
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    json.loads(json.dumps({"a": [1, 2.5, None, True, "x"]}))
     child.rehearse()
     gc.collect()
     gc.freeze()
@@ -229,14 +254,15 @@ def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
         with open(descriptors.pop(), "rb") as file:
             file.seek(0)
             body = file.read()
-    return number, json.loads(body), descriptors
+    return number, marshal.loads(body), descriptors  # noqa: S302 - written by our own supervisor
 
 
 def send_job(
     jobs: _socket.socket, number: int, job: dict[str, Any], descriptors: list[int]
 ) -> None:
     """Hand a job to the next spare. Raises BlockingIOError when too many are waiting already."""
-    body = json.dumps(job).encode()
+    # Not JSON: parsing it would touch more of the child's memory than the rest of the hand-over.
+    body = marshal.dumps(job)
     spill = -1
     if len(body) > INLINE_JOB:
         spill = os.memfd_create("job", os.MFD_CLOEXEC)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BASE_ENV = {"HOME": "/tmp", "USER": "sandbox", "LANG": "C.UTF-8", "TERM": "dumb"}  # noqa: S108
 CANCEL_GRACE = 2.0
 SAVE_BACKOFF = (1.0, 2.0, 4.0, 10.0)
 
@@ -376,7 +375,7 @@ class Executions:
             "event": request.event,
             "stdin": request.stdin,
             "args": request.args,
-            "env": {**BASE_ENV, **session.env_vars, **request.env},
+            "env": {**session.env_vars, **request.env},
             "cwd": _inside(request.cwd),
             "timeout": request.timeout,
             "output_limit": settings.output_limit,

@@ -169,6 +169,8 @@ class LocalDriver:
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,
             preload=spec.template.preload,
+            # The default template is this machine's interpreter, without this machine's hooks.
+            hooks=bool(spec.template.image or spec.template.python),
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
         )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = 1000
+ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}  # noqa: S108
 EXECUTOR = "/run/atoll/executor.pyz"
 HIDDEN = (
     "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/cmdline",
@@ -51,6 +52,8 @@ class Sandbox:
     """Files and directories of /proc to cover; directories end with a slash."""
     tmp_size: int
     preload: tuple[str, ...] = ()
+    hooks: bool = True
+    """Whether start-up code that the interpreter's packages bring is run."""
     seccomp: bool = True
     ephemeral: bool = False
 
@@ -58,7 +61,9 @@ class Sandbox:
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
     """`source` says where bubblewrap finds a path of the host."""
     tree = sandbox.tree
-    config = json.dumps({"listen_fd": LISTEN_FD, "preload": list(sandbox.preload)})
+    config = json.dumps(
+        {"listen_fd": LISTEN_FD, "preload": list(sandbox.preload), "hooks": sandbox.hooks}
+    )
     argv = [
         bubblewrap,
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
@@ -71,7 +76,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--info-fd", str(INFO_FD),
         "--clearenv",
         "--setenv", "PATH", tree.path,
-        "--setenv", "LC_ALL", "C.UTF-8",
+        *(word for name, value in ENV.items() for word in ("--setenv", name, value)),
     ]  # fmt: skip
     if sandbox.seccomp:
         argv += ["--seccomp", str(SECCOMP_FD)]

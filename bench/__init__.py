@@ -1,0 +1,1 @@
+"""Benchmarks: Atoll beside the floors of this machine, in one run, as ratios."""
