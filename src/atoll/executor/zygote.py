@@ -11,7 +11,7 @@ answers on it with the job's number and its pid, and closes it before user code 
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _socket
 import array
 import gc

@@ -8,6 +8,7 @@ microseconds to milliseconds and blocking; callers use a thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class Groups(Protocol):
 
     def names(self) -> list[str]: ...
 
+    def close(self) -> None:
+        """Remove the groups above the instances' if none is left in them."""
+
 
 def _write(path: Path, value: str | int) -> None:
     path.write_text(str(value))
@@ -64,6 +68,11 @@ def _remove(path: Path) -> None:
         if error.errno != errno.EBUSY:
             raise
         raise BusyGroup(path) from None
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def _pids(group: Path) -> list[int]:
@@ -156,6 +165,10 @@ class VersionOne:
                 found |= {entry.name for entry in os.scandir(top) if entry.is_dir()}
         return sorted(found)
 
+    def close(self) -> None:
+        for top in self._tops.values():
+            _remove_if_empty(top)
+
 
 class VersionTwo:
     """One hierarchy. Processes are in the leaves `supervisor` and `exec`, as version 2 demands."""
@@ -210,6 +223,9 @@ class VersionTwo:
             return []
         return sorted(entry.name for entry in os.scandir(self._top) if entry.is_dir())
 
+    def close(self) -> None:
+        _remove_if_empty(self._top)
+
 
 @dataclass(frozen=True)
 class NoGroups:
@@ -232,6 +248,8 @@ class NoGroups:
     def remove(self, name: str) -> None: ...
     def names(self) -> list[str]:
         return []
+
+    def close(self) -> None: ...
 
 
 CONTROLLERS = ("memory", "cpu", "pids")

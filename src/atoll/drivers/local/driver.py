@@ -73,7 +73,7 @@ class LocalDriver:
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
         self._workspaces.open()
-        self._groups = host.find_groups(self._settings)
+        self._groups = host.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
         self._executor = bundle.write(self._node)
         program = seccomp.program()
@@ -94,6 +94,7 @@ class LocalDriver:
 
     async def close(self) -> None:
         await self._nursery.close()
+        await asyncio.to_thread(self._groups.close)
 
     # Templates
 

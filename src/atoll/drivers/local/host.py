@@ -6,6 +6,7 @@ What this machine can give its instances, found out by trying.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -33,9 +34,11 @@ class Check:
     """The name in `template.REQUIREMENTS` that it stands for."""
 
 
-def find_groups(settings: LocalSettings) -> cgroups.Groups:
+def find_groups(settings: LocalSettings, node: Path) -> cgroups.Groups:
+    """The control groups for the instances of this node directory, apart from those of any other."""
     own = Path("/proc/self/cgroup").read_text()
-    return cgroups.find(settings.cgroup_root, settings.cgroup_name, own)
+    tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
+    return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
 
 
 def can_mount_images() -> bool:
@@ -46,7 +49,7 @@ def can_mount_images() -> bool:
 
 def checks(settings: LocalSettings) -> list[Check]:
     root = os.geteuid() == 0
-    groups = find_groups(settings)
+    groups = find_groups(settings, Path())
     result = [_bubblewrap(settings), _namespaces(settings)]
     result.append(
         Check(
