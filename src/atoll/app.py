@@ -1,8 +1,8 @@
 """
 The composition root: the only module that names concrete back-ends.
 
-`application` puts the parts together and takes them apart again, whatever happens in between; a server,
-an embedded Atoll and the local commands all go through it.
+`application` puts the parts together and takes them apart again, whatever happens in between; a
+server, an embedded Atoll and the local commands all go through it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -46,8 +45,9 @@ from atoll.stores.sql.store import SqlStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from atoll.drivers.local.host import Check
 
@@ -70,7 +70,7 @@ def make_data_dir(path: Path) -> None:
 class Application:
     """The parts, as the server needs to reach them."""
 
-    def __init__(self, web: FastAPI, sessions: Sessions, keys: Keys) -> None:
+    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys) -> None:
         self.web = web
         self.sessions = sessions
         self.keys = keys
@@ -78,7 +78,9 @@ class Application:
 
 @asynccontextmanager
 async def application(settings: Settings, *, embedded: bool = False) -> AsyncIterator[Application]:
-    """A whole Atoll on `settings.data_dir`. Embedded, it needs no key, and its instances end with it."""
+    """
+    A whole Atoll on `settings.data_dir`. Embedded, it needs no key, and its instances end with it.
+    """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(make_data_dir, settings.data_dir)
         await asyncio.to_thread(mimetypes.init)
@@ -139,7 +141,7 @@ async def _stop(loops: list[asyncio.Task[None]]) -> None:
 
 
 @asynccontextmanager
-async def embedded(**given: Any) -> AsyncIterator[FastAPI]:
+async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
     """Atoll inside this process, on a directory of its own that goes with it."""
     settings = Settings.read(**given)
     configure_logging("warning", as_json=False)
@@ -163,7 +165,9 @@ def _held(path: Path, lock: int) -> Iterator[Path]:
 
 
 def _own_directory(base: Path) -> contextlib.AbstractContextManager[Path]:
-    """A new directory, locked as long as this process has it; those of dead processes are removed."""
+    """
+    A new directory, locked as long as this process has it; those of dead processes are removed.
+    """
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     for other in base.iterdir():
         with contextlib.suppress(OSError):

@@ -12,7 +12,9 @@ from typing import Any
 
 
 class AtollError(Exception):
-    """The root of the families; `code` is stable, `details` are extra members of the problem document."""
+    """
+    The root of the families; `code` is stable, `details` are extra members of the problem document.
+    """
 
     code = "error"
 

@@ -1,4 +1,6 @@
-"""Ids: a word that says what it names, and 80 random bits. An execution's carries its day as well."""
+"""
+Ids: a word that says what it names, and 80 random bits. An execution's carries its day as well.
+"""
 
 from __future__ import annotations
 

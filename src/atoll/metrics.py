@@ -1,4 +1,6 @@
-"""Numbers for Prometheus, taken from the services when they are asked for: no cost while nobody asks."""
+"""
+Numbers for Prometheus, taken from the services when they are asked for: no cost while nobody asks.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 `atoll serve`: the application behind uvicorn, from the first line it prints to the last session.
 
-Without TLS it listens on loopback only, unless told otherwise. At the end, running requests may finish;
-sessions stay, unless the server ends for good (`stop_sessions`).
+Without TLS it listens on loopback only, unless told otherwise. At the end, running requests may
+finish; sessions stay, unless the server ends for good (`stop_sessions`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Server:
                     lifespan="off",
                     log_config=None,
                     access_log=False,
+                    proxy_headers=False,
                     server_header=False,
                     date_header=False,
                     timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
@@ -95,7 +96,7 @@ def check_exposure(settings: Settings) -> None:
     if not loopback:
         raise InvalidRequest(
             f"Listening on {settings.host} would send keys and code over the network in the clear. "
-            "Give --tls-cert and --tls-key, or --insecure if something else protects the connection.",
+            "Give --tls-cert and --tls-key, or --insecure if something else protects the way.",
             code="insecure_host",
         )
 
@@ -111,7 +112,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InvalidRequest(
-            f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another --port.",
+            f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. "
+            "Choose another --port.",
             code="address_unavailable",
         ) from None
     listener.listen(2048)

@@ -1,9 +1,10 @@
 """
 Every setting, its default and its unit.
 
-Read once, in `app.py`, and handed down. A setting comes from its argument, else from the environment
-variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default here. A variable
-that starts with `ATOLL_` and names no setting is an error, so that a misspelt one cannot pass for set.
+Read once, in `app.py`, and handed down. A setting comes from its argument, else from the
+environment variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default
+here. A variable that starts with `ATOLL_` and names no setting is an error, so that a misspelt one
+cannot pass for set.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class SessionSettings(Group):
     max_disk: int = Field(256 * GiB, ge=1 * MiB)
     """Largest workspace that a session may ask for, in bytes."""
     sweep: timedelta = Field(timedelta(seconds=10), gt=timedelta(0))
-    """Time between two looks for sessions that have to end and instances that nobody owns, in seconds."""
+    """
+    Time between two looks for sessions that have to end and instances that nobody owns, in seconds.
+    """
     sweep_batch: int = Field(100, ge=1)
     """Sessions taken in one such look."""
 
@@ -91,8 +94,10 @@ class LocalSettings(Group):
     python: Path | None = None
     """Interpreter of the template `python`; the one that runs Atoll when not set."""
     template_roots: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Directories beneath which a template's root file system and interpreter must lie, separated by
-    colons; `<data_dir>/rootfs` always counts. "/" allows every place."""
+    """
+    Directories beneath which a template's root file system and interpreter must lie, separated by
+    colons; `<data_dir>/rootfs` always counts. "/" allows every place.
+    """
     cgroup_root: Path = Path("/sys/fs/cgroup")
     """Where the control group file systems are mounted."""
     cgroup_name: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")

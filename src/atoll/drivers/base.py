@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class Driver(Protocol):
     """
-    Every method may be called twice, may be cancelled at any await, and must leave the node such that
-    calling it once more finishes the work. Gone is an observation, not an error.
+    Every method may be called twice, may be cancelled at any await, and must leave the node such
+    that calling it once more finishes the work. Gone is an observation, not an error.
     """
 
     kind: str
@@ -29,7 +29,9 @@ class Driver(Protocol):
         """Let go of the node; instances that are not ephemeral stay."""
 
     async def check(self, template: Template) -> None:
-        """Raise `InvalidRequest` when this node cannot make instances of the template as it demands."""
+        """
+        Raise `InvalidRequest` when this node cannot make instances of the template as it demands.
+        """
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         """An instance as described; the one that is there already, when there is one."""

@@ -15,7 +15,10 @@ import os
 import sys
 import zipfile
 from importlib import resources
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PACKAGE = "atoll_executor"
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.supervisor import main; main()"

@@ -1,9 +1,9 @@
 """
 Which files an execution made or changed.
 
-Told by the change time that the kernel keeps and user code cannot set. It is as coarse as the kernel's
-tick, so what was listed (or uploaded) in the tick before the start is remembered and left out unless it
-changed again. One walk an execution, cut off after `MAX_WALK` entries.
+Told by the change time that the kernel keeps and user code cannot set. It is as coarse as the
+kernel's tick, so what was listed (or uploaded) in the tick before the start is remembered and left
+out unless it changed again. One walk an execution, cut off after `MAX_WALK` entries.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ import resource
 import signal
 import sys
 
-from . import system
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
@@ -39,7 +37,8 @@ def rehearse() -> None:
 
 
 def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
-    rehearse()  # Touches the pages that the run will touch: their copies are made while nobody waits.
+    # Touches the pages that the run will touch: their copies are made while nobody waits.
+    rehearse()
     _, job, descriptors = receive(jobs)
     jobs.close()
     stdin, stdout, stderr, value = descriptors
@@ -239,7 +238,7 @@ def _exception(error: BaseException, source: str, value: int) -> int:
 
 
 def _finish(status: int) -> int:
-    """What the interpreter does at its end, without tearing itself down: threads, atexit, buffers."""
+    """What the interpreter does at its end, without tearing it down: threads, atexit, buffers."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None:

@@ -156,7 +156,10 @@ class Workspace:
         return fd, status
 
     def list(self, path: str, after: str, limit: int) -> dict[str, Any]:
-        """Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the directory."""
+        """
+        Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the
+        directory.
+        """
         parts = split(path)
         try:
             fd = self._open_directory(parts)
@@ -226,8 +229,8 @@ class Workspace:
 
     def _remove_tree(self, fd: int, name: str) -> None:
         """
-        By moving each directory to the top and emptying it there: a tree of any depth takes neither a
-        deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for.
+        By moving each directory to the top and emptying it there: a tree of any depth takes neither
+        a deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for.
         """
         bin_name = "%s%d" % (TRASH, time.time_ns())
         deadline = time.monotonic() + REMOVE_SECONDS

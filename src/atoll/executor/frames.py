@@ -1,8 +1,8 @@
 """
 The frames of the executor protocol: length, stream id, kind, payload.
 
-Both ends use this codec. It keeps at most one incomplete frame, refuses a length beyond `MAX_PAYLOAD`
-before any of it is stored, and leaves the meaning of a payload to others.
+Both ends use this codec. It keeps at most one incomplete frame, refuses a length beyond
+`MAX_PAYLOAD` before any of it is stored, and leaves the meaning of a payload to others.
 docs/reference/executor-protocol.md describes the conversation.
 """
 

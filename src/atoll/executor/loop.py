@@ -46,7 +46,9 @@ class Loop:
         self._epoll.modify(fd, mask)
 
     def remove(self, fd: int) -> None:
-        """Before the descriptor is closed: a forked child that still has it keeps the entry alive."""
+        """
+        Before the descriptor is closed: a forked child that still has it keeps the entry alive.
+        """
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 

@@ -88,7 +88,9 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill_tree(root: int) -> None:
-    """End a process and all below it. A stopped process cannot fork, so the rounds come to an end."""
+    """
+    End a process and all below it. A stopped process cannot fork, so the rounds come to an end.
+    """
     send(root, signal.SIGSTOP)
     stopped: set[int] = set()
     while True:

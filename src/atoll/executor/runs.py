@@ -2,8 +2,8 @@
 Executions as the supervisor sees them: their pipes, their time, their end, and the journal.
 
 A run's output up to the limit and its result stay in the journal until the control plane has
-acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not slow
-the code: output is taken from the pipes as it comes, and beyond the limit only counted.
+acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not
+slow the code: output is taken from the pipes as it comes, and beyond the limit only counted.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class Runs:
             processes.kill_tree(pid)
 
     def attach(self, run: Run, stream: Stream, after: int) -> None:
-        """Send a run's events to this stream from now on, beginning behind sequence number `after`."""
+        """
+        Send a run's events to this stream from now on, beginning behind sequence number `after`.
+        """
         run.stream = stream
         run.sent = after
         run.announced = False

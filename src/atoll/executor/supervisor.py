@@ -1,9 +1,9 @@
 """
 PID 1 of the instance.
 
-It holds the link and runs no user code. It cannot be traced or read by its peers (not dumpable), its
-descriptors are closed to them, and the kernel keeps signals of the namespace from it. When it ends, the
-kernel ends everything in the namespace.
+It holds the link and runs no user code. It cannot be traced or read by its peers (not dumpable),
+its descriptors are closed to them, and the kernel keeps signals of the namespace from it. When it
+ends, the kernel ends everything in the namespace.
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ class Supervisor:
                 self._settle_want()
 
     def _zygote_lost(self) -> None:
-        """Killed by user code, or by the kernel for memory: its runs end, a new one takes its place."""
+        """
+        Killed by user code, or by the kernel for memory: its runs end, a new one takes its place.
+        """
         self._see_taken()
         self._loop.remove(self._control.fileno())
         self._control.close()
@@ -196,7 +198,9 @@ class Supervisor:
         self._start_zygote()
 
     def _see_taken(self) -> None:
-        """Learn which process took which run. Not waited for: needed only when a run lasts or ends."""
+        """
+        Learn which process took which run. Not waited for: needed only when a run lasts or ends.
+        """
         while True:
             try:
                 message = self._jobs.recv(zygote.TAKEN.size)

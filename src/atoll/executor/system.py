@@ -19,7 +19,9 @@ def _prctl(option: int, value: object) -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """A process that is not dumpable cannot be traced, and its /proc files are closed to its peers."""
+    """
+    A process that is not dumpable cannot be traced, and its /proc files are closed to its peers.
+    """
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 

@@ -1,8 +1,8 @@
 """
 Limits that no control group and no file system holds for us: memory and disk, looked at in turns.
 
-Weaker than the kernel's: a burst shorter than a turn passes, files that are open but have no name are
-not seen. Used where the driver says that the host gives nothing better.
+Weaker than the kernel's: a burst shorter than a turn passes, files that are open but have no name
+are not seen. Used where the driver says that the host gives nothing better.
 """
 
 from __future__ import annotations

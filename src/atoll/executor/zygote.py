@@ -1,9 +1,9 @@
 """
 The warm interpreter whose forks run user code.
 
-It keeps a spare child forked ahead, waiting for a job, so that no request waits for a fork. It reports
-the end of each child with what it used. It runs no user code itself; a template's modules are imported
-here, once, and the children share their memory.
+It keeps a spare child forked ahead, waiting for a job, so that no request waits for a fork. It
+reports the end of each child with what it used. It runs no user code itself; a template's modules
+are imported here, once, and the children share their memory.
 
 Jobs travel on a socket of their own whose reading end the spare shares; the spare that takes a job
 answers on it with the job's number and its pid, and closes it before user code runs.
@@ -81,8 +81,8 @@ class Zygote:
 
     def run(self, preload: list[str], hooks: bool) -> None:
         system.set_name("zygote")
-        # Readable by user code, unlike the supervisor: it knows nothing that user code does not, and
-        # what it could be made to do, user code can do to its own executions anyway.
+        # Readable by user code, unlike the supervisor: it knows nothing that user code does not,
+        # and what it could be made to do, user code can do to its own executions anyway.
         system.set_dumpable(True)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -91,8 +91,8 @@ class Zygote:
         failed = _import(preload)
         self._private = (wake_read, wake_write, self._control.fileno())
         _warm()
-        # No child before the supervisor says so: the driver first puts this process into the control
-        # group that its children are to inherit.
+        # No child before the supervisor says so: the driver first puts this process into the
+        # control group that its children are to inherit.
         self._want = 0
         self._control.send(READY + json.dumps(failed).encode())
         import select
@@ -178,8 +178,8 @@ def _set_up_paths(hooks: bool) -> None:
     """
     What the interpreter would have set up without -I -S; our own bundle leaves.
 
-    Without `hooks`, packages are found but the start-up code of the machine that they came from (lines
-    of .pth files, sitecustomize) is not run: it was meant for that machine.
+    Without `hooks`, packages are found but the start-up code of the machine that they came from
+    (lines of .pth files, sitecustomize) is not run: it was meant for that machine.
     """
     import site
 

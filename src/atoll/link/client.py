@@ -2,8 +2,8 @@
 One connection to an executor, with many requests under way at once.
 
 A request is a stream: `call` for those that answer once, `read` and `write` for files, `run` and
-`attach` for executions. When the connection ends, every open request raises `LinkLost`; what was running
-inside goes on, and a new connection attaches to it.
+`attach` for executions. When the connection ends, every open request raises `LinkLost`; what was
+running inside goes on, and a new connection attaches to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.settings import LinkSettings
+
+
+ACK_SECONDS = 0.02
 
 
 class LinkLost(TemporaryError):
@@ -40,7 +43,7 @@ class RunListener(Protocol):
 
 
 class _Stream:
-    __slots__ = ("credit", "done", "drained", "incoming", "listener", "number")
+    __slots__ = ("credit", "done", "drained", "incoming", "listener", "number", "owed")
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
@@ -48,6 +51,8 @@ class _Stream:
         self.incoming: asyncio.Queue[bytes | dict[str, Any] | None] | None = None
         self.listener: RunListener | None = None
         self.credit = frames.WINDOW
+        self.owed = 0
+        """Bytes received that the executor has not been credited for."""
         self.drained: asyncio.Event | None = None
 
 
@@ -62,6 +67,8 @@ class Link(asyncio.Protocol):
         self._greeting: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._writable = asyncio.Event()
         self._writable.set()
+        self._later = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.hello: dict[str, Any] = {}
         self.on_zygote: Callable[[int], None] | None = None
@@ -97,6 +104,7 @@ class Link(asyncio.Protocol):
 
     def close(self) -> None:
         if self._transport is not None:
+            self._flush()
             self._transport.close()
 
     # asyncio.Protocol
@@ -142,7 +150,10 @@ class Link(asyncio.Protocol):
             sequence, channel, data = frames.decode_output(payload)
             if stream.listener is not None:
                 stream.listener.output(sequence, channel, data)
-            self._grant(number, len(payload))
+            stream.owed += len(payload)
+            if stream.owed >= frames.WINDOW // 2:
+                self._grant(number, stream.owed)
+                stream.owed = 0
         elif kind == frames.END:
             self._finish(stream, frames.decode_json(payload))
         elif kind == frames.EVENT:
@@ -179,6 +190,9 @@ class Link(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             raise LinkLost("The connection to the executor was lost.")
+        if self._later:
+            data = bytes(self._later) + data
+            self._later.clear()
         self._transport.write(data)
 
     def _grant(self, number: int, count: int) -> None:
@@ -230,10 +244,22 @@ class Link(asyncio.Protocol):
             self._reset(stream)
 
     def acknowledge(self, run_id: str) -> None:
-        """The result is stored: the executor may forget it. Nothing answers."""
+        """
+        The result is stored: the executor may forget it. Nothing answers; it travels with the next
+        request, or a moment later by itself.
+        """
         if self.alive:
-            self._open("ack", {"id": run_id})
-            del self._streams[self._last]
+            self._last = self._last % 0xFFFF_FFFE + 1
+            self._later += frames.encode_json(self._last, frames.OPEN, {"op": "ack", "id": run_id})
+            if len(self._later) > frames.CHUNK:
+                self._write(b"")
+            elif self._timer is None:
+                self._timer = self._loop.call_later(ACK_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        if self._later and self.alive:
+            self._write(b"")
 
     async def run(self, request: dict[str, Any], listener: RunListener) -> dict[str, Any]:
         """Run something, or attach to it if the executor has it already; its result."""

@@ -73,7 +73,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an execution ended. Output is bytes as they came, cut at the limit; sizes are the full ones."""
+    """
+    How an execution ended. Output is bytes as they came, cut at the limit; sizes are the full ones.
+    """
 
     status: ExecutionStatus
     cause: Cause | None

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """How a driver finds an instance again. Small, versioned and stored; only its driver reads `data`."""
+    """
+    How a driver finds an instance again. Small, versioned and stored; only its driver reads `data`.
+    """
 
     instance_id: str
     driver: str

@@ -26,5 +26,7 @@ class Key:
 
 
 def digest(secret: str) -> bytes:
-    """What is stored of a key. It has 256 random bits, so one round of SHA-256 cannot be searched."""
+    """
+    What is stored of a key. It has 256 random bits, so one round of SHA-256 cannot be searched.
+    """
     return hashlib.sha256(secret.encode()).digest()

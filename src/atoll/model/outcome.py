@@ -38,8 +38,8 @@ def conclude(
     """
     The outcome of a run that came to an end.
 
-    What the process said of itself (`return_json`, `error`) counts only where it fits what the kernel
-    said: a value of a process that failed is dropped.
+    What the process said of itself (`return_json`, `error`) counts only where it fits what the
+    kernel said: a value of a process that failed is dropped.
     """
     reason, number = raw.get("reason"), raw.get("signal")
     name = None if number is None else _signal_name(int(number))

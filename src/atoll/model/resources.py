@@ -1,4 +1,4 @@
-"""What an instance may use at most, and the notation for it (`"1"`, `"500m"`, `"512Mi"`, `"1Gi"`)."""
+"""What an instance may use at most, and the notation for it: `"500m"`, `"512Mi"`, `"1Gi"`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_size(text: str, field: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or (size := int(float(match[1]) * _UNITS.get(match[2] or "", 1))) <= 0:
         raise InvalidRequest(
-            f'{field}: {text[:40]!r} is not a size; write a number with Ki, Mi or Gi, like "512Mi".',
+            f'{field}: {text[:40]!r} is not a size; write a number and Ki, Mi or Gi, like "512Mi".',
             field=field,
         )
     return size

@@ -38,7 +38,9 @@ class Template:
     require: tuple[str, ...] = ()
     """Names of `REQUIREMENTS`; `security_context.require` on the wire."""
     python: str = ""
-    """Interpreter inside: a path on this machine when `image` is empty, else a path in the image."""
+    """
+    Interpreter inside: a path on this machine when `image` is empty, else a path in the image.
+    """
     preload: tuple[str, ...] = ()
     """Modules that the zygote imports before it forks."""
     env: dict[str, str] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 After a start: what an earlier process of the control plane left.
 
 Instances of running sessions are reached again and what runs in them is followed to its end; pooled
-ones go back to the pool; what has no owner is removed. Executions whose instance is gone are recorded as
-crashed. Sessions whose instance is gone keep their workspace and get a new one at the next request.
+ones go back to the pool; what has no owner is removed. Executions whose instance is gone are
+recorded as crashed. Sessions whose instance is gone keep their workspace and get a new one at the
+next request.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class Recovery:
                     return
             else:
                 session = await self._store.sessions.get(instance.session_id)
-                if session is not None and session.instance_id == instance.id:
-                    if not session.status.ended:
-                        await self._sessions.live(session.id)
-                        return
+                ended = session is None or session.status.ended
+                if session is not None and not ended and session.instance_id == instance.id:
+                    await self._sessions.live(session.id)
+                    return
         keep = await self._is_a_session_s(handle, instance.session_id if instance else None)
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)

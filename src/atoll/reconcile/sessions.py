@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 YOUNG = 120.0
-"""Seconds that an instance or workspace without an owner is left alone: it may be on its way to one."""
+"""
+Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
+"""
 
 
 class Sweep:

@@ -1,15 +1,16 @@
 """
 Executions: submitted, followed, answered.
 
-An execution costs two commits: the record before it runs, and the result. Between the two it lives in
-a `Running` here, which hears the output as it comes and tells those who wait; nobody polls. A result is
-acknowledged to the executor only when it is stored, so a control plane that dies in between finds it
-in the executor's journal.
+An execution costs two commits: the record before it runs, and the result. Between the two it lives
+in a `Running` here, which hears the output as it comes and tells those who wait; nobody polls. A
+result is acknowledged to the executor only when it is stored, so a control plane that dies in
+between finds it in the executor's journal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -227,17 +228,16 @@ class Executions:
             return await self.get(execution_id)
         running.cancelled = True
         live = await self._sessions.live(running.execution.session_id)
-        try:
+        # Not begun: `_run` sees the mark. Or just over: then its result stands.
+        with contextlib.suppress(ExecutorError):
             await live.link.call("cancel", id=execution_id, grace=CANCEL_GRACE)
-        except ExecutorError:
-            pass  # Not begun: `_run` sees the mark. Or just over: then its result stands.
         await asyncio.wait([running.done], timeout=CANCEL_GRACE + 3)
         return running.execution
 
     async def events(self, execution_id: str, after: int) -> AsyncIterator[tuple[int, str, Any]]:
         """
-        What happens to an execution, numbered from 1, from behind `after` on; the last one is `result`
-        with the execution.
+        What happens to an execution, numbered from 1, from behind `after` on; the last one is
+        `result` with the execution.
         """
         running = self._running.get(execution_id)
         if running is None:

@@ -1,8 +1,8 @@
 """
 A session's files.
 
-Every path is resolved by the executor, inside the instance and beneath the workspace: the control plane
-never opens a file of user code.
+Every path is resolved by the executor, inside the instance and beneath the workspace: the control
+plane never opens a file of user code.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class Keys:
         """
         The key that this secret belongs to.
 
-        Every stored key is compared, each in constant time, so the answer's time tells nothing. Keys
-        made or removed by another process count within seconds.
+        Every stored key is compared, each in constant time, so the answer's time tells nothing.
+        Keys made or removed by another process count within seconds.
         """
         if self._clock.monotonic() - self._loaded > RELOAD_SECONDS:
             self._known = await self._store.keys.all()

@@ -1,8 +1,8 @@
 """
 Ready instances, waiting for a session.
 
-Taking one is a pop from a list: whatever takes time was done when it was made. An empty pool is a cold
-start, never an error. The refill runs in `reconcile/pool.py`.
+Taking one is a pop from a list: whatever takes time was done when it was made. An empty pool is a
+cold start, never an error. The refill runs in `reconcile/pool.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Pool:
         self.closed = False
 
     def take(self, template: Template, resources: Resources) -> Ready | None:
-        """One that fits; those whose link has gone meanwhile are passed over and cleared away later."""
+        """
+        One that fits; those whose link has gone meanwhile are passed over and cleared away later.
+        """
         self.changed.set()
         waiting = self._ready.get((template.id, template.version))
         while waiting:

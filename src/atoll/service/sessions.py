@@ -1,9 +1,10 @@
 """
 Sessions: made, found, kept alive, ended.
 
-A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a `Live`
-is only how to reach what the store says. An instance that has died is replaced in the same session, with
-its workspace, by the next request that needs it; requests that come at the same time cause one recovery.
+A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a
+`Live` is only how to reach what the store says. An instance that has died is replaced in the same
+session, with its workspace, by the next request that needs it; requests that come at the same time
+cause one recovery.
 """
 
 from __future__ import annotations
@@ -263,7 +264,9 @@ class Sessions:
         return session
 
     async def clear(self, session: Session) -> None:
-        """Remove what an ended session had on the node; the sweep does it again if this is cut short."""
+        """
+        Remove what an ended session had on the node; the sweep does it again if this is cut short.
+        """
         if session.instance_id is not None:
             await self._remove_instance(session.instance_id)
         if session.workspace is not None:

@@ -1,4 +1,6 @@
-"""Work that goes on behind the request that started it: held, its errors logged, ended at shutdown."""
+"""
+Work that goes on behind the request that started it: held, its errors logged, ended at shutdown.
+"""
 
 from __future__ import annotations
 

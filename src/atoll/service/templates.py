@@ -75,7 +75,7 @@ class Templates:
         old = await self.get(template.id)
         if template.id == DEFAULT_TEMPLATE:
             raise Conflict(
-                f"Template {DEFAULT_TEMPLATE} is set by the settings of the server; create another one.",
+                f"Template {DEFAULT_TEMPLATE} is set by the server's settings; create another one.",
                 code="template_built_in",
             )
         template = dataclasses.replace(template, created_at=old.created_at, version=old.version)

@@ -2,13 +2,14 @@
 The storage contract.
 
 Every method is its own small transaction and is durable when it returns: the process may be killed
-right after. Writes that race are settled by compare-and-set on `version`: the entity given is the one
-that was read, changed; it is written as version + 1 if the stored version is still the one given, and
-`Conflict` is raised (nothing written) otherwise. Entities come back equal to what was put in.
+right after. Writes that race are settled by compare-and-set on `version`: the entity given is the
+one that was read, changed; it is written as version + 1 if the stored version is still the one
+given, and `Conflict` is raised (nothing written) otherwise. Entities come back equal to what was
+put in.
 
-Lists are newest first and paged by a cursor that stays valid while rows are added and removed: a page
-never repeats or skips an item that was there all along. A cursor that this store did not make raises
-`InvalidRequest` with code `bad_cursor`. A page costs the same however deep it is.
+Lists are newest first and paged by a cursor that stays valid while rows are added and removed: a
+page never repeats or skips an item that was there all along. A cursor that this store did not make
+raises `InvalidRequest` with code `bad_cursor`. A page costs the same however deep it is.
 
 Adding an id that exists raises `Conflict`. Reading what is not there gives None. A back-end that
 cannot be reached raises `TemporaryError` with code `database_unavailable`.
@@ -64,7 +65,10 @@ class Executions(Protocol):
     async def get(self, execution_id: str) -> Execution | None: ...
 
     async def save(self, execution: Execution) -> Execution:
-        """Compare-and-set of status, instance, times, retry count and outcome; the request never changes."""
+        """
+        Compare-and-set of status, instance, times, retry count and outcome; the request never
+        changes.
+        """
 
     async def page(
         self,

@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
+from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.middleware import Authentication, BodyLimit
 from atoll.api.rest.schemas import Execute, Problem
 from atoll.errors import AtollError
@@ -19,6 +19,7 @@ from atoll.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from starlette.types import ASGIApp
 
     from atoll.api.rest.context import Services
     from atoll.service.keys import Keys
@@ -26,29 +27,14 @@ if TYPE_CHECKING:
 PREFIX = "/api/v1"
 
 
-def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> FastAPI:
+def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> ASGIApp:
     """The application; `keys` is none for the embedded one, which nobody else can reach."""
-    middleware = [
-        Middleware(Authentication, keys=keys),
-        Middleware(
-            BodyLimit, limit=found.settings.max_body, upload_limit=found.settings.max_upload
-        ),
-    ]
-    if found.settings.cors_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(found.settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-        )
-        middleware.insert(0, cors)
     app = FastAPI(
         title="Atoll",
         version=__version__,
         description="Runs the code that AI agents write: isolated, at once, on machines you own.",
         docs_url="/docs",
         redoc_url=None,
-        middleware=middleware,
         exception_handlers={
             AtollError: problems.on_atoll_error,
             RequestValidationError: problems.on_validation_error,
@@ -62,6 +48,21 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> Fa
     for module in (sessions, executions, files, templates, runtimes):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return _guarded(app, found, keys)
+
+
+def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
+    """What every request passes on its way in, outermost last."""
+    app = HotRoutes(app, found)
+    app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
+    app = Authentication(app, keys)
+    if found.settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(found.settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+        )
     return app
 
 

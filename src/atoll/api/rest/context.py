@@ -41,13 +41,17 @@ def services(request: Request) -> Services:
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+def encode_json(content: Any) -> bytes:
+    return _encode(content).encode("ascii")
+
+
 class Answer(Response):
     """JSON, written at once: our own output needs no validation."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return _encode(content).encode("ascii")
+        return encode_json(content)
 
 
 def page_answer(items: list[Any], next_cursor: str | None) -> Answer:

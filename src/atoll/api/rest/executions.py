@@ -8,13 +8,11 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import ValidationError
 from starlette.responses import StreamingResponse
 
+from atoll.api.rest import hot
 from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.problems import invalid
 from atoll.api.rest.schemas import (
-    Execute,
     ExecutionOut,
     ExecutionPage,
     ResultOut,
@@ -23,11 +21,9 @@ from atoll.api.rest.schemas import (
     execution_out,
     result_out,
     status_out,
-    submitted_out,
 )
 from atoll.errors import Conflict
 from atoll.model.execution import ExecutionStatus
-from atoll.model.execution import Request as RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,33 +48,12 @@ _EXECUTE_BODY = {
     openapi_extra=_EXECUTE_BODY,
 )
 async def execute(request: Request, session_id: str) -> Answer:
-    """Run something. Answers at once with the execution's id; with `wait`, with the result itself if it
-    comes in that many seconds."""
-    try:
-        body = Execute.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise invalid(list(error.errors(include_url=False, include_input=False))) from None
-    found = services(request)
-    default = found.settings.execution.timeout.total_seconds()
-    running = await found.executions.submit(
-        session_id,
-        RunRequest(
-            code=body.code,
-            language=body.language if body.command is None else None,
-            command=None if body.command is None else tuple(body.command),
-            event=body.event,
-            stdin=body.stdin,
-            args=tuple(body.args),
-            env=body.env,
-            cwd=body.cwd,
-            timeout=body.timeout or default,
-        ),
-    )
-    if body.wait:
-        execution = await found.executions.await_end(running, body.wait)
-        if execution.outcome is not None:
-            return Answer(result_out(execution, execution.outcome))
-    return Answer(submitted_out(running.execution), 202)
+    """
+    Run something. Answers at once with the execution's id; with `wait`, with the result itself if
+    it comes in that many seconds.
+    """
+    status, answer = await hot.execute(services(request), session_id, await request.body())
+    return Answer(answer, status)
 
 
 @router.get("/sessions/{session_id}/executions", responses={200: {"model": ExecutionPage}})
@@ -110,7 +85,9 @@ async def get_status(request: Request, execution_id: str) -> Answer:
 async def get_result(
     request: Request, execution_id: str, wait: Annotated[float, Query(ge=0)] = 0.0
 ) -> Answer:
-    """The result, waited for as long as `wait` says; 409 `execution_not_finished` when there is none."""
+    """
+    The result, waited for as long as `wait` says; 409 `execution_not_finished` when there is none.
+    """
     execution = await services(request).executions.wait(execution_id, wait)
     if execution.outcome is None:
         raise Conflict(
@@ -123,7 +100,9 @@ async def get_result(
 
 @router.post("/executions/{execution_id}/cancel", responses={200: {"model": StatusOut}})
 async def cancel_execution(request: Request, execution_id: str) -> Answer:
-    """End an execution: SIGTERM to all of it, SIGKILL two seconds later. One that has ended stays so."""
+    """
+    End an execution: SIGTERM to all of it, SIGKILL two seconds later. One that has ended stays so.
+    """
     return Answer(status_out(await services(request).executions.cancel(execution_id)))
 
 
@@ -137,7 +116,9 @@ async def get_events(
     execution_id: str,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> StreamingResponse:
-    """What happens, as server-sent events: `started`, `stdout`, `stderr`, and `result` at the end."""
+    """
+    What happens, as server-sent events: `started`, `stdout`, `stderr`, and `result` at the end.
+    """
     found = services(request).executions
     await found.get(execution_id)
     events = found.events(execution_id, last_event_id or 0)
@@ -148,7 +129,9 @@ _NO_CACHE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 async def _sse(events: AsyncIterator[tuple[int, str, Any]]) -> AsyncIterator[str]:
-    """A comment after a while without an event, so that nobody in between takes the line for dead."""
+    """
+    A comment after a while without an event, so that nobody in between takes the line for dead.
+    """
     following = asyncio.ensure_future(anext(events))
     try:
         while True:

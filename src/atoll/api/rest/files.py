@@ -50,8 +50,8 @@ async def list_files(
 @router.post("/upload", status_code=201)
 async def upload(request: Request, session_id: str, path: str = "") -> Answer:
     """
-    Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or one
-    file as the raw body, under the name `path`.
+    Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or
+    one file as the raw body, under the name `path`.
     """
     files = services(request).files
     kind = request.headers.get("content-type", "")
@@ -116,13 +116,14 @@ async def get_file(
     if metadata:
         return Answer(_entry_out(await files.stat(session_id, path)))
     entry, content = await files.read(session_id, path)
+    name = quote(entry.name, errors="replace")
     return StreamingResponse(
         content,
         media_type=mimetypes.guess_type(entry.name)[0] or "application/octet-stream",
         headers={
             "Content-Length": str(entry.size),
             # What user code wrote must not run as a page of this origin.
-            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(entry.name, errors='replace')}",
+            "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
             "X-Content-Type-Options": "nosniff",
             "Content-Security-Policy": "sandbox",
         },

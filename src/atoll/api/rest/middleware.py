@@ -1,4 +1,6 @@
-"""Who may call, and how much they may send. Pure ASGI: a base class would cost more than the request."""
+"""
+Who may call, and how much they may send. Pure ASGI: a base class would cost more than the request.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from atoll.errors import AtollError, Forbidden, TooLarge, Unauthenticated
 from atoll.model.key import Scope
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope as ASGIScope, Send
+    from starlette.types import ASGIApp, Message, Receive, Send
+    from starlette.types import Scope as ASGIScope
 
     from atoll.service.keys import Keys
 
@@ -18,7 +21,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Authentication:
-    """A key on every request but the probes and the documentation. None at all when `keys` is none."""
+    """
+    A key on every request but the probes and the documentation. None at all when `keys` is none.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
         self._app = app

@@ -86,7 +86,10 @@ def _document(
 
 
 def invalid(errors: list[Any]) -> InvalidRequest:
-    """What pydantic says, as one sentence and as a list by field. Values are left out: they may be secret."""
+    """
+    What pydantic says, as one sentence and as a list by field. Values are left out: they may be
+    secret.
+    """
     listed = [
         {
             "field": ".".join(str(part) for part in item["loc"] if part != "body"),
@@ -120,8 +123,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return _document(status, code, str(error.detail), dict(error.headers or {}))
 
 
-async def on_unexpected(request: Request, error: Exception) -> Response:
-    log.error("request.failed", path=request.url.path, exc_info=error)
+async def on_unexpected(request: Request | str, error: Exception) -> Response:
+    path = request if isinstance(request, str) else request.url.path
+    log.error("request.failed", path=path, exc_info=error)
     return _document(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "internal_error",

@@ -15,8 +15,10 @@ router = APIRouter(prefix="/sessions", tags=["sessions"])
 
 @router.post("", status_code=201, responses={201: {"model": SessionOut}})
 async def create_session(request: Request, body: CreateSession) -> Answer:
-    """Create a session: from a ready instance if there is one, else from scratch. It is running when
-    this answers."""
+    """
+    Create a session: from a ready instance if there is one, else from scratch. It is running when
+    this answers.
+    """
     session = await services(request).sessions.create(
         template_id=body.template_id,
         limits=body.limits,

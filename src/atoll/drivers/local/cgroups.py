@@ -1,8 +1,8 @@
 """
 Control groups of instances, version 1 and version 2.
 
-An instance has a group, and in it one named `exec` for user code, so that memory and processes of user
-code are limited without the supervisor: what runs out is user code. All of it is file work of
+An instance has a group, and in it one named `exec` for user code, so that memory and processes of
+user code are limited without the supervisor: what runs out is user code. All of it is file work of
 microseconds to milliseconds and blocking; callers use a thread.
 """
 
@@ -47,7 +47,9 @@ class Groups(Protocol):
         """How often the kernel has ended a process of user code for memory."""
 
     def remove(self, name: str) -> None:
-        """Remove the groups, which no process is in any more; nothing happens when they are not there."""
+        """
+        Remove the groups, which no process is in any more; nothing happens when they are not there.
+        """
 
     def names(self) -> list[str]: ...
 

@@ -205,7 +205,9 @@ class LocalDriver:
 
     @staticmethod
     def _stage(tree: sandbox.Tree, workspace: str) -> str:
-        """A directory that any uid can reach and that hides nothing when something is mounted on it."""
+        """
+        A directory that any uid can reach and that hides nothing when something is mounted on it.
+        """
         used = [host_path for host_path, _ in tree.binds] + [workspace]
         for stage in STAGES:
             if os.path.isdir(stage) and not any(path.startswith(f"{stage}/") for path in used):
@@ -237,9 +239,9 @@ class LocalDriver:
 
     async def observe(self, handle: Handle) -> Observation:
         data = handle.data
-        if processes.start_time(int(data["child"])) == data["child_started"]:
-            if data["boot"] == processes.boot_id():
-                return Observation(State.RUNNING)
+        same = processes.start_time(int(data["child"])) == data["child_started"]
+        if same and data["boot"] == processes.boot_id():
+            return Observation(State.RUNNING)
         status = self._nursery.exits.get(int(data["pid"]))
         if status is None:
             return Observation(State.GONE)
@@ -278,7 +280,9 @@ class LocalDriver:
         return link
 
     async def _confine(self, handle: Handle, link: Link, zygote: int) -> dict[str, str]:
-        """Put a zygote into its control group, then let it have children; what it could not import."""
+        """
+        Put a zygote into its control group, then let it have children; what it could not import.
+        """
         if self._groups.provides:
             await asyncio.to_thread(self._confine_now, handle, zygote)
         answer = await link.call("release", zygote=zygote)
@@ -391,14 +395,15 @@ class LocalDriver:
 
     def _handles(self) -> list[Handle]:
         found = []
-        # By directories alone: they are made before the groups and removed after them, and groups without
-        # one belong to another Atoll on this machine.
+        # By directories alone: they are made before the groups and removed after them, and groups
+        # without one belong to another Atoll on this machine.
         for name in sorted(entry.name for entry in os.scandir(self._instances)):
             handle = self._stored(name)
             if handle is None:
                 # The rest of a start that was interrupted before it had anything to tell.
                 nothing: dict[str, str | int] = {
-                    "pid": 0, "started": -1, "child": 0, "child_started": -1, "boot": "", "workspace": name,
+                    "pid": 0, "started": -1, "child": 0, "child_started": -1, "boot": "",
+                    "workspace": name,
                 }  # fmt: skip
                 handle = Handle(name, self.kind, HANDLE_VERSION, nothing)
             found.append(handle)

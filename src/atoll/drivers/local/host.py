@@ -35,7 +35,7 @@ class Check:
 
 
 def find_groups(settings: LocalSettings, node: Path) -> cgroups.Groups:
-    """The control groups for the instances of this node directory, apart from those of any other."""
+    """The control groups of the instances of this node directory, apart from any other's."""
     own = Path("/proc/self/cgroup").read_text()
     tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
     return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
@@ -90,7 +90,7 @@ def checks(settings: LocalSettings) -> list[Check]:
             images,
             "the file system holds the limit"
             if images
-            else "the executor watches the size every 300 ms; a fast writer can exceed it for a moment",
+            else "the executor watches it every 300 ms; a fast writer can exceed it for a moment",
             "" if images else ("apt-get install e2fsprogs" if root else "run Atoll as root"),
             requirement="disk_quota",
         )

@@ -14,7 +14,9 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which the process began; none when it is not there, or is a zombie."""
+    """
+    Clock ticks since boot at which the process began; none when it is not there, or is a zombie.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
 """
 The bubblewrap command of an instance.
 
-Pure: a description of what there is on the host goes in, a list of arguments comes out. The root is a
-read-only tmpfs with the template's top-level directories bound into it; what is writable is /workspace,
-/tmp and /dev/shm, each with a limit.
+Pure: a description of what there is on the host goes in, a list of arguments comes out. The root is
+a read-only tmpfs with the template's top-level directories bound into it; what is writable is
+/workspace, /tmp and /dev/shm, each with a limit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = 1000
-ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}  # noqa: S108
+ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 EXECUTOR = "/run/atoll/executor.pyz"
 HIDDEN = (
     "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/cmdline",
-    "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/vmallocinfo",
+    "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+    "/proc/vmallocinfo",
     "/proc/modules", "/proc/partitions", "/proc/diskstats", "/proc/swaps", "/proc/mdstat",
     "/proc/sysvipc", "/proc/fs", "/proc/driver", "/proc/tty", "/proc/interrupts",
 )  # fmt: skip
@@ -32,7 +33,9 @@ HIDDEN = (
 
 @dataclass(frozen=True)
 class Tree:
-    """What of a root file system goes into the sandbox: directories and files to bind, links to make."""
+    """
+    What of a root file system goes into the sandbox: directories and files to bind, links to make.
+    """
 
     binds: tuple[tuple[str, str], ...]
     """Source on the host, place inside; read-only."""

@@ -1,9 +1,9 @@
 """
 The system call filter of local instances, as the BPF program that bubblewrap loads.
 
-What a program of the kind that agents write never needs, and what has been the way out of sandboxes,
-is refused with EPERM; system calls newer than this table, and `clone3`, whose flags a filter cannot
-see, with ENOSYS, so that C libraries fall back. Everything else is allowed.
+What a program of the kind that agents write never needs, and what has been the way out of
+sandboxes, is refused with EPERM; system calls newer than this table, and `clone3`, whose flags a
+filter cannot see, with ENOSYS, so that C libraries fall back. Everything else is allowed.
 """
 
 from __future__ import annotations
@@ -52,46 +52,39 @@ class Architecture:
 
 # fmt: off
 _X86_64 = Architecture(
-    audit=0xC000003E, newest=462, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16, prctl=157,
-    personality=135,
-    denied=dict(
+    audit=0xC000003E, newest=462, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16,
+    prctl=157, personality=135, denied=dict(
         ptrace=101, process_vm_readv=310, process_vm_writev=311, kcmp=312, process_madvise=440,
-        pidfd_getfd=438, process_mrelease=448,
-        mount=165, umount2=166, pivot_root=155, chroot=161, open_tree=428, move_mount=429, fsopen=430,
-        fsconfig=431, fsmount=432, fspick=433, mount_setattr=442, statmount=457, listmount=458,
-        unshare=272, setns=308,
-        keyctl=250, add_key=248, request_key=249,
-        bpf=321, perf_event_open=298, userfaultfd=323,
-        io_uring_setup=425, io_uring_enter=426, io_uring_register=427,
-        init_module=175, finit_module=313, delete_module=176, create_module=174, kexec_load=246,
-        kexec_file_load=320, reboot=169, swapon=167, swapoff=168, acct=163, syslog=103,
-        settimeofday=164, clock_settime=227, adjtimex=159, clock_adjtime=305,
-        iopl=172, ioperm=173, modify_ldt=154, vhangup=153, quotactl=179, quotactl_fd=443,
-        sysfs=139, _sysctl=156, uselib=134, ustat=136, nfsservctl=180, lookup_dcookie=212,
-        name_to_handle_at=303, open_by_handle_at=304, fanotify_init=300, fanotify_mark=301,
-        move_pages=279, migrate_pages=256, mbind=237, set_mempolicy=238, set_mempolicy_home_node=450,
-        sethostname=170, setdomainname=171, memfd_secret=447,
+        pidfd_getfd=438, process_mrelease=448, mount=165, umount2=166, pivot_root=155, chroot=161,
+        open_tree=428, move_mount=429, fsopen=430, fsconfig=431, fsmount=432, fspick=433,
+        mount_setattr=442, statmount=457, listmount=458, unshare=272, setns=308, keyctl=250,
+        add_key=248, request_key=249, bpf=321, perf_event_open=298, userfaultfd=323,
+        io_uring_setup=425, io_uring_enter=426, io_uring_register=427, init_module=175,
+        finit_module=313, delete_module=176, create_module=174, kexec_load=246, kexec_file_load=320,
+        reboot=169, swapon=167, swapoff=168, acct=163, syslog=103, settimeofday=164,
+        clock_settime=227, adjtimex=159, clock_adjtime=305, iopl=172, ioperm=173, modify_ldt=154,
+        vhangup=153, quotactl=179, quotactl_fd=443, sysfs=139, _sysctl=156, uselib=134, ustat=136,
+        nfsservctl=180, lookup_dcookie=212, name_to_handle_at=303, open_by_handle_at=304,
+        fanotify_init=300, fanotify_mark=301, move_pages=279, migrate_pages=256, mbind=237,
+        set_mempolicy=238, set_mempolicy_home_node=450, sethostname=170, setdomainname=171,
+        memfd_secret=447,
     ),
 )
 _AARCH64 = Architecture(
-    audit=0xC00000B7, newest=462, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29, prctl=167,
-    personality=92,
-    denied=dict(
+    audit=0xC00000B7, newest=462, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29,
+    prctl=167, personality=92, denied=dict(
         ptrace=117, process_vm_readv=270, process_vm_writev=271, kcmp=272, process_madvise=440,
-        pidfd_getfd=438, process_mrelease=448,
-        mount=40, umount2=39, pivot_root=41, chroot=51, open_tree=428, move_mount=429, fsopen=430,
-        fsconfig=431, fsmount=432, fspick=433, mount_setattr=442, statmount=457, listmount=458,
-        unshare=97, setns=268,
-        keyctl=219, add_key=217, request_key=218,
-        bpf=280, perf_event_open=241, userfaultfd=282,
-        io_uring_setup=425, io_uring_enter=426, io_uring_register=427,
-        init_module=105, finit_module=273, delete_module=106, kexec_load=104, kexec_file_load=294,
-        reboot=142, swapon=224, swapoff=225, acct=89, syslog=116,
-        settimeofday=170, clock_settime=112, adjtimex=171, clock_adjtime=266,
-        vhangup=58, quotactl=60, quotactl_fd=443, nfsservctl=42, lookup_dcookie=18,
-        name_to_handle_at=264, open_by_handle_at=265, fanotify_init=262, fanotify_mark=263,
-        move_pages=239, migrate_pages=238, mbind=235, set_mempolicy=237, set_mempolicy_home_node=450,
-        sethostname=161, setdomainname=162, memfd_secret=447,
+        pidfd_getfd=438, process_mrelease=448, mount=40, umount2=39, pivot_root=41, chroot=51,
+        open_tree=428, move_mount=429, fsopen=430, fsconfig=431, fsmount=432, fspick=433,
+        mount_setattr=442, statmount=457, listmount=458, unshare=97, setns=268, keyctl=219,
+        add_key=217, request_key=218, bpf=280, perf_event_open=241, userfaultfd=282,
+        io_uring_setup=425, io_uring_enter=426, io_uring_register=427, init_module=105,
+        finit_module=273, delete_module=106, kexec_load=104, kexec_file_load=294, reboot=142,
+        swapon=224, swapoff=225, acct=89, syslog=116, settimeofday=170, clock_settime=112,
+        adjtimex=171, clock_adjtime=266, vhangup=58, quotactl=60, quotactl_fd=443, nfsservctl=42,
+        lookup_dcookie=18, name_to_handle_at=264, open_by_handle_at=265, fanotify_init=262,
+        fanotify_mark=263, move_pages=239, migrate_pages=238, mbind=235, set_mempolicy=237,
+        set_mempolicy_home_node=450, sethostname=161, setdomainname=162, memfd_secret=447,
     ),
 )
 # fmt: on
@@ -119,7 +112,8 @@ def program(machine: str | None = None) -> bytes | None:
         _instruction(_EQUAL, arch.audit, 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER),
-        # Newer calls than this table knows; on x86-64 the x32 calls too, whose numbers are larger yet.
+        # Newer calls than this table knows; on x86-64 the x32 calls too, whose numbers are larger
+        # yet.
         _instruction(_AT_LEAST, arch.newest + 1, 0, 1),
         enosys,
         _instruction(_EQUAL, arch.clone3, 0, 1),
@@ -153,5 +147,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _when(number: int, body: list[bytes]) -> list[bytes]:
-    """`body`, which returns on every path, for one system call; the call's number is loaded before."""
+    """
+    `body`, which returns on every path, for one system call; the call's number is loaded before.
+    """
     return [_instruction(_EQUAL, number, 0, len(body)), *body]

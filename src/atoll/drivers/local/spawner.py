@@ -1,14 +1,14 @@
 """
 The process that starts instances: small, with one thread, and alive as long as they are.
 
-It is a program of its own, run from this file and importing the standard library alone. A fork of it
-is cheap however large the process is that Atoll is embedded in, and `bwrap --die-with-parent`, which
-follows a thread, follows its only one. When its owner ends, by SIGKILL too, it sees the socket close
-or the owner's pid go, and ends; ephemeral instances end with it, others stay.
+It is a program of its own, run from this file and importing the standard library alone. A fork of
+it is cheap however large the process is that Atoll is embedded in, and `bwrap --die-with-parent`,
+which follows a thread, follows its only one. When its owner ends, by SIGKILL too, it sees the
+socket close or the owner's pid go, and ends; ephemeral instances end with it, others stay.
 
-As root it gives each instance a mount namespace in which the sources of its mounts are bound to places
-that an unprivileged uid can reach, mounts the workspace's image there, and becomes that uid before it
-starts bubblewrap. All of that goes away with the instance, without anybody cleaning up.
+As root it gives each instance a mount namespace in which the sources of its mounts are bound to
+places that an unprivileged uid can reach, mounts the workspace's image there, and becomes that uid
+before it starts bubblewrap. All of that goes away with the instance, without anybody cleaning up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def _mount(
 
 
 def _attach_loop(image: str) -> tuple[str, int]:
-    """A loop device for the image that goes when its last user goes; keep the descriptor until mounted."""
+    """
+    A loop device for the image that goes when its last user goes; keep the descriptor until
+    mounted.
+    """
     with open(image, "r+b", buffering=0) as backing, open("/dev/loop-control", "rb") as control:
         for _ in range(64):
             number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
@@ -151,7 +154,9 @@ class Spawner:
         self._control = control
         self._poll = select.poll()
         self._starting: dict[int, tuple[int, int, bytearray]] = {}
-        """Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text."""
+        """
+        Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
+        """
         self._owner = os.pidfd_open(owner)
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """
-The read-only part of a sandbox's file system: from this machine's /usr and interpreter, or from a root
-file system directory. Blocking file work; callers use a thread.
+The read-only part of a sandbox's file system: from this machine's /usr and interpreter, or from a
+root file system directory. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def host_tree(etc: Path, python: Path | None) -> Tree:
 
 
 def _interpreter(python: Path | None) -> tuple[str, list[str]]:
-    """The path of an interpreter and the directories it needs: its own, and a virtual one's base."""
+    """An interpreter's path and the directories it needs: its own, and a virtual one's base."""
     if python is None:
         return os.path.realpath(sys.executable), [os.path.realpath(sys.base_prefix)]
     script = (
@@ -108,7 +108,9 @@ def _interpreter(python: Path | None) -> tuple[str, list[str]]:
 
 
 def image_tree(image: Path, python: str) -> Tree:
-    """A root file system directory; the instance's own /proc, /dev, /tmp, /run and /var replace its."""
+    """
+    A root file system directory; the instance's own /proc, /dev, /tmp, /run and /var replace its.
+    """
     if not image.is_dir():
         raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
     binds: list[tuple[str, str]] = []
@@ -128,7 +130,8 @@ def _image_python(image: Path, python: str) -> str:
         [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
     )
     for candidate in candidates:
-        # A link in the image is absolute in the image, not on this machine: it only has to be there.
+        # A link in the image is absolute in the image, not on this machine: it only has to be
+        # there.
         if os.path.lexists(image / candidate.lstrip("/")):
             return candidate
     raise InvalidRequest(
@@ -144,7 +147,9 @@ def tree_of(template: Template, etc: Path, default_python: Path | None) -> Tree:
 
 
 def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
-    """A template may name only places that the owner of the node allows: it shows them to its users."""
+    """
+    A template may name only places that the owner of the node allows: it shows them to its users.
+    """
     named = [("image", template.image)]
     if not template.image:
         named.append(("python", template.python))

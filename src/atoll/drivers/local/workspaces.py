@@ -1,10 +1,10 @@
 """
 Where sessions' files are kept on this node.
 
-With loop devices, which takes root, a workspace is a file system image of the size that was asked for:
-bytes and inodes are limited by the kernel, for deleted and hidden files too. Otherwise it is a directory,
-and the executor watches its size. A workspace has one host uid for good, so that whichever instance takes
-it over owns its files. Blocking file work; callers use a thread.
+With loop devices, which takes root, a workspace is a file system image of the size that was asked
+for: bytes and inodes are limited by the kernel, for deleted and hidden files too. Otherwise it is a
+directory, and the executor watches its size. A workspace has one host uid for good, so that
+whichever instance takes it over owns its files. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Workspaces:
             return None
 
     def repair(self, workspace: Workspace) -> None:
-        """Before an image is mounted again: its last instance may have died in the middle of a write."""
+        """
+        Before an image is mounted again: its last instance may have died in the middle of a write.
+        """
         if workspace.kind != IMAGE:
             return
         done = subprocess.run(
@@ -144,8 +146,9 @@ class Workspaces:
         temporary = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")
         with temporary.open("xb") as file:
             file.truncate(size)
-        # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of the
-        # inode table's state is enough, so it is left for the kernel to write when it is used.
+        # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy
+        # of the inode table's state is enough, so it is left for the kernel to write when it is
+        # used.
         command = [
             "/sbin/mkfs.ext4",
             "-q",

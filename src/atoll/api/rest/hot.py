@@ -1,0 +1,101 @@
+"""
+The hot route, `execute`, straight on ASGI.
+
+The framework's routing, dependency solving and response building take longer than everything else
+in this request. The same function answers here and in the documented route, so there is one
+behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from atoll.api.rest.context import encode_json
+from atoll.api.rest.problems import invalid, on_unexpected, problem
+from atoll.api.rest.schemas import Execute, result_out, submitted_out
+from atoll.errors import AtollError
+from atoll.model.execution import Request as RunRequest
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from atoll.api.rest.context import Services
+
+PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
+
+
+async def execute(found: Services, session_id: str, data: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and answer of `POST sessions/{id}/execute`."""
+    try:
+        body = Execute.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(list(error.errors(include_url=False, include_input=False))) from None
+    running = await found.executions.submit(
+        session_id,
+        RunRequest(
+            code=body.code,
+            language=body.language if body.command is None else None,
+            command=None if body.command is None else tuple(body.command),
+            event=body.event,
+            stdin=body.stdin,
+            args=tuple(body.args),
+            env=body.env,
+            cwd=body.cwd,
+            timeout=body.timeout or found.settings.execution.timeout.total_seconds(),
+        ),
+    )
+    if body.wait:
+        execution = await found.executions.await_end(running, body.wait)
+        if execution.outcome is not None:
+            return 200, result_out(execution, execution.outcome)
+    return 202, submitted_out(running.execution)
+
+
+class HotRoutes:
+    """Answers `execute` itself and leaves the rest to the application behind it."""
+
+    def __init__(self, app: ASGIApp, found: Services) -> None:
+        self._app = app
+        self._found = found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        session_id = path[len(PREFIX) : -len(SUFFIX)]
+        if not path.startswith(PREFIX) or not path.endswith(SUFFIX) or "/" in session_id:
+            await self._app(scope, receive, send)
+            return
+        try:
+            status, answer = await execute(self._found, session_id, await _body(receive))
+            content = encode_json(answer)
+        except _Gone:
+            return
+        except AtollError as error:
+            await problem(error)(scope, receive, send)
+            return
+        except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
+            await (await on_unexpected(path, error))(scope, receive, send)
+            return
+        length = str(len(content)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+class _Gone(Exception):
+    """The client left before its request was whole."""
+
+
+async def _body(receive: Receive) -> bytes:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
