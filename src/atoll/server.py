@@ -13,6 +13,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -35,6 +36,10 @@ class Server:
 
     def run(self) -> None:
         import uvloop
+
+        # The store's threads need the interpreter for microseconds at a time; the default would let
+        # them wait for as long as a request takes.
+        sys.setswitchinterval(0.0005)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())

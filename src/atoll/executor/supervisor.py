@@ -242,8 +242,8 @@ class Supervisor:
                 {
                     "cpu": usage.ru_utime + usage.ru_stime,
                     "peak": usage.ru_maxrss * 1024,
-                    "read": 0,
-                    "written": 0,
+                    "read": usage.ru_inblock * zygote.BLOCK,
+                    "written": usage.ru_oublock * zygote.BLOCK,
                 },
             )
 

@@ -36,6 +36,7 @@ EXIT = struct.Struct("!iiqqqqq")  # pid, status, user µs, system µs, peak KiB,
 TAKEN = struct.Struct("!Qi")  # job number, pid
 JOB = struct.Struct("!Q")
 INLINE_JOB = 64 * 1024
+BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
 BUNDLE = sys.path[0] if sys.path else ""
 
@@ -115,13 +116,11 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                pid, status, usage = os.wait3(os.WNOHANG)
             except ChildProcessError:
                 break
-            if ended is None:
+            if pid == 0:
                 break
-            read, written = _io_of(ended.si_pid)
-            pid, status, usage = os.wait4(ended.si_pid, 0)
             if self._children.pop(pid, 0) is None:
                 self._control.send(
                     EXITED
@@ -131,8 +130,8 @@ class Zygote:
                         int(usage.ru_utime * 1e6),
                         int(usage.ru_stime * 1e6),
                         usage.ru_maxrss,
-                        read,
-                        written,
+                        usage.ru_inblock * BLOCK,
+                        usage.ru_oublock * BLOCK,
                     )
                 )
         self._fill()
@@ -162,16 +161,6 @@ class Zygote:
             child.wait_and_run(self._jobs, receive_job)
         finally:
             os._exit(70)
-
-
-def _io_of(pid: int) -> tuple[int, int]:
-    """Bytes that a process, here one that has ended and is not yet reaped, read and wrote."""
-    try:
-        with open("/proc/%d/io" % pid, "rb") as file:
-            lines = file.read().split(b"\n")
-        return int(lines[0].split()[1]), int(lines[1].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0, 0
 
 
 def _set_up_paths(hooks: bool) -> None:
