@@ -1,4 +1,6 @@
-"""A raw keep-alive client: as little of its own as can be, so that what is measured is the server."""
+"""
+A raw keep-alive client: as little of its own as can be, so that what is measured is the server.
+"""
 
 from __future__ import annotations
 

@@ -30,10 +30,12 @@ INTERPRETERS = {
 
 
 def rehearse() -> None:
-    """Run the paths that a child runs, so that their code and caches are warm before the fork."""
-    namespace: dict[str, Any] = {"__name__": "__rehearsal__"}
-    exec(compile("def handler(event):\n    return event\n", SOURCE_NAME, "exec"), namespace)  # noqa: S102
-    sys.stdout.flush()
+    """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
+    path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
+    _limit({})
+    _user_code({"code": "print(end='')\n", "args": []}, -1)
+    _flush(0)
+    sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
 def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
@@ -138,10 +140,8 @@ def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _python(job: dict[str, Any], value: int) -> int:
-    sys.argv = ["main.py", *job["args"]]
-    sys.path.insert(0, os.getcwd())
     if "PYTHONPATH" in job["env"]:
-        sys.path[1:1] = [entry for entry in job["env"]["PYTHONPATH"].split(":") if entry]
+        sys.path[0:0] = [entry for entry in job["env"]["PYTHONPATH"].split(":") if entry]
     _reseed()
     try:
         status = _user_code(job, value)
@@ -156,6 +156,8 @@ def _python(job: dict[str, Any], value: int) -> int:
 
 def _user_code(job: dict[str, Any], value: int) -> int:
     source = job["code"]
+    sys.argv = ["main.py", *job["args"]]
+    sys.path.insert(0, os.getcwd())
     code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
     main = type(sys)("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -250,6 +252,10 @@ def _finish(status: int) -> int:
         status = _exit_status(exit)
     except BaseException:  # noqa: BLE001 - as above
         status = status or 1
+    return _flush(status)
+
+
+def _flush(status: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

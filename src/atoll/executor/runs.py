@@ -77,6 +77,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._by_pid: dict[int, Run] = {}
         self._count = 0
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
 
@@ -97,8 +98,8 @@ class Runs:
 
     # Start
 
-    def start(self, request: dict[str, Any], stream: Stream) -> tuple[Run, list[int]]:
-        """Make a run and its pipes; returns it with the ends that go to the process."""
+    def prepare(self, request: dict[str, Any]) -> tuple[Run, list[int]]:
+        """A run and its pipes; the ends that go to the process, which the caller closes."""
         self._count += 1
         run = Run(request, self._count)
         limit = request["output_limit"]
@@ -107,7 +108,7 @@ class Runs:
         try:
             text = request.get("stdin")
             if text is None:
-                theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                theirs.append(os.dup(self._null))
             else:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(read)
@@ -125,12 +126,17 @@ class Runs:
             for fd in theirs + ours:
                 os.close(fd)
             raise
+        return run, theirs
+
+    def begin(self, run: Run, stream: Stream) -> None:
+        """The run is on its way to a process."""
         self._runs[run.id] = run
         run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
-        run.deadline = self._loop.after(request["timeout"], lambda: self.end(run, "timeout", 0.0))
+        run.deadline = self._loop.after(
+            run.request["timeout"], lambda: self.end(run, "timeout", 0.0)
+        )
         self._feed(run)
         self.attach(run, stream, 0)
-        return run, theirs
 
     def discard(self, run: Run) -> None:
         """A run that never reached a process."""

@@ -261,9 +261,9 @@ class Supervisor:
             self._waiting.append((request, stream))
 
     def _hand_over(self, request: dict[str, Any], stream: Stream) -> None:
-        run, theirs = self._runs.start(request, stream)
+        run, theirs = self._runs.prepare(request)
         try:
-            self._settle_want()
+            # Before all else: a process is waiting for it.
             zygote.send_job(self._jobs, run.number, request, theirs)
         except OSError as error:
             self._runs.discard(run)
@@ -271,6 +271,8 @@ class Supervisor:
         finally:
             for fd in theirs:
                 os.close(fd)
+        self._runs.begin(run, stream)
+        self._settle_want()
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:
         """
