@@ -27,6 +27,7 @@ from atoll.api.rest.context import Services
 from atoll.clock import SystemClock
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import LocalDriver
+from atoll.errors import Conflict
 from atoll.model.key import Scope
 from atoll.model.node import Node
 from atoll.reconcile.pool import PoolRefill
@@ -50,10 +51,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from atoll.drivers.local.host import Check
+    from atoll.settings import LocalSettings
 
 NODE_ID = "local"
 DATABASE = "atoll.db"
 KEY_FILE = "key"
+LOCK_FILE = "lock"
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +86,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
     """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(make_data_dir, settings.data_dir)
+        if not embedded:
+            stack.enter_context(await asyncio.to_thread(_lock, settings.data_dir))
         await asyncio.to_thread(mimetypes.init)
         clock = SystemClock()
         tasks = Tasks()
@@ -113,8 +118,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         metrics.register(registry, sessions, executions, pool)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
-        grace = 1.0 if embedded else settings.shutdown_timeout.total_seconds()
-        stack.push_async_callback(tasks.settle, grace)
+        stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         if embedded:
             stack.push_async_callback(sessions.stop_all)
         else:
@@ -146,7 +150,7 @@ async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
     settings = Settings.read(**given)
     configure_logging("warning", as_json=False)
     base = settings.data_dir / "embedded"
-    with await asyncio.to_thread(_own_directory, base) as place:
+    with await asyncio.to_thread(_own_directory, base, settings.local) as place:
         try:
             async with application(
                 settings.model_copy(update={"data_dir": place}), embedded=True
@@ -164,7 +168,21 @@ def _held(path: Path, lock: int) -> Iterator[Path]:
         os.close(lock)
 
 
-def _own_directory(base: Path) -> contextlib.AbstractContextManager[Path]:
+def _lock(data_dir: Path) -> contextlib.AbstractContextManager[Path]:
+    """Two servers on one data directory would both hand out its ready instances."""
+    lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Conflict(
+            f"Another server uses {data_dir}. Stop it, or give --data-dir another directory.",
+            code="data_dir_in_use",
+        ) from None
+    return _held(data_dir, lock)
+
+
+def _own_directory(base: Path, local: LocalSettings) -> contextlib.AbstractContextManager[Path]:
     """
     A new directory, locked as long as this process has it; those of dead processes are removed.
     """
@@ -174,6 +192,7 @@ def _own_directory(base: Path) -> contextlib.AbstractContextManager[Path]:
             lock = os.open(other, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                host.remove_leftovers(local, other / "node")
                 shutil.rmtree(other, ignore_errors=True)
             finally:
                 os.close(lock)

@@ -60,6 +60,7 @@ class Server:
                     log_config=None,
                     access_log=False,
                     proxy_headers=False,
+                    timeout_keep_alive=75,
                     server_header=False,
                     date_header=False,
                     timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),

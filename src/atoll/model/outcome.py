@@ -91,14 +91,22 @@ def conclude(
 
 
 def lost(
-    status: ExecutionStatus, cause: Cause, message: str, *, stdout: bytes, stderr: bytes
+    status: ExecutionStatus,
+    cause: Cause,
+    message: str,
+    *,
+    code: str | None = None,
+    stdout: bytes,
+    stderr: bytes,
 ) -> Outcome:
-    """The outcome of a run whose instance went away; with what had been heard of it."""
+    """
+    The outcome of a run that ended without a result of its own; with what had been heard of it.
+    """
     return Outcome(
         status=status,
         cause=cause,
         exit_code=None,
-        error={"code": cause.value, "message": message},
+        error={"code": code or cause.value, "message": message},
         stdout=stdout,
         stderr=stderr,
         stdout_size=len(stdout),

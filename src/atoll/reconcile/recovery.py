@@ -104,23 +104,24 @@ class Recovery:
             after = batch[-1].id
 
     async def _executions_left(self) -> None:
+        """What runs is followed before what waits is started, which is in the order it came."""
+        waiting: list[Execution] = []
         after = ""
         while batch := await self._store.executions.unfinished(limit=BATCH, after=after):
             for execution in batch:
-                await self._execution(execution)
+                live = self._sessions.reachable(execution.session_id)
+                if live is None:
+                    await self._executions.abandon(
+                        execution,
+                        Cause.INSTANCE_LOST,
+                        "The control plane was restarted and the execution was not found again.",
+                    )
+                elif any(run["id"] == execution.id for run in live.link.hello.get("runs", ())):
+                    self._executions.attach(execution, live)
+                else:
+                    # The executor forgets a run only when its result is stored: this one has not
+                    # begun.
+                    waiting.append(execution)
             after = batch[-1].id
-
-    async def _execution(self, execution: Execution) -> None:
-        live = self._sessions.reachable(execution.session_id)
-        journal = [] if live is None else [run["id"] for run in live.link.hello.get("runs", ())]
-        if live is not None and execution.id in journal:
-            await self._executions.attach(execution, live)
-        elif live is not None:
-            # The executor forgets a run only when its result is stored: this one has not begun.
+        for execution in sorted(waiting, key=lambda item: item.created_at):
             self._executions.resume(execution)
-        else:
-            await self._executions.abandon(
-                execution,
-                Cause.INSTANCE_LOST,
-                "The control plane was restarted and the execution was not found again.",
-            )

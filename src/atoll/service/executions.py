@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.executor import frames
 from atoll.link.client import ExecutorError, LinkLost, parse_value
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
@@ -55,6 +55,8 @@ class Running:
         """The last output that was heard."""
         self.changed = asyncio.Event()
         self.value = bytearray()
+        self.turn: asyncio.Future[bool] | None = None
+        """Whether it may run now; set to False when it is not to run at all."""
         self.cancelled = False
         self.ended_by: Session | None = None
 
@@ -77,6 +79,11 @@ class Running:
     def gathered(self, name: str) -> bytes:
         return b"".join(data for kind, data in self.events if kind == name)
 
+    def give_up_turn(self) -> None:
+        """Stop waiting for the session to be free: this one is not going to run."""
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_result(False)
+
     def finish(self, execution: Execution) -> None:
         self.execution = execution
         self.done.set_result(execution)
@@ -84,32 +91,74 @@ class Running:
 
 
 class Queue:
-    """Who may run in a session now: one at a time, in the order they came."""
+    """
+    Who may run in a session now: one at a time, in the order they joined.
+
+    A turn is a future, True when it has come. Whoever holds one gives it to `leave` in the end,
+    whether it came, was given up or was cancelled.
+    """
 
     def __init__(self) -> None:
         self.busy = False
-        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.waiting: deque[asyncio.Future[bool]] = deque()
 
-    async def enter(self) -> None:
-        if not self.busy:
+    def join(self) -> asyncio.Future[bool]:
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self.busy:
+            self.waiting.append(turn)
+        else:
             self.busy = True
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                self.leave()
-            raise
+            turn.set_result(True)
+        return turn
 
-    def leave(self) -> None:
+    def leave(self, turn: asyncio.Future[bool]) -> None:
+        if not turn.done() or turn.cancelled() or not turn.result():
+            with contextlib.suppress(ValueError):  # Passed over already.
+                self.waiting.remove(turn)
+            return
         while self.waiting:
-            turn = self.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            following = self.waiting.popleft()
+            if not following.done():
+                following.set_result(True)
                 return
         self.busy = False
+
+
+class Heard:
+    """
+    How much of an execution's events somebody has heard, as a number that grows with each event.
+
+    The number says how many bytes of either output were told. So one who comes back is told exactly
+    the rest, even when only the record is left, which does not know in what pieces output came.
+    """
+
+    _BITS = 40
+
+    def __init__(self, number: int = 0) -> None:
+        steps, stdout = number >> self._BITS, number & ((1 << self._BITS) - 1)
+        self._started = steps > 0
+        total = max(0, steps - 1)
+        self._bytes = {"stdout": min(stdout, total), "stderr": total - min(stdout, total)}
+        self._skip = dict(self._bytes)
+
+    def _number(self, more: int = 0) -> int:
+        return (sum(self._bytes.values()) + 1 + more << self._BITS) + self._bytes["stdout"]
+
+    def hear(self, name: str, data: bytes) -> tuple[int, str, bytes] | None:
+        """The event as it is to be told, in the order that events come; none when it was heard."""
+        if name == "started":
+            known, self._started = self._started, True
+            return None if known else (self._number(), name, data)
+        skipped = min(self._skip[name], len(data))
+        self._skip[name] -= skipped
+        if skipped == len(data):
+            return None
+        self._bytes[name] += len(data) - skipped
+        return self._number(), name, data[skipped:]
+
+    def end(self) -> int:
+        """The number of the last event."""
+        return self._number(1)
 
 
 class Executions:
@@ -176,9 +225,11 @@ class Executions:
 
     def resume(self, execution: Execution) -> Running:
         """Run an execution that is recorded and has not begun."""
-        self._queues.setdefault(execution.session_id, Queue())
         running = self._running[execution.id] = Running(execution)
-        self._tasks.start(self._run(running), f"run {execution.id}")
+        # Before the first await: the order of the turns is that of the calls.
+        queue = self._queues.setdefault(execution.session_id, Queue())
+        running.turn = queue.join()
+        self._tasks.start(self._run(running, queue, running.turn), f"run {execution.id}")
         return running
 
     async def get(self, execution_id: str) -> Execution:
@@ -227,52 +278,58 @@ class Executions:
         if running is None:
             return await self.get(execution_id)
         running.cancelled = True
-        live = await self._sessions.live(running.execution.session_id)
+        running.give_up_turn()
+        live = self._sessions.reachable(running.execution.session_id)
         # Not begun: `_run` sees the mark. Or just over: then its result stands.
-        with contextlib.suppress(ExecutorError):
-            await live.link.call("cancel", id=execution_id, grace=CANCEL_GRACE)
+        if live is not None:
+            with contextlib.suppress(ExecutorError):
+                await live.link.call("cancel", id=execution_id, grace=CANCEL_GRACE)
         await asyncio.wait([running.done], timeout=CANCEL_GRACE + 3)
         return running.execution
 
     async def events(self, execution_id: str, after: int) -> AsyncIterator[tuple[int, str, Any]]:
         """
-        What happens to an execution, numbered from 1, from behind `after` on; the last one is
-        `result` with the execution.
+        What happens to an execution, each event with a number that is larger than the last one's,
+        from behind the number `after` on; the last event is `result` with the execution.
         """
+        heard = Heard(after)
         running = self._running.get(execution_id)
         if running is None:
             execution = await self.get(execution_id)
-            for number, (name, data) in enumerate(_replay(execution), 1):
-                if number > after:
-                    yield number, name, data
-            return
-        position = after
-        while True:
-            running.changed.clear()
-            while position < len(running.events):
-                name, data = running.events[position]
-                position += 1
-                yield position, name, data
-            if running.done.done():
-                yield position + 1, "result", running.execution
-                return
-            await running.changed.wait()
+            for event in _replay(execution):
+                if (told := heard.hear(*event)) is not None:
+                    yield told
+        else:
+            position = 0
+            while True:
+                running.changed.clear()
+                while position < len(running.events):
+                    event = running.events[position]
+                    position += 1
+                    if (told := heard.hear(*event)) is not None:
+                        yield told
+                if running.done.done():
+                    break
+                await running.changed.wait()
+            execution = running.execution
+        if execution.outcome is not None and heard.end() > after:
+            yield heard.end(), "result", execution
 
     # The run itself
 
-    async def _run(self, running: Running) -> None:
-        execution = running.execution
-        queue = self._queues[execution.session_id]
-        await queue.enter()
+    async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         try:
+            await turn
             outcome = await self._outcome(running)
             await self._finish(running, outcome)
         finally:
-            queue.leave()
-            if not queue.busy:
-                self._queues.pop(execution.session_id, None)
-            if self._running.get(execution.id) is running:
-                del self._running[execution.id]
+            self._leave(running, queue, turn)
+
+    def _leave(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
+        queue.leave(turn)
+        if not queue.busy:
+            self._queues.pop(running.execution.session_id, None)
+        self._running.pop(running.execution.id, None)
 
     async def _outcome(self, running: Running) -> Outcome:
         execution = running.execution
@@ -280,7 +337,7 @@ class Executions:
             return self._cut_short(running)
         try:
             live = await self._sessions.live(execution.session_id)
-        except (Conflict, TemporaryError) as error:
+        except AtollError as error:
             if running.ended_by is not None:
                 return self._cut_short(running)
             return lost(
@@ -299,25 +356,26 @@ class Executions:
             )
         return await self._conclude(running, live, raw)
 
-    async def attach(self, execution: Execution, live: Live) -> None:
+    def attach(self, execution: Execution, live: Live) -> None:
         """Follow an execution that an earlier process of the control plane started."""
         running = self._running[execution.id] = Running(execution)
         queue = self._queues.setdefault(execution.session_id, Queue())
-        await queue.enter()
-        self._tasks.start(self._attached(running, live, queue), f"attach {execution.id}")
+        turn = queue.join()
+        self._tasks.start(self._attached(running, live, queue, turn), f"attach {execution.id}")
 
-    async def _attached(self, running: Running, live: Live, queue: Queue) -> None:
+    async def _attached(
+        self, running: Running, live: Live, queue: Queue, turn: asyncio.Future[bool]
+    ) -> None:
         try:
             running.started()
             try:
                 raw = await live.link.attach(running.execution.id, 0, running)
                 outcome = await self._conclude(running, live, raw)
-            except LinkLost:
+            except (LinkLost, ExecutorError):
                 outcome = await self._after_loss(running, live)
             await self._finish(running, outcome)
         finally:
-            queue.leave()
-            self._running.pop(running.execution.id, None)
+            self._leave(running, queue, turn)
 
     async def abandon(self, execution: Execution, cause: Cause, message: str) -> None:
         """Record that an execution died with the instance it was on."""
@@ -333,7 +391,7 @@ class Executions:
                 live = await self._sessions.live(running.execution.session_id)
                 raw = await live.link.attach(running.execution.id, running.sequence, running)
                 return await self._conclude(running, live, raw)
-            except (LinkLost, ExecutorError, TemporaryError, Conflict):
+            except AtollError:
                 if running.ended_by is not None:
                     return self._cut_short(running)
         cause = Cause.OOM if await self._driver.out_of_memory(live.instance.handle) else None
@@ -355,6 +413,7 @@ class Executions:
             ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
             cause,
             words,
+            code="cancelled" if session is None else None,
             stdout=running.gathered("stdout"),
             stderr=running.gathered("stderr"),
         )
@@ -363,6 +422,7 @@ class Executions:
         for running in self._running.values():
             if running.execution.session_id == session.id:
                 running.ended_by = session
+                running.give_up_turn()
 
     def _job(self, live: Live, execution: Execution) -> dict[str, Any]:
         request, session, settings = execution.request, live.session, self._settings.execution
@@ -436,15 +496,10 @@ def _inside(cwd: str | None) -> str:
     return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
 
 
-def _replay(execution: Execution) -> list[tuple[str, Any]]:
+def _replay(execution: Execution) -> list[tuple[str, bytes]]:
     """The events of an execution that has ended, from its record: output whole, in two pieces."""
     outcome = execution.outcome
-    events: list[tuple[str, Any]] = [("started", b"")]
+    events = [("started", b"")]
     if outcome is not None:
-        events += [
-            (name, data)
-            for name, data in (("stdout", outcome.stdout), ("stderr", outcome.stderr))
-            if data
-        ]
-        events.append(("result", execution))
+        events += [("stdout", outcome.stdout), ("stderr", outcome.stderr)]
     return events

@@ -6,6 +6,7 @@ What this machine can give its instances, found out by trying.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -39,6 +40,15 @@ def find_groups(settings: LocalSettings, node: Path) -> cgroups.Groups:
     own = Path("/proc/self/cgroup").read_text()
     tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
     return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
+
+
+def remove_leftovers(settings: LocalSettings, node: Path) -> None:
+    """Remove the control groups of a node directory whose owner, and so its instances, are dead."""
+    groups = find_groups(settings, node)
+    for name in groups.names():
+        with contextlib.suppress(cgroups.BusyGroup):
+            groups.remove(name)
+    groups.close()
 
 
 def can_mount_images() -> bool:

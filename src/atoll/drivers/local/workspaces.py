@@ -15,17 +15,19 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from atoll.settings import LocalSettings
 
 IMAGE, DIRECTORY = "image", "directory"
+LOOPS = Path("/sys/block")
+DETACH_SECONDS = 10.0
 MIN_IMAGE = 4 * 1024 * 1024
 
 
@@ -92,6 +94,7 @@ class Workspaces:
         """
         if workspace.kind != IMAGE:
             return
+        self._wait_until_detached(self.path(workspace))
         done = subprocess.run(
             ["/sbin/e2fsck", "-p", str(self.path(workspace))],
             capture_output=True,
@@ -104,6 +107,20 @@ class Workspaces:
                 f"{done.stdout.decode(errors='replace')[-500:]}",
                 code="workspace_damaged",
             )
+
+    @staticmethod
+    def _wait_until_detached(image: Path) -> None:
+        """
+        The kernel unmounts an image some time after the last process of its instance has ended; to
+        mount it a second time before that would damage it.
+        """
+        deadline = time.monotonic() + DETACH_SECONDS
+        while any(_backing(device) == str(image) for device in LOOPS.glob("loop*")):
+            if time.monotonic() > deadline:
+                raise TemporaryError(
+                    f"Workspace image {image} is still mounted.", code="workspace_busy"
+                )
+            time.sleep(0.002)
 
     def remove(self, name: str) -> None:
         shutil.rmtree(self._root / name, ignore_errors=False, onerror=_only_gone)
@@ -165,6 +182,13 @@ class Workspaces:
             [*command, *options, str(temporary)], check=True, capture_output=True, timeout=60
         )
         temporary.replace(blank)
+
+
+def _backing(device: Path) -> str | None:
+    try:
+        return (device / "loop" / "backing_file").read_text().strip()
+    except FileNotFoundError:
+        return None
 
 
 def _only_gone(
