@@ -100,6 +100,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         templates = Templates(store, driver, clock, settings)
         await templates.ensure_default()
         pool = Pool(store, driver, clock, NODE_ID, ephemeral=embedded)
+        templates.changed = pool.changed.set
         sessions = Sessions(store, driver, pool, templates, tasks, clock, settings, NODE_ID)
         executions = Executions(store, driver, sessions, tasks, clock, settings)
         keys = Keys(store, clock)
@@ -123,7 +124,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             stack.push_async_callback(sessions.stop_all)
         else:
             await Recovery(store, driver, sessions, executions, pool).run()
-        refill = PoolRefill(pool, store, settings.pool)
+        refill = PoolRefill(pool, store, settings.pool, clock)
         sweep = Sweep(store, driver, sessions, pool, clock, settings.session)
         loops = [
             asyncio.create_task(refill.run(), name="pool refill"),

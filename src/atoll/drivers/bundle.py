@@ -35,7 +35,9 @@ def build() -> bytes:
                 continue
             source = module.read_bytes()
             name = f"{PACKAGE}/{module.name}"
-            code = compile(source, f"{PACKAGE}/{module.name}", "exec", dont_inherit=True)
+            code = compile(
+                source, f"{PACKAGE}/{module.name}", "exec", dont_inherit=True, optimize=2
+            )
             # An "unchecked" hash-based header: the importer does not compare it with the source.
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
             for path, data in ((name, source), (f"{name}c", header + marshal.dumps(code))):

@@ -8,11 +8,12 @@ byte that says what follows (a value, or an error) and JSON.
 
 from __future__ import annotations
 
-import json
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import resource
-import signal
 import sys
+
+from . import minijson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,13 +83,12 @@ def _limit(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _failure(code: str, message: str, **more: str) -> dict[str, str]:
-    return dict(more, code=code, message=message)
+def _failure(code: str, message: str, **more: str) -> bytes:
+    return minijson.dumps(dict(more, code=code, message=message))
 
 
-def _report(fd: int, kind: bytes, content: Any, text: str | None = None) -> None:
-    body = kind + (json.dumps(content) if text is None else text).encode("utf-8", "surrogatepass")
-    view = memoryview(body)
+def _report(fd: int, kind: bytes, body: bytes) -> None:
+    view = memoryview(kind + body)
     while view:
         view = view[os.write(fd, view) :]
 
@@ -175,7 +175,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
 
         result = asyncio.run(wait_for())
     try:
-        text = json.dumps(result, allow_nan=False)
+        text = minijson.dumps(result)
     except (TypeError, ValueError, RecursionError) as error:
         message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
         _report(value, FAILURE, _failure("return_value_not_json", message))
@@ -189,7 +189,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         _report(value, FAILURE, _failure("return_value_too_large", message))
         sys.stderr.write("atoll: %s\n" % message)
         return 1
-    _report(value, VALUE, None, text)
+    _report(value, VALUE, text)
     return 0
 
 

@@ -8,8 +8,9 @@ docs/reference/executor-protocol.md describes the conversation.
 
 from __future__ import annotations
 
-import json
 import struct
+
+from . import minijson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def encode(stream: int, kind: int, payload: bytes = b"") -> bytes:
 
 
 def encode_json(stream: int, kind: int, value: Any) -> bytes:
-    return encode(stream, kind, json.dumps(value, separators=(",", ":")).encode("ascii"))
+    return encode(stream, kind, minijson.dumps(value))
 
 
 def decode_json(payload: bytes) -> Any:
     """A JSON object; anything else, however deep or odd, is a `ProtocolError`."""
     try:
-        value = json.loads(payload)
+        value = minijson.loads(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a payload is not JSON: %s" % error) from None
     if not isinstance(value, dict):

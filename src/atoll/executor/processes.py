@@ -6,12 +6,14 @@ A process cannot leave its execution's tree: the leader is a subreaper, so orpha
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable
+
+ROUNDS = 16
 
 
 class Process:
@@ -87,19 +89,30 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def kill_tree(root: int) -> None:
+def kill_tree(*roots: int) -> None:
     """
-    End a process and all below it. A stopped process cannot fork, so the rounds come to an end.
+    End processes and all below them.
+
+    They are stopped first, because a stopped process cannot fork. A tree that wakes its members, or
+    replaces them faster than they are found, ends together with everything else.
     """
-    send(root, signal.SIGSTOP)
-    stopped: set[int] = set()
-    while True:
-        new = descendants([root]) - stopped
+    stopped = set(roots)
+    for pid in roots:
+        send(pid, signal.SIGSTOP)
+    for _ in range(ROUNDS):
+        new = descendants(roots) - stopped
         if not new:
             break
         for pid in new:
             send(pid, signal.SIGSTOP)
         stopped |= new
+    else:
+        kill_everything()
     for pid in stopped:
         send(pid, signal.SIGKILL)
-    send(root, signal.SIGKILL)
+
+
+def kill_everything() -> None:
+    """End all of the namespace but PID 1: one step to the kernel, which no fork gets around."""
+    if os.getpid() == 1:
+        send(-1, signal.SIGKILL)

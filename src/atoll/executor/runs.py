@@ -8,8 +8,8 @@ slow the code: output is taken from the pipes as it comes, and beyond the limit 
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 import time
 
 from . import artifacts, frames, processes
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 PIPE_READ = 262_144
+STRAY_SECONDS = 0.05
+STRAY_ROUNDS = 3
+STUCK_SECONDS = 0.1
+UNTAKEN_SECONDS = 1.0
 WATCH_SECONDS = 0.002
 """A run that ends sooner is never watched: what it wrote is read at its end."""
 
@@ -172,11 +176,25 @@ class Runs:
         if run.stream is stream:
             run.stream = None
 
+    def _unstick(self, run: Run) -> None:
+        """A child that was stopped before it took the run is replaced by one that takes it."""
+        self._see_taken()
+        if run.pid or run.result is not None or self._runs.get(run.id) is not run:
+            return
+        for zygote in self.own:
+            for pid in processes.children_of(zygote):
+                child = processes.read(pid)
+                if child is not None and child.state in "Tt" and pid not in self._by_pid:
+                    processes.send(pid, signal.SIGKILL)
+        self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
+
     # Output
 
     def _watch(self, run: Run) -> None:
         run.watched = True
         self._see_taken()
+        if not run.pid:
+            self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
         for pipe in run.pipes:
             if pipe.fd >= 0:
                 self._loop.add(pipe.fd, READ, self._reader(run, pipe))
@@ -256,7 +274,9 @@ class Runs:
         self._see_taken()
         run.reason = reason
         if not run.pid:
-            return  # `taken` sees the reason.
+            # `taken` sees the reason; but when there is no process to be had, nobody takes it.
+            run.grace = self._loop.after(UNTAKEN_SECONDS, lambda: self._make_room(run))
+            return
         if grace <= 0:
             processes.kill_tree(run.pid)
             return
@@ -264,11 +284,24 @@ class Runs:
             processes.send(pid, signal.SIGTERM)
         run.grace = self._loop.after(grace, lambda: processes.kill_tree(run.pid))
 
+    def _make_room(self, run: Run) -> None:
+        """What earlier runs left behind keeps this one from beginning: all of it goes."""
+        self._see_taken()
+        if not run.pid and run.result is None:
+            processes.kill_everything()
+
+    def never_began(self, run: Run) -> None:
+        """A run that no process took, for good."""
+        usage = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
+        self._conclude(run, signal.SIGKILL, usage)
+
     def exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
         """The leader of a run is gone: read what is left, and make the result."""
         run = self._by_pid.pop(pid, None)
-        if run is None:
-            return
+        if run is not None:
+            self._conclude(run, status, usage)
+
+    def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
         duration = time.monotonic() - run.started
         self._cancel_timers(run)
         for pipe in run.pipes:
@@ -276,7 +309,10 @@ class Runs:
             rounds = 0
             while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
                 rounds += 1
-        self._leave_background(run)
+        if run.reason is None:
+            self._leave_background(run)
+        else:
+            self._end_strays(0)
         files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
         signalled = os.WIFSIGNALED(status)
         result: dict[str, Any] = {
@@ -301,10 +337,28 @@ class Runs:
         else:
             finish()
 
+    def _strays(self) -> list[int]:
+        """Children of PID 1 that no run is known to have left."""
+        return [
+            pid
+            for pid in processes.children_of(1)
+            if pid not in self.background and pid not in self.own and pid not in self._by_pid
+        ]
+
     def _leave_background(self, run: Run) -> None:
-        for pid in processes.children_of(1):
-            if pid not in self.background and pid not in self.own:
-                self.background[pid] = run.id
+        for pid in self._strays():
+            self.background[pid] = run.id
+
+    def _end_strays(self, rounds: int) -> None:
+        """What got away when its run was ended ends too, if need be with everything else."""
+        strays = self._strays()
+        if not strays:
+            return
+        if rounds < STRAY_ROUNDS:
+            processes.kill_tree(*strays)
+        else:
+            processes.kill_everything()
+        self._loop.after(STRAY_SECONDS, lambda: self._end_strays(rounds + 1))
 
     own: frozenset[int] = frozenset()
     """Children of PID 1 that are not user code."""

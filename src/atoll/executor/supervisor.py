@@ -8,14 +8,14 @@ ends, the kernel ends everything in the namespace.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import _socket
-import json
+import gc
 import os
-import signal
 import struct
 import sys
 
-from . import artifacts, files, frames, processes, system, zygote
+from . import artifacts, child, files, frames, minijson, processes, system, zygote
 from .connection import Connection, Stream
 from .loop import READ, Loop
 from .runs import Runs
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SO_PEERCRED = 17
 ZYGOTE_STARTS = 5
+MAX_LOSSES = 5
+"""How many zygotes a run may lose before it has begun."""
 
 
 class Refusal(Exception):
@@ -161,7 +163,7 @@ class Supervisor:
             if message[:1] == zygote.READY:
                 self._zygote_ready = True
                 self._zygote_starts = 0
-                self._preload_failed = json.loads(message[1:])
+                self._preload_failed = minijson.loads(message[1:])
                 releases, self._releases = self._releases, []
                 for stream in releases:
                     self._released_now(stream)
@@ -190,8 +192,11 @@ class Supervisor:
         for run in self._runs.active():
             if run.pid:
                 self._runs.crashed(run.pid)
+            elif run.reason is not None or run.request.get("losses", 0) >= MAX_LOSSES:
+                self._runs.never_began(run)
             else:
                 # Nobody took it, so it has not begun.
+                run.request["losses"] = run.request.get("losses", 0) + 1
                 self._runs.discard(run)
                 if run.stream is not None:
                     self._waiting.append((run.request, run.stream))
@@ -217,7 +222,10 @@ class Supervisor:
         want = max(1, len(self._runs.active()))
         if want != self._want and self._released:
             self._want = want
-            self._control.send(zygote.WANT + b"%d" % want)
+            try:
+                self._control.send(zygote.WANT + b"%d" % want)
+            except OSError:
+                pass  # It is gone, which the loop is about to see.
 
     def _catch_children(self) -> None:
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -228,6 +236,7 @@ class Supervisor:
 
     def _reap(self, wake: int) -> None:
         os.read(wake, 4096)
+        self._free_zygote()
         while True:
             try:
                 pid, status, usage = os.wait3(os.WNOHANG)
@@ -246,6 +255,15 @@ class Supervisor:
                     "written": usage.ru_oublock * zygote.BLOCK,
                 },
             )
+
+    def _free_zygote(self) -> None:
+        """User code can stop the zygote, which then sees no end of any run: it is replaced."""
+        try:
+            stopped = os.waitid(os.P_PID, self._zygote_pid, os.WSTOPPED | os.WNOHANG)
+        except ChildProcessError:
+            return
+        if stopped is not None:
+            processes.send(self._zygote_pid, signal.SIGKILL)
 
     # Runs
 
@@ -444,7 +462,11 @@ class Supervisor:
 
 
 def main() -> None:
-    config = json.loads(sys.argv[1])
+    # Before the zygote is forked: what both of them touch later, each of them copies.
+    child.rehearse()
+    gc.collect()
+    gc.freeze()
+    config = minijson.loads(sys.argv[1].encode())
     system.set_dumpable(False)
     system.set_name("atoll")
     listener = _socket.socket(fileno=config["listen_fd"])

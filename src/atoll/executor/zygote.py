@@ -11,18 +11,16 @@ answers on it with the job's number and its pid, and closes it before user code 
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
+import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import array
 import gc
-import json
 import marshal
 import os
-import signal
 import struct
 import sys
 
-from . import child, system
+from . import child, minijson, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ EXIT = struct.Struct("!iiqqqqq")  # pid, status, user µs, system µs, peak KiB,
 TAKEN = struct.Struct("!Qi")  # job number, pid
 JOB = struct.Struct("!Q")
 INLINE_JOB = 64 * 1024
+COMMON = ["json", "re", "datetime", "math", "traceback"]
 BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
 BUNDLE = sys.path[0] if sys.path else ""
@@ -78,6 +77,7 @@ class Zygote:
         self._control = control
         self._jobs = jobs
         self._children: dict[int, None] = {}
+        self._used = False
         self._want = 0
 
     def run(self, preload: list[str], hooks: bool) -> None:
@@ -95,7 +95,7 @@ class Zygote:
         # No child before the supervisor says so: the driver first puts this process into the
         # control group that its children are to inherit.
         self._want = 0
-        self._control.send(READY + json.dumps(failed).encode())
+        self._control.send(READY + minijson.dumps(failed))
         import select
 
         poll = select.poll()
@@ -135,6 +135,17 @@ class Zygote:
                     )
                 )
         self._fill()
+        if not self._used:
+            self._settle_in()
+
+    def _settle_in(self) -> None:
+        """
+        The session is in use: import what its code is likely to, once for all later executions.
+        Instances that wait for a first one do without, and are smaller.
+        """
+        self._used = True
+        _import(COMMON)
+        gc.freeze()
 
     def _fill(self) -> None:
         while len(self._children) < self._want:
@@ -152,8 +163,8 @@ class Zygote:
         try:
             # The C module: every page that a child touches first is a copy that it waits for, and
             # the one in Python makes enums of what it is given.
-            _signal.set_wakeup_fd(-1)
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in self._private:
                 os.close(fd)
             os.setsid()
@@ -219,9 +230,7 @@ def _import(names: list[str]) -> dict[str, str]:
 def _warm() -> None:
     """Do once what would otherwise be done, and paid for, in every child."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    json.loads(json.dumps({"a": [1, 2.5, None, True, "x"]}))
     child.rehearse()
-    gc.collect()
     gc.freeze()
 
 

@@ -47,3 +47,8 @@ class Template:
     pool_size: int = 0
     """Ready instances to keep."""
     version: int = 1
+
+    @property
+    def edition(self) -> tuple[str, datetime]:
+        """This one as it is: changed, or made again under its id, a template is another edition."""
+        return self.id, self.updated_at

@@ -68,7 +68,7 @@ class Recovery:
         if instance is not None and running:
             if instance.session_id is None:
                 template = await self._store.templates.get(instance.template_id)
-                if template is not None and template.version == instance.template_version:
+                if template is not None and template.updated_at <= instance.created_at:
                     link = await self._driver.connect(handle)
                     self._pool.put(template, Ready(instance, link, template.default_resources))
                     return

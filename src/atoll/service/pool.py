@@ -17,6 +17,8 @@ from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
@@ -45,7 +47,7 @@ class Pool:
         self._clock = clock
         self._node_id = node_id
         self._ephemeral = ephemeral
-        self._ready: dict[tuple[str, int], list[Ready]] = {}
+        self._ready: dict[tuple[str, datetime], list[Ready]] = {}
         self.changed = asyncio.Event()
         """Set when there may be something to refill."""
         self.closed = False
@@ -55,7 +57,7 @@ class Pool:
         One that fits; those whose link has gone meanwhile are passed over and cleared away later.
         """
         self.changed.set()
-        waiting = self._ready.get((template.id, template.version))
+        waiting = self._ready.get(template.edition)
         while waiting:
             ready = waiting.pop()
             if ready.link.alive and ready.resources.disk == resources.disk:
@@ -66,10 +68,10 @@ class Pool:
         return None
 
     def put(self, template: Template, ready: Ready) -> None:
-        self._ready.setdefault((template.id, template.version), []).append(ready)
+        self._ready.setdefault(template.edition, []).append(ready)
 
     def size(self, template: Template) -> int:
-        waiting = self._ready.get((template.id, template.version), [])
+        waiting = self._ready.get(template.edition, [])
         waiting[:] = [ready for ready in waiting if ready.link.alive]
         return len(waiting)
 
@@ -86,8 +88,8 @@ class Pool:
             for ready in waiting
         )
 
-    def drop(self, wanted: set[tuple[str, int]]) -> list[Ready]:
-        """Take out all that belong to templates, or versions of them, that are not in `wanted`."""
+    def drop(self, wanted: set[tuple[str, datetime]]) -> list[Ready]:
+        """Take out all that belong to editions of templates that are not in `wanted`."""
         dropped: list[Ready] = []
         for key in [key for key in self._ready if key not in wanted]:
             dropped += self._ready.pop(key)

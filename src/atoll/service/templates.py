@@ -10,6 +10,8 @@ from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE, Template
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
@@ -25,6 +27,9 @@ class Templates:
         self._settings = settings
         self._known: dict[str, Template] = {}
         """Read at every creation of a session; changed only through here."""
+        self._changes = 0
+        self.changed: Callable[[], None] = lambda: None
+        """Told when a template was made, changed or removed."""
 
     @property
     def base_resources(self) -> Resources:
@@ -56,15 +61,23 @@ class Templates:
     async def create(self, template: Template) -> Template:
         await self._check(template)
         await self._store.templates.add(template)
+        self._forget(template.id)
         return template
+
+    def _forget(self, template_id: str) -> None:
+        self._changes += 1
+        self._known.pop(template_id, None)
+        self.changed()
 
     async def get(self, template_id: str) -> Template:
         known = self._known.get(template_id)
         if known is None:
+            changes = self._changes
             known = await self._store.templates.get(template_id)
             if known is None:
                 raise NotFound(f"No template is named {template_id}.", code="template_not_found")
-            self._known[template_id] = known
+            if changes == self._changes:  # Else what was read may be of before the change.
+                self._known[template_id] = known
         return known
 
     async def list(self, *, cursor: str | None, limit: int) -> Page[Template]:
@@ -80,15 +93,16 @@ class Templates:
             )
         template = dataclasses.replace(template, created_at=old.created_at, version=old.version)
         await self._check(template)
-        self._known.pop(template.id, None)
-        return await self._store.templates.save(template)
+        template = await self._store.templates.save(template)
+        self._forget(template.id)
+        return template
 
     async def remove(self, template_id: str) -> None:
         if template_id == DEFAULT_TEMPLATE:
             raise Conflict(f"Template {template_id} cannot be removed.", code="template_built_in")
-        self._known.pop(template_id, None)
         if not await self._store.templates.remove(template_id):
             raise NotFound(f"No template is named {template_id}.", code="template_not_found")
+        self._forget(template_id)
 
     async def _check(self, template: Template) -> None:
         if template.pool_size > self._settings.pool.max_size:

@@ -46,6 +46,7 @@ _BY_CODE = {
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 MEDIA_TYPE = "application/problem+json"
 

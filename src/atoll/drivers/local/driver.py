@@ -29,7 +29,7 @@ from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from atoll.model.resources import Resources
     from atoll.model.template import Template
@@ -54,7 +54,7 @@ class LocalDriver:
         self._workspaces = Workspaces(
             self._node / "workspaces", settings, images=host.can_mount_images(), own_uids=self._root
         )
-        self._trees: dict[tuple[str, int], sandbox.Tree] = {}
+        self._trees: dict[tuple[str, datetime], sandbox.Tree] = {}
         self._kills: dict[str, int] = {}
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
@@ -112,7 +112,7 @@ class LocalDriver:
         await self._tree(template)
 
     async def _tree(self, template: Template) -> sandbox.Tree:
-        key = (template.id, template.version)
+        key = template.edition
         if key not in self._trees:
             self._trees[key] = await asyncio.to_thread(
                 trees.tree_of, template, self._etc, self._settings.python
