@@ -40,8 +40,6 @@ def rehearse() -> None:
 
 
 def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
-    # Touches the pages that the run will touch: their copies are made while nobody waits.
-    rehearse()
     _, job, descriptors = receive(jobs)
     jobs.close()
     stdin, stdout, stderr, value = descriptors

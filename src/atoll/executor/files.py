@@ -9,7 +9,6 @@ Links that stay inside work. Nothing here takes memory or a stack by the size or
 from __future__ import annotations
 
 import errno
-import heapq
 import os
 import stat
 import time
@@ -160,6 +159,8 @@ class Workspace:
         Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the
         directory.
         """
+        import heapq
+
         parts = split(path)
         try:
             fd = self._open_directory(parts)

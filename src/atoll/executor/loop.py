@@ -6,7 +6,7 @@ It exists because importing asyncio would take longer than all the rest of the s
 
 from __future__ import annotations
 
-import heapq
+import _heapq as heapq
 import select
 import time
 

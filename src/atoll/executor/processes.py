@@ -43,6 +43,25 @@ def read(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0].decode(), name, int(fields[21]) * _PAGE)
 
 
+def share(process: Process) -> tuple[int, int]:
+    """
+    Bytes of anonymous and of shared memory, each page divided by those who have it. All that is
+    resident counts as anonymous for a process that does not let itself be looked at.
+    """
+    found = {b"Pss_Anon": -1, b"Pss_Shmem": 0}
+    try:
+        with open("/proc/%d/smaps_rollup" % process.pid, "rb") as file:
+            for line in file:
+                name, _, value = line.partition(b":")
+                if name in found:
+                    found[name] = int(value.split()[0]) * 1024
+    except OSError:
+        pass
+    if found[b"Pss_Anon"] < 0:
+        return process.resident, 0
+    return found[b"Pss_Anon"], found[b"Pss_Shmem"]
+
+
 def everything() -> list[Process]:
     found = []
     for entry in os.listdir("/proc"):

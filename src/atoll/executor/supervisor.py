@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
-import gc
 import os
 import struct
 import sys
 
-from . import artifacts, child, files, frames, minijson, processes, system, zygote
+from . import artifacts, files, frames, minijson, processes, system, zygote
 from .connection import Connection, Stream
 from .loop import READ, Loop
 from .runs import Runs
@@ -462,10 +461,7 @@ class Supervisor:
 
 
 def main() -> None:
-    # Before the zygote is forked: what both of them touch later, each of them copies.
-    child.rehearse()
-    gc.collect()
-    gc.freeze()
+    zygote.warm()
     config = minijson.loads(sys.argv[1].encode())
     system.set_dumpable(False)
     system.set_name("atoll")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
-# Found once, and called with the interpreter's lock held: a child that calls it touches few pages.
-_call = ctypes.PyDLL(None).prctl
+# The function behind `ctypes`, found once: the package would take more memory than all of ours, and
+# a child that calls through it touches more pages.
+_prctl_address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
 
 
 def _prctl(option: int, value: object) -> None:
-    if _call(option, value, 0, 0, 0) != 0:
+    if _ctypes.call_function(_prctl_address, (option, value, 0, 0, 0)) != 0:
         raise OSError("prctl %d failed" % option)
 
 

@@ -15,6 +15,7 @@ from .runs import Runs
 
 TURN_SECONDS = 0.1
 DISK_EVERY = 3
+MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 
 
@@ -54,17 +55,36 @@ class Watch:
         self._loop.after(TURN_SECONDS, self._turn)
 
     def _memory_used(self) -> int:
-        return sum(
-            process.resident
+        """
+        Bytes that user code holds: as the processes have them mapped, if that is little enough,
+        else with what they share counted once. What is in /tmp and /dev/shm counts, mapped or not.
+        """
+        users = [
+            process
             for process in processes.everything()
             if process.pid != 1 and process.pid not in self._runs.own
-        )
+        ]
+        stored = sum(_stored(place) for place in MEMORY_PLACES)
+        used = sum(process.resident for process in users) + stored
+        if used <= self._memory:
+            return used
+        private = shared = 0
+        for process in users:
+            own, common = processes.share(process)
+            private += own
+            shared += common
+        return private + max(shared, stored)
 
     def _end_all(self, reason: str) -> None:
         for run in self._runs.active():
             self._runs.end(run, reason, 0.0)
         for pid in list(self._runs.background):
             processes.kill_tree(pid)
+
+
+def _stored(place: str) -> int:
+    status = os.statvfs(place)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 def disk_use(root: str) -> int:

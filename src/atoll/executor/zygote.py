@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
-import array
 import gc
 import marshal
 import os
+import site
 import struct
 import sys
 
@@ -88,10 +88,13 @@ class Zygote:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        _set_up_paths(hooks)
+        if hooks:
+            run_hooks()
         failed = _import(preload)
+        if hooks or preload:
+            child.rehearse()
+            gc.freeze()
         self._private = (wake_read, wake_write, self._control.fileno())
-        _warm()
         # No child before the supervisor says so: the driver first puts this process into the
         # control group that its children are to inherit.
         self._want = 0
@@ -169,29 +172,33 @@ class Zygote:
                 os.close(fd)
             os.setsid()
             system.set_subreaper()
+            if self._used:
+                # Touches the pages that the run will touch: their copies are made while nobody
+                # waits. Instances that were never used stay smaller instead.
+                child.rehearse()
             child.wait_and_run(self._jobs, receive_job)
         finally:
             os._exit(70)
 
 
-def _set_up_paths(hooks: bool) -> None:
+def set_up_paths() -> None:
     """
-    What the interpreter would have set up without -I -S; our own bundle leaves.
+    Where user code finds packages, as without -I -S; our own bundle leaves.
 
-    Without `hooks`, packages are found but the start-up code of the machine that they came from
-    (lines of .pth files, sitecustomize) is not run: it was meant for that machine.
+    The start-up code that packages bring (lines of .pth files, sitecustomize) is not run here: with
+    this machine's interpreter it was meant for this machine.
     """
-    import site
-
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
-    if hooks:
-        site.main()
-        return
     for directory in site.getsitepackages():
         _add_site(directory)
     site.setquit()
     site.setcopyright()
     site.sethelper()
+
+
+def run_hooks() -> None:
+    """That start-up code, for an interpreter that is the template's own."""
+    site.main()
 
 
 def _add_site(directory: str) -> None:
@@ -216,36 +223,38 @@ def _add_site(directory: str) -> None:
 
 
 def _import(names: list[str]) -> dict[str, str]:
-    import importlib
-
     failed = {}
     for name in names:
         try:
-            importlib.import_module(name)
+            __import__(name)
         except BaseException as error:  # noqa: BLE001 - the module is the user's; it may raise anything
             failed[name] = "%s: %s" % (type(error).__name__, error)
     return failed
 
 
-def _warm() -> None:
-    """Do once what would otherwise be done, and paid for, in every child."""
+def warm() -> None:
+    """
+    In the supervisor, before the fork: do once what every child would otherwise do and pay for, and
+    what supervisor, zygote and children can then share. Pages that each of them touches are copied.
+    """
+    set_up_paths()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     child.rehearse()
+    gc.collect()
     gc.freeze()
 
 
 def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
     """Wait for a job: its number, its description and the descriptors that came with it."""
     data, ancillary, _, _ = jobs.recvmsg(MAX_MESSAGE, _socket.CMSG_SPACE(8 * 4))
-    fds = array.array("i")
+    descriptors: list[int] = []
     for level, kind, body in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+            descriptors += struct.unpack("%di" % (len(body) // 4), body[: len(body) // 4 * 4])
     if not data:
         os._exit(0)  # The supervisor is gone, and the namespace with it.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
-    descriptors = list(fds)
     jobs.send(TAKEN.pack(number, os.getpid()))
     if not body:
         # Too large for a message: it is in the last descriptor.
@@ -272,7 +281,7 @@ def send_job(
     try:
         jobs.sendmsg(
             [JOB.pack(number), body],
-            [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))],
+            [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("%di" % len(fds), *fds))],
         )
     finally:
         if spill >= 0:

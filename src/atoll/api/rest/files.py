@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
     from atoll.service.files import Entry
 
+
+class Anything(PathConvertor):
+    """A path with whatever a file name may hold: the framework's own ends at a line's end."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", Anything())
 router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
 
 
@@ -67,6 +76,8 @@ async def upload(request: Request, session_id: str, path: str = "") -> Answer:
                 path = (await part.text()).strip("/")
             continue
         name = part.filename.rpartition("/")[2]
+        if name in ("", "."):
+            raise InvalidRequest("A part has no file name.", code="bad_path")
         target = f"{path.rstrip('/')}/{name}" if path else name
         written.append(_entry_out(await files.write(session_id, target, part.content())))
     if not written:
@@ -96,7 +107,7 @@ async def move_file(request: Request, session_id: str, body: Move) -> Answer:
     return Answer(_entry_out(entry))
 
 
-@router.put("/{path:path}", status_code=201, responses={201: {"model": EntryOut}})
+@router.put("/{path:anything}", status_code=201, responses={201: {"model": EntryOut}})
 async def put_file(request: Request, session_id: str, path: str) -> Answer:
     """Write a file from the raw body: whole, or not at all. Directories above it are made."""
     entry = await services(request).files.write(session_id, path, _body(request))
@@ -104,7 +115,7 @@ async def put_file(request: Request, session_id: str, path: str) -> Answer:
 
 
 @router.get(
-    "/{path:path}",
+    "/{path:anything}",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
@@ -130,7 +141,7 @@ async def get_file(
     )
 
 
-@router.delete("/{path:path}", status_code=204)
+@router.delete("/{path:anything}", status_code=204)
 async def delete_file(
     request: Request, session_id: str, path: str, recursive: bool = False
 ) -> Response:
