@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from atoll import ids, metrics
+from atoll import ids
+from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
 from atoll.clock import SystemClock
@@ -249,11 +250,20 @@ def _read_or_make_key(path: Path) -> str:
 
 
 def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    from atoll.server import Server
-
+    """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
+    server.check_exposure(settings)
     configure_logging(settings.log_level, as_json=settings.log_json)
-    Server(settings, stop_sessions=stop_sessions).run()
+    server.run(_serve(settings, stop_sessions))
+
+
+async def _serve(settings: Settings, stop_sessions: bool) -> None:
+    with server.listen(settings.host, settings.port) as listener:
+        async with application(settings) as app:
+            key_file = await ensure_first_key(settings, app.keys)
+            server.print_welcome(settings, listener.getsockname()[1], key_file)
+            await server.serve(app.web, listener, settings)
+            if stop_sessions:
+                await app.sessions.stop_all()
 
 
 def configure_logging(level: str, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ Who may call, and how much they may send. Pure ASGI: a base class would cost mor
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest.problems import problem
@@ -79,7 +80,7 @@ class BodyLimit:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 await problem(_too_large(limit))(scope, receive, send)
                 return
-        received = 0
+        received, answered = 0, False
 
         async def counted() -> Message:
             nonlocal received
@@ -89,7 +90,17 @@ class BodyLimit:
                 raise _too_large(limit)
             return message
 
-        await self._app(scope, counted, send)
+        async def answer(message: Message) -> None:
+            """Whatever the application makes of the error, it is this one."""
+            nonlocal answered
+            if answered or received <= limit:
+                answered = True
+                await send(message)
+
+        with contextlib.suppress(TooLarge):
+            await self._app(scope, counted, answer)
+        if not answered:
+            await problem(_too_large(limit))(scope, receive, send)
 
 
 def _too_large(limit: int) -> TooLarge:

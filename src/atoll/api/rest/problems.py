@@ -48,6 +48,7 @@ _BY_CODE = {
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
+_FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -117,10 +118,10 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework itself answers: no such route, no such method."""
+    """What the framework itself answers: no such route, no such method, a body that is no text."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
+    code = _FRAMEWORK.get(error.status_code, "bad_request")
     return _document(status, code, str(error.detail), dict(error.headers or {}))
 
 

@@ -1,8 +1,7 @@
 """
-`atoll serve`: the application behind uvicorn, from the first line it prints to the last session.
+How the application is served: the socket, uvicorn, and the lines that `atoll serve` prints.
 
-Without TLS it listens on loopback only, unless told otherwise. At the end, running requests may
-finish; sessions stay, unless the server ends for good (`stop_sessions`).
+Without TLS it listens on loopback only, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -14,69 +13,54 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+import uvloop
 
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
     from pathlib import Path
+
+    from starlette.types import ASGIApp
 
     from atoll.settings import Settings
 
 
-class Server:
-    def __init__(self, settings: Settings, *, stop_sessions: bool) -> None:
-        self._settings = settings
-        self._stop_sessions = stop_sessions
-        check_exposure(settings)
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run the server's life on an event loop made for it."""
+    # The store's threads need the interpreter for microseconds at a time; the default would let
+    # them wait for as long as a request takes.
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
-    def run(self) -> None:
-        import uvloop
 
-        # The store's threads need the interpreter for microseconds at a time; the default would let
-        # them wait for as long as a request takes.
-        sys.setswitchinterval(0.0005)
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        from atoll.app import application, ensure_first_key
-
-        settings = self._settings
-        listener = _listen(settings.host, settings.port)
-        async with application(settings) as app:
-            key_file = await ensure_first_key(settings, app.keys)
-            server = _Uvicorn(
-                uvicorn.Config(
-                    app.web,
-                    http="httptools",
-                    ws="none",
-                    lifespan="off",
-                    log_config=None,
-                    access_log=False,
-                    proxy_headers=False,
-                    timeout_keep_alive=75,
-                    server_header=False,
-                    date_header=False,
-                    timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
-                    ssl_certfile=_path(settings.tls_cert),
-                    ssl_keyfile=_path(settings.tls_key),
-                )
-            )
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(
-                    number, server.handle_exit, number, None
-                )
-            port = listener.getsockname()[1]
-            print_welcome(settings, port, key_file)
-            await server.serve(sockets=[listener])
-            if self._stop_sessions:
-                await app.sessions.stop_all()
+async def serve(app: ASGIApp, listener: socket.socket, settings: Settings) -> None:
+    """Answer requests until SIGTERM or SIGINT; then let those that run finish."""
+    server = _Uvicorn(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
+            ssl_certfile=_path(settings.tls_cert),
+            ssl_keyfile=_path(settings.tls_key),
+        )
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    await server.serve(sockets=[listener])
 
 
 class _Uvicorn(uvicorn.Server):
@@ -107,7 +91,7 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

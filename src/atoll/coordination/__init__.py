@@ -1,0 +1,1 @@
+"""Leases, cancellation, approvals and queues between control planes. Not furnished yet."""
