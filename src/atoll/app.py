@@ -124,6 +124,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if embedded:
             stack.push_async_callback(sessions.stop_all)
         else:
+            stack.callback(executions.let_go)
             await Recovery(store, driver, sessions, executions, pool).run()
         refill = PoolRefill(pool, store, settings.pool, clock)
         sweep = Sweep(store, driver, sessions, pool, clock, settings.session)

@@ -9,12 +9,13 @@ cannot pass for set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from atoll.errors import InvalidRequest
@@ -31,14 +32,25 @@ def default_data_dir() -> Path:
     return Path(base) / "atoll"
 
 
+def _seconds(value: Any) -> Any:
+    """The environment has only text, and a number there is one of seconds."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+
+
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SessionSettings(Group):
-    timeout: timedelta = Field(timedelta(seconds=300), gt=timedelta(0))
+    timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Life of a session that names none, in seconds."""
-    max_timeout: timedelta = Field(timedelta(days=1), gt=timedelta(0))
+    max_timeout: Seconds = Field(timedelta(days=1), gt=timedelta(0))
     """Longest life that a session may ask for, in seconds."""
     cpu: float = Field(1.0, gt=0)
     """Cores of a session that names none, when its template names none either."""
@@ -54,7 +66,7 @@ class SessionSettings(Group):
     """Most memory that a session may ask for, in bytes."""
     max_disk: int = Field(256 * GiB, ge=1 * MiB)
     """Largest workspace that a session may ask for, in bytes."""
-    sweep: timedelta = Field(timedelta(seconds=10), gt=timedelta(0))
+    sweep: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """
     Time between two looks for sessions that have to end and instances that nobody owns, in seconds.
     """
@@ -63,9 +75,9 @@ class SessionSettings(Group):
 
 
 class ExecutionSettings(Group):
-    timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time-out of an execution that names none, in seconds."""
-    max_timeout: timedelta = Field(timedelta(seconds=1800), gt=timedelta(0))
+    max_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
     """Longest time-out that an execution may ask for, in seconds."""
     output_limit: int = Field(1 * MiB, ge=1024)
     """Bytes kept of stdout, and of stderr; the rest is counted and dropped."""
@@ -73,18 +85,18 @@ class ExecutionSettings(Group):
     """Largest return value, in bytes of JSON."""
     artifact_limit: int = Field(1000, ge=0)
     """Most artifacts listed for one execution."""
-    max_wait: timedelta = Field(timedelta(seconds=300), gt=timedelta(0))
+    max_wait: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Longest `wait` of one request, in seconds."""
     queue_limit: int = Field(100, ge=1)
     """Executions that may wait for one session; one more is refused."""
 
 
 class LinkSettings(Group):
-    connect_timeout: timedelta = Field(timedelta(seconds=5), gt=timedelta(0))
+    connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time for an executor to accept a connection, in seconds."""
-    start_timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    start_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for a new instance to say hello, in seconds."""
-    read_timeout: timedelta = Field(timedelta(seconds=30), gt=timedelta(0))
+    read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
 
 
@@ -110,7 +122,7 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
-    stop_grace: timedelta = Field(timedelta(seconds=2), ge=timedelta(0))
+    stop_grace: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
     """Time between asking an instance's processes to end and ending them, in seconds."""
 
     @model_validator(mode="before")
@@ -134,7 +146,7 @@ class PoolSettings(Group):
 class SqliteSettings(Group):
     cache: int = Field(64 * MiB, ge=0)
     """Page cache per connection, in bytes."""
-    busy_timeout: timedelta = Field(timedelta(seconds=5), ge=timedelta(0))
+    busy_timeout: Seconds = Field(timedelta(seconds=5), ge=timedelta(0))
     """Time to wait for another process's write, in seconds."""
 
 
@@ -167,7 +179,7 @@ class Settings(BaseSettings):
     """Least level that is logged."""
     log_json: bool = False
     """Log JSON lines instead of readable ones."""
-    shutdown_timeout: timedelta = Field(timedelta(seconds=30), ge=timedelta(0))
+    shutdown_timeout: Seconds = Field(timedelta(seconds=30), ge=timedelta(0))
     """Time for running requests to finish at shutdown, in seconds."""
 
     session: SessionSettings = SessionSettings()

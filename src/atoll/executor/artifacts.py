@@ -99,12 +99,17 @@ class Scanner:
 
 
 def hash_files(workspace: Workspace, artifacts: list[dict[str, Any]]) -> None:
-    """Fill in the sums. Files beyond `MAX_HASHED`, or changed while they are read, keep none."""
+    """
+    Fill in the sums. Files beyond `MAX_HASHED`, by themselves or with those before them, and files
+    that change while they are read keep none.
+    """
     import hashlib  # Loads OpenSSL, which most executions never need.
 
+    room = MAX_HASHED
     for artifact in artifacts:
-        if artifact["size"] > MAX_HASHED:
+        if artifact["size"] > room:
             continue
+        room -= artifact["size"]
         try:
             fd, status = workspace.open(artifact["path"])
         except FileError:

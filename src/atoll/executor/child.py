@@ -23,6 +23,9 @@ VALUE = b"V"
 FAILURE = b"E"
 SOURCE_NAME = "<code>"
 ARGUMENT_LIMIT = 100_000
+OUT_OF_MEMORY = 137
+
+_leader = 0
 
 INTERPRETERS = {
     "shell": (["bash", "sh"], ["-c"]),
@@ -52,6 +55,8 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
 
 
 def _run(job: dict[str, Any], value: int) -> int:
+    global _leader
+    _leader = os.getpid()
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.
@@ -69,7 +74,7 @@ def _run(job: dict[str, Any], value: int) -> int:
             return _python(job, value)
         return _execute(job, value)
     except MemoryError:
-        return 137
+        return OUT_OF_MEMORY
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -86,6 +91,9 @@ def _failure(code: str, message: str, **more: str) -> bytes:
 
 
 def _report(fd: int, kind: bytes, body: bytes) -> None:
+    """Of the execution's own process alone: what it forked says nothing about its result."""
+    if os.getpid() != _leader:
+        return
     view = memoryview(kind + body)
     while view:
         view = view[os.write(fd, view) :]
@@ -149,6 +157,8 @@ def _python(job: dict[str, Any], value: int) -> int:
         status = 130
     except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
         status = _exception(error, job["code"], value)
+        if isinstance(error, MemoryError) and "DATA" in job["limits"]:
+            status = OUT_OF_MEMORY
     return _finish(status)
 
 
@@ -177,7 +187,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
     except (TypeError, ValueError, RecursionError) as error:
         message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
         _report(value, FAILURE, _failure("return_value_not_json", message))
-        sys.stderr.write("atoll: %s\n" % message)
+        _say("atoll: %s\n" % message)
         return 1
     if len(text) > job["return_limit"]:
         message = "the return value has %d bytes of JSON; %d are allowed" % (
@@ -185,7 +195,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
             job["return_limit"],
         )
         _report(value, FAILURE, _failure("return_value_too_large", message))
-        sys.stderr.write("atoll: %s\n" % message)
+        _say("atoll: %s\n" % message)
         return 1
     _report(value, VALUE, text)
     return 0
@@ -199,41 +209,59 @@ def _reseed() -> None:
 
 
 def _exit_status(exit: SystemExit) -> int:
-    if exit.code is None:
+    code = exit.code
+    if code is None:
         return 0
-    if isinstance(exit.code, int):
-        return exit.code & 0xFF
-    sys.stderr.write("%s\n" % (exit.code,))
+    if isinstance(code, int):
+        return int.__and__(code, 0xFF)
+    try:
+        text = "%s\n" % (code,)
+    except BaseException:  # noqa: BLE001 - __str__ is user code
+        return 1
+    _say(text)
     return 1
 
 
-def _exception(error: BaseException, source: str, value: int) -> int:
-    import linecache
-    import traceback
-
-    linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
-    trace = error.__traceback__
-    # Ours is the outermost frame; a syntax error has no other.
-    while trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
-        trace = trace.tb_next
+def _say(text: str) -> None:
+    """To stderr, whatever user code made of that."""
     try:
+        sys.stderr.write(text)
+    except BaseException:  # noqa: BLE001 - what stands there is user code, or nothing
+        pass
+
+
+def _exception(error: BaseException, source: str, value: int) -> int:
+    # Every step below can run user code: __str__, excepthook, what stands in sys, a metaclass.
+    message = lines = ""
+    name = type.__dict__["__name__"].__get__(type(error))
+    try:
+        import linecache
+        import traceback
+
+        linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
+        trace = error.__traceback__
+        # Ours is the outermost frame; a syntax error has no other.
+        while trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
+            trace = trace.tb_next
         error.__traceback__ = trace
         if sys.excepthook is not sys.__excepthook__:
             sys.excepthook(type(error), error, trace)
-            lines = ""
         else:
             lines = "".join(traceback.format_exception(type(error), error, trace))
-            sys.stderr.write(lines)
-        message = str(error)
-    except BaseException:  # noqa: BLE001 - __str__ and excepthook are user code too
-        message = lines = ""
-    _report(
-        value,
-        FAILURE,
-        _failure(
-            "exception", message[:10_000], name=type(error).__name__, traceback=lines[-50_000:]
-        ),
-    )
+            _say(lines)
+        # As the type itself does it: the result may be of a class that user code made.
+        message = str.__getitem__(str(error), slice(0, 10_000))
+    except BaseException:  # noqa: BLE001 - see above
+        if not lines:
+            _say("%s\n" % name)
+    try:
+        _report(
+            value,
+            FAILURE,
+            _failure("exception", message, name=name, traceback=lines[-50_000:]),
+        )
+    except BaseException:  # noqa: BLE001 - see above
+        pass
     return 1
 
 
@@ -258,6 +286,6 @@ def _flush(status: int) -> int:
         try:
             if stream is not None:
                 stream.flush()
-        except (OSError, ValueError):
+        except BaseException:  # noqa: BLE001 - as above
             status = status or 120
     return status

@@ -22,7 +22,7 @@ TRASH = ".atoll-trash-"
 UPLOAD = ".atoll-upload-"
 REMOVE_SECONDS = 20.0
 
-_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
+DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
 _CODES = {
     errno.ENOENT: ("file_not_found", "does not exist"),
     errno.ELOOP: ("bad_path", "leads out of the workspace or is replaced by a link meanwhile"),
@@ -76,6 +76,8 @@ class Workspace:
             real = os.path.realpath(os.path.join(self._path, *parts))
         except OSError as error:
             raise translate(error, "/".join(parts)) from None
+        except RecursionError:
+            raise FileError("bad_path", "%s has too many links" % "/".join(parts)) from None
         if real == self._path:
             return []
         if not real.startswith(self._path + "/"):
@@ -88,12 +90,12 @@ class Workspace:
         try:
             for part in self._real(parts):
                 try:
-                    below = os.open(part, _DIRECTORY, dir_fd=here)
+                    below = os.open(part, DIRECTORY, dir_fd=here)
                 except FileNotFoundError:
                     if not make:
                         raise
                     os.mkdir(part, 0o755, dir_fd=here)
-                    below = os.open(part, _DIRECTORY, dir_fd=here)
+                    below = os.open(part, DIRECTORY, dir_fd=here)
                 os.close(here)
                 here = below
         except BaseException:
@@ -236,28 +238,10 @@ class Workspace:
         bin_name = "%s%d" % (TRASH, time.time_ns())
         deadline = time.monotonic() + REMOVE_SECONDS
         os.mkdir(bin_name, 0o700, dir_fd=self._root)
-        trash = os.open(bin_name, _DIRECTORY, dir_fd=self._root)
+        trash = os.open(bin_name, DIRECTORY, dir_fd=self._root)
         try:
-            count = 0
-            os.rename(name, "0", src_dir_fd=fd, dst_dir_fd=trash)
-            waiting = ["0"]
-            while waiting:
-                top = waiting.pop()
-                os.chmod(top, 0o700, dir_fd=trash)
-                here = os.open(top, _DIRECTORY, dir_fd=trash)
-                try:
-                    for item in _names(here):
-                        if time.monotonic() > deadline:
-                            raise OSError(errno.ENOTEMPTY, "")
-                        try:
-                            os.unlink(item, dir_fd=here)
-                        except (IsADirectoryError, PermissionError):
-                            count += 1
-                            os.rename(item, str(count), src_dir_fd=here, dst_dir_fd=trash)
-                            waiting.append(str(count))
-                finally:
-                    os.close(here)
-                os.rmdir(top, dir_fd=trash)
+            _move_to(trash, "0", fd, name)
+            empty(trash, deadline)
         finally:
             os.close(trash)
         os.rmdir(bin_name, dir_fd=self._root)
@@ -268,9 +252,10 @@ class Workspace:
             try:
                 if _is_directory(name, fd):
                     raise FileError("is_directory", "%s is a directory" % path)
+                # Nobody's file: an existing one could be a pipe that is never opened for reading.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._uploads += 1
-                temporary = "%s%d" % (UPLOAD, self._uploads)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+                temporary = "%s%d-%s" % (UPLOAD, self._uploads, os.urandom(8).hex())
                 file = os.open(temporary, flags, mode & 0o777, dir_fd=fd)
                 os.fchmod(file, mode & 0o777)
             except BaseException:
@@ -356,6 +341,45 @@ def _is_directory(name: str, fd: int) -> bool:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
+
+
+def _move_to(trash: int, number: str, fd: int, name: str) -> None:
+    """A directory is moved only by who may write to it, whatever the rights above it."""
+    os.chmod(name, 0o700, dir_fd=fd)
+    os.rename(name, number, src_dir_fd=fd, dst_dir_fd=trash)
+
+
+def empty(top: int, deadline: float) -> None:
+    """
+    Remove everything in a directory, whatever its depth and whatever rights its owner took away.
+
+    Each directory is moved to the top and emptied there: no stack and no descriptor goes by depth.
+    """
+    count = 0
+    for first in _names(top):
+        try:
+            os.unlink(first, dir_fd=top)
+            continue
+        except (IsADirectoryError, PermissionError):
+            waiting = [first]
+        while waiting:
+            name = waiting.pop()
+            os.chmod(name, 0o700, dir_fd=top)
+            here = os.open(name, DIRECTORY, dir_fd=top)
+            try:
+                for item in _names(here):
+                    if time.monotonic() > deadline:
+                        raise OSError(errno.ENOTEMPTY, "")
+                    try:
+                        os.unlink(item, dir_fd=here)
+                    except (IsADirectoryError, PermissionError):
+                        count += 1
+                        moved = ".%s%d-%d" % (TRASH, os.getpid(), count)
+                        _move_to(top, moved, here, item)
+                        waiting.append(moved)
+            finally:
+                os.close(here)
+            os.rmdir(name, dir_fd=top)
 
 
 def _names(fd: int) -> Iterator[str]:

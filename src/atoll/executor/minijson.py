@@ -37,7 +37,7 @@ def _c_functions() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
 
     scan = _json.make_scanner(_Context)  # type: ignore[arg-type]
     encode = _json.make_encoder(
-        {}, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+        None, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False
     )
 
     def dump(value: Any) -> str:

@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+OUT_OF_MEMORY = 137
+"""Exit code of a Python process that got no more memory, where no control group tells of it."""
 PIPE_READ = 262_144
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
@@ -314,6 +316,8 @@ class Runs:
         else:
             self._end_strays(0)
         files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
+        if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
+            run.reason = "memory"
         signalled = os.WIFSIGNALED(status)
         result: dict[str, Any] = {
             "exit_code": None if signalled else os.WEXITSTATUS(status),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
+import errno
 import os
 import struct
 import sys
@@ -387,9 +388,15 @@ class Supervisor:
 
     def _write(self, stream: Stream, request: dict[str, Any]) -> None:
         upload = self._workspace.upload(request["path"], int(request.get("mode", 0o644)))
+        room = self._watch.room()
 
         def data(payload: bytes) -> None:
+            nonlocal room
             try:
+                if room is not None:
+                    room -= len(payload)
+                    if room < 0:
+                        raise files.translate(OSError(errno.ENOSPC, ""), request["path"])
                 upload.write(payload)
             except files.FileError as error:
                 upload.abandon()

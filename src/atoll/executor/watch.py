@@ -8,15 +8,18 @@ are not seen. Used where the driver says that the host gives nothing better.
 from __future__ import annotations
 
 import os
+import stat
+import time
 
-from . import processes
+from . import files, processes
 from .loop import Loop
 from .runs import Runs
 
 TURN_SECONDS = 0.1
-DISK_EVERY = 3
+DISK_PAUSE = 4
 MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
+INODE_MEMORY = 1024
 
 
 class Watch:
@@ -27,7 +30,7 @@ class Watch:
         self._memory = 0
         self._disk = 0
         self._disk_used = 0
-        self._turns = 0
+        self._disk_due = 0.0
         self._scheduled = False
 
     def limit(self, limits: dict[str, int]) -> None:
@@ -36,22 +39,28 @@ class Watch:
         self._disk = limits.get("disk", 0)
         if (self._memory or self._disk) and not self._scheduled:
             self._scheduled = True
-            self._disk_used = disk_use(self._root)
+            self._disk_used, _ = disk_use(self._root)
             self._loop.after(TURN_SECONDS, self._turn)
+
+    def room(self) -> int | None:
+        """Bytes that still fit into the workspace; None where that is not ours to watch."""
+        return max(0, self._disk - disk_use(self._root)[0]) if self._disk else None
 
     def _turn(self) -> None:
         self._scheduled = bool(self._runs.active() or self._runs.background)
         if not self._scheduled:
             return
-        self._turns += 1
         if self._memory and self._memory_used() > self._memory:
             self._end_all("memory")
-        if self._disk and self._turns % DISK_EVERY == 0:
-            used = disk_use(self._root)
+        now = time.monotonic()
+        if self._disk and now >= self._disk_due:
+            used, whole = disk_use(self._root)
             # Growing, not only too large: code that makes room again must be able to run.
-            if used > self._disk and used > self._disk_used:
+            if not whole or (used > self._disk and used > self._disk_used):
                 self._end_all("disk")
             self._disk_used = used
+            # A small tree every turn; a large one takes at most a part of our time.
+            self._disk_due = now + DISK_PAUSE * (time.monotonic() - now)
         self._loop.after(TURN_SECONDS, self._turn)
 
     def _memory_used(self) -> int:
@@ -83,32 +92,85 @@ class Watch:
 
 
 def _stored(place: str) -> int:
+    """Bytes of memory that a tmpfs takes, with what the kernel keeps for each file."""
     status = os.statvfs(place)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    blocks = (status.f_blocks - status.f_bfree) * status.f_frsize
+    return blocks + (status.f_files - status.f_ffree) * INODE_MEMORY
 
 
-def disk_use(root: str) -> int:
-    """Bytes that the tree's files occupy, each inode once; at least a block for each of them."""
+def disk_use(root: str) -> tuple[int, bool]:
+    """
+    Bytes that the tree's files occupy, each inode once and at least a block for each of them; and
+    whether that is all, or there were more than can be looked at.
+
+    Goes down and up by descriptors: a path may be longer than the kernel takes.
+    """
     total = seen = 0
     linked: set[int] = set()
-    stack = [root]
-    while stack and seen < MAX_WALK:
-        try:
-            items = os.scandir(stack.pop())
-        except OSError:
-            continue
-        with items:
-            for item in items:
-                seen += 1
-                try:
-                    status = item.stat(follow_symlinks=False)
-                    if item.is_dir(follow_symlinks=False):
-                        stack.append(item.path)
-                except OSError:
+    here = os.open(root, files.DIRECTORY)
+    levels: list[tuple[int, list[str]]] = []
+    try:
+        while True:
+            size, count, names = _measure(here, linked, MAX_WALK - seen)
+            total += size
+            seen += count
+            levels.append((os.fstat(here).st_ino, names))
+            while True:
+                names = levels[-1][1]
+                if seen >= MAX_WALK:
+                    return total, False
+                below = _enter(here, names.pop()) if names else -1
+                if below >= 0:
+                    break
+                if names:
                     continue
-                if status.st_nlink > 1 and not item.is_dir(follow_symlinks=False):
-                    if status.st_ino in linked:
-                        continue
-                    linked.add(status.st_ino)
-                total += max(status.st_blocks * 512, 4096)
-    return total
+                levels.pop()
+                if not levels:
+                    return total, True
+                below = os.open("..", files.DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = below
+                if os.fstat(here).st_ino != levels[-1][0]:
+                    # Moved by user code while it was looked at: go on from the top.
+                    os.close(here)
+                    del levels[1:]
+                    here = os.open(root, files.DIRECTORY)
+            os.close(here)
+            here = below
+    finally:
+        os.close(here)
+
+
+def _enter(here: int, name: str) -> int:
+    """A directory in a directory; one that user code closed, to hide its files, is opened up."""
+    try:
+        try:
+            return os.open(name, files.DIRECTORY, dir_fd=here)
+        except PermissionError:
+            os.chmod(name, 0o700, dir_fd=here)
+            return os.open(name, files.DIRECTORY, dir_fd=here)
+    except OSError:
+        return -1  # Removed, or not a directory any more.
+
+
+def _measure(here: int, linked: set[int], limit: int) -> tuple[int, int, list[str]]:
+    """One directory: bytes, entries, and the names of the directories in it."""
+    total = seen = 0
+    names: list[str] = []
+    with os.scandir(here) as items:
+        for item in items:
+            seen += 1
+            if seen > limit:
+                break
+            try:
+                status = item.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                names.append(item.name)
+            elif status.st_nlink > 1:
+                if status.st_ino in linked:
+                    continue
+                linked.add(status.st_ino)
+            total += max(status.st_blocks * 512, 4096)
+    return total, seen, names

@@ -57,6 +57,7 @@ class Running:
         self.value = bytearray()
         self.turn: asyncio.Future[bool] | None = None
         """Whether it may run now; set to False when it is not to run at all."""
+        self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self.ended_by: Session | None = None
 
@@ -229,7 +230,9 @@ class Executions:
         # Before the first await: the order of the turns is that of the calls.
         queue = self._queues.setdefault(execution.session_id, Queue())
         running.turn = queue.join()
-        self._tasks.start(self._run(running, queue, running.turn), f"run {execution.id}")
+        running.task = self._tasks.start(
+            self._run(running, queue, running.turn), f"run {execution.id}"
+        )
         return running
 
     async def get(self, execution_id: str) -> Execution:
@@ -361,7 +364,9 @@ class Executions:
         running = self._running[execution.id] = Running(execution)
         queue = self._queues.setdefault(execution.session_id, Queue())
         turn = queue.join()
-        self._tasks.start(self._attached(running, live, queue, turn), f"attach {execution.id}")
+        running.task = self._tasks.start(
+            self._attached(running, live, queue, turn), f"attach {execution.id}"
+        )
 
     async def _attached(
         self, running: Running, live: Live, queue: Queue, turn: asyncio.Future[bool]
@@ -417,6 +422,12 @@ class Executions:
             stdout=running.gathered("stdout"),
             stderr=running.gathered("stderr"),
         )
+
+    def let_go(self) -> None:
+        """Follow nothing any more: what runs goes on, and is found again by the next start."""
+        for running in self._running.values():
+            if running.task is not None and running.ended_by is None:
+                running.task.cancel()
 
     def _session_ended(self, session: Session) -> None:
         for running in self._running.values():

@@ -1,0 +1,22 @@
+"""
+The same against a server: start one with `atoll serve`, then
+
+    ATOLL_URL=http://127.0.0.1:8000 python examples/server.py
+
+The key comes from ATOLL_API_KEY, or for a server on this machine from its data directory.
+"""
+
+import sys
+
+from atoll import Atoll
+
+with Atoll() as atoll:
+    if atoll.url is None:
+        sys.exit("Set ATOLL_URL to the address of a server.")
+    with atoll.session(timeout=60) as session:
+        # Output as it comes; the session could be found again by its id from another program.
+        session.run(
+            "for n in range(3): print('line', n)", on_stdout=lambda text: print(text, end="")
+        )
+        print(session.refresh().status)
+    print(session.info.status)

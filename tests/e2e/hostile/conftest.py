@@ -1,0 +1,101 @@
+"""Servers to attack: one that is root, and one that is an ordinary user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import unprivileged
+from tests.e2e.hostile.host import Box
+from tests.harness import Server
+
+SECRET = "the-server's-own-secret"
+VARIANTS = ["root", "unprivileged"] if os.geteuid() == 0 else ["unprivileged"]
+SMALL = {"memory": "128Mi", "disk": "32Mi", "max_processes": 48}
+
+
+@dataclass
+class Target:
+    """A running server with the means to attack it."""
+
+    privileged: bool
+    server: Server
+    client: httpx.Client
+    home: Path
+    """A directory beside the data directory, of the same owner."""
+
+    def box(self, **request: Any) -> Box:
+        answer = self.client.post("/api/v1/sessions", json={"timeout": 600, **request})
+        assert answer.status_code == 201, answer.text
+        return Box(self.server, self.client, answer.json())
+
+    @property
+    def pid(self) -> int:
+        assert self.server.process is not None
+        return self.server.process.pid
+
+
+@pytest.fixture(scope="session", params=VARIANTS)
+def target(
+    request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    if request.param == "root":
+        home = tmp_path_factory.mktemp("hostile")
+        yield from _attackable(Server, home, privileged=True)
+        return
+    missing = unprivileged.available()
+    if missing:
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    with unprivileged.directory() as home:
+        yield from _attackable(unprivileged.UnprivilegedServer, home, privileged=False)
+
+
+def _attackable(kind: type[Server], home: Path, *, privileged: bool) -> Iterator[Target]:
+    data_dir = home / "data"
+    data_dir.mkdir(mode=0o700)
+    if unprivileged.ROOT and not privileged:
+        os.chown(data_dir, unprivileged.UID, unprivileged.UID)
+    env = {"HOME": str(home), "SECRET": SECRET}
+    if not privileged:
+        env |= unprivileged.environment(home)
+    with kind(data_dir, **env) as server, server.client() as client:
+        client.timeout = httpx.Timeout(30)
+        yield Target(privileged, server, client, home)
+        log = server.stderr()
+    assert "Traceback" not in log, log
+
+
+@pytest.fixture(scope="module")
+def shared(target: Target) -> Iterator[Box]:
+    """A session for cases that leave nothing behind."""
+    box = target.box()
+    yield box
+    target.client.delete(box.url)
+
+
+@pytest.fixture
+def fresh(target: Target) -> Iterator[Box]:
+    """A small session of the case's own."""
+    box = target.box(**SMALL)
+    yield box
+    target.client.delete(box.url)
+
+
+@pytest.fixture
+def boxes(target: Target) -> Iterator[Callable[..., Box]]:
+    """Sessions as the case wants them."""
+    made: list[Box] = []
+
+    def make(**request: Any) -> Box:
+        made.append(target.box(**request))
+        return made[-1]
+
+    yield make
+    for box in made:
+        target.client.delete(box.url)

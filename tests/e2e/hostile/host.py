@@ -1,0 +1,164 @@
+"""The host's side of a hostile case: its processes, its disk, its memory, as seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import httpx
+
+    from tests.harness import Server
+
+MiB = 1024 * 1024
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 15) -> Any:
+    """Look again and again until `condition` holds; what it said then."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.01)  # Of the poll itself: the kernel tells nobody of these.
+    return found
+
+
+def processes() -> dict[int, tuple[int, str, str]]:
+    """Parent, state and name of every process of the host, by pid."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path("/proc", entry, "stat").read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            name = text[text.index("(") + 1 : text.rindex(")")]
+            fields = text[text.rindex(")") + 2 :].split()
+            found[int(entry)] = (int(fields[1]), fields[0], name)
+    return found
+
+
+def below(pid: int) -> set[int]:
+    """Living processes below one."""
+    every = processes()
+    found: set[int] = set()
+    stack = [pid]
+    while stack:
+        parent = stack.pop()
+        children = {child for child, (above, _, _) in every.items() if above == parent} - found
+        found |= children
+        stack += children
+    return {child for child in found if every[child][1] not in "ZX"}
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def disk_use(directory: Path) -> int:
+    """Bytes that a tree takes on the host's disk; as deep as it may be."""
+    total = 0
+    for _, _, files, fd in os.fwalk(directory, onerror=None):
+        for name in files:
+            try:
+                total += os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+class Box:
+    """A session, and what the host sees of it."""
+
+    def __init__(self, server: Server, client: httpx.Client, session: dict[str, Any]) -> None:
+        self.server = server
+        self.client = client
+        self.id: str = session["id"]
+        self.url = f"/api/v1/sessions/{self.id}"
+        self.files = f"{self.url}/files"
+
+    def submit(self, code: str, **request: Any) -> str:
+        """Start something; its execution's id."""
+        answer = self.client.post(f"{self.url}/execute", json={"code": code, **request})
+        assert answer.status_code == 202, answer.text
+        identity: str = answer.json()["execution_id"]
+        return identity
+
+    def run(self, code: str, **request: Any) -> dict[str, Any]:
+        """Run something to its end; the result."""
+        body = {"code": code, "timeout": 20, "wait": 50, **request}
+        answer = self.client.post(f"{self.url}/execute", json=body)
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = strict_json(answer.text)
+        return result
+
+    def result(self, execution: str, wait: float = 50) -> dict[str, Any]:
+        answer = self.client.get(f"/api/v1/executions/{execution}/result", params={"wait": wait})
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = strict_json(answer.text)
+        return result
+
+    def printed(self, code: str, **request: Any) -> str:
+        """What code that must succeed writes."""
+        result = self.run(code, **request)
+        assert result["status"] == "success", result
+        text: str = result["stdout"]
+        return text.strip()
+
+    def assert_usable(self) -> None:
+        """Whatever happened, the session runs code and keeps files."""
+        assert self.printed("print(6 * 7)") == "42"
+        assert self.client.put(f"{self.files}/still-here.txt", content=b"yes").status_code == 201
+        assert self.client.get(f"{self.files}/still-here.txt").content == b"yes"
+
+    def describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(self.url).json()
+        return found
+
+    @property
+    def instance(self) -> str:
+        return str(self.describe()["container_id"])
+
+    @property
+    def pid_1(self) -> int:
+        """The host's pid of the sandbox's PID 1."""
+        place = self.server.data_dir / "node" / "instances" / self.instance / "handle.json"
+        return int(json.loads(place.read_text())["data"]["child"])
+
+    def processes(self) -> set[int]:
+        """The host's pids of what runs in the sandbox, PID 1 not included."""
+        return below(self.pid_1)
+
+    def settled(self) -> set[int]:
+        """The processes once only the executor's own are left: the zygote and one that waits."""
+
+        def idle() -> set[int]:
+            now = self.processes()
+            return now if len(now) == 2 else set()
+
+        found: set[int] = eventually(idle, f"two processes in {self.id}, not {self.processes()}")
+        return found
+
+    @property
+    def workspace(self) -> Path:
+        """Where the host keeps the files."""
+        return self.server.data_dir / "node" / "workspaces" / self.workspace_name
+
+    @property
+    def workspace_name(self) -> str:
+        place = self.server.data_dir / "node" / "instances" / self.instance / "handle.json"
+        return str(json.loads(place.read_text())["data"]["workspace"])
+
+
+def strict_json(text: str) -> Any:
+    """JSON as other languages read it: no NaN, no Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)

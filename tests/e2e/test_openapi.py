@@ -1,0 +1,254 @@
+"""The description of the API: complete, true, and no body that it allows or forbids breaks the server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.api import V1, Api, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+METHODS = {"get", "put", "post", "delete"}
+ROUTES = {
+    f"GET {V1}/sessions", f"POST {V1}/sessions", f"GET {V1}/sessions/{{session_id}}",
+    f"DELETE {V1}/sessions/{{session_id}}", f"POST {V1}/sessions/{{session_id}}/execute",
+    f"GET {V1}/sessions/{{session_id}}/executions", f"GET {V1}/executions/{{execution_id}}",
+    f"GET {V1}/executions/{{execution_id}}/status", f"GET {V1}/executions/{{execution_id}}/result",
+    f"GET {V1}/executions/{{execution_id}}/events", f"POST {V1}/executions/{{execution_id}}/cancel",
+    f"GET {V1}/sessions/{{session_id}}/files", f"POST {V1}/sessions/{{session_id}}/files/upload",
+    f"POST {V1}/sessions/{{session_id}}/files/mkdir", f"POST {V1}/sessions/{{session_id}}/files/move",
+    f"GET {V1}/sessions/{{session_id}}/files/{{path}}",
+    f"PUT {V1}/sessions/{{session_id}}/files/{{path}}",
+    f"DELETE {V1}/sessions/{{session_id}}/files/{{path}}", f"GET {V1}/templates",
+    f"POST {V1}/templates", f"GET {V1}/templates/{{template_id}}",
+    f"PUT {V1}/templates/{{template_id}}", f"DELETE {V1}/templates/{{template_id}}",
+    f"GET {V1}/runtimes", f"GET {V1}/runtimes/{{runtime_id}}/health",
+    f"GET {V1}/runtimes/{{runtime_id}}/metrics", "GET /health", "GET /ready", "GET /metrics",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def described(api: Api) -> dict[str, Any]:
+    return answer(api.http.get("/openapi.json"))
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert method in METHODS
+            yield method, path, operation
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "$ref":
+                yield value
+            else:
+                yield from references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)
+
+
+def test_every_route_is_described_and_no_other(described: dict[str, Any]) -> None:
+    found = {f"{method.upper()} {path}" for method, path, _ in operations(described)}
+
+    assert described["openapi"].startswith("3.")
+    assert found == ROUTES
+
+
+def test_every_route_tells_its_answers(described: dict[str, Any]) -> None:
+    for method, path, operation in operations(described):
+        answers = operation["responses"]
+        good = [status for status in answers if status.startswith("2")]
+        assert good, f"{method} {path}"
+        content = answers["default"]["content"]
+        assert list(content) == ["application/problem+json"], f"{method} {path}"
+        assert "422" not in answers, f"{method} {path}"
+        for status in good:
+            if path.startswith(V1) and status != "204":
+                told = next(iter(answers[status]["content"].values()), None)
+                assert told is not None, f"{method} {path} {status}"
+                if "application/json" in answers[status]["content"]:
+                    assert told.get("schema"), f"{method} {path} {status}"
+
+
+def test_every_route_has_an_id_of_its_own_and_its_parameters(described: dict[str, Any]) -> None:
+    seen = []
+    for method, path, operation in operations(described):
+        seen.append(operation["operationId"])
+        named = {item["name"] for item in operation.get("parameters", ()) if item["in"] == "path"}
+        wanted = {part[1:-1] for part in path.split("/") if part.startswith("{")}
+        assert named == wanted, f"{method} {path}"
+
+    assert len(seen) == len(set(seen))
+
+
+def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    for reference in references(described):
+        place: Any = described
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+        assert isinstance(place, dict)
+
+
+def test_the_key_is_described(described: dict[str, Any]) -> None:
+    assert described["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+    assert described["security"] == [{"key": []}]
+
+
+def test_answers_have_the_fields_that_are_described(
+    api: Api, session: str, described: dict[str, Any]
+) -> None:
+    execution_id = api.run(session, "open('a', 'w').close()")["execution_id"]
+    submitted = answer(api.execute(session, code="1"), 202)
+    found = {
+        "SessionOut": api.get(session),
+        "Submitted": submitted,
+        "ResultOut": api.result(execution_id),
+        "MetricsOut": api.result(execution_id)["metrics"],
+        "StatusOut": answer(api.http.get(f"{V1}/executions/{execution_id}/status")),
+        "ExecutionOut": api.execution(execution_id),
+        "ArtifactOut": api.execution(execution_id)["artifacts"][0],
+        "EntryPage": answer(api.http.get(f"{V1}/sessions/{session}/files")),
+        "EntryOut": answer(api.http.get(f"{V1}/sessions/{session}/files"))["items"][0],
+        "TemplateOut": answer(api.http.get(f"{V1}/templates/python")),
+        "RuntimePage": answer(api.http.get(f"{V1}/runtimes")),
+        "RuntimeOut": answer(api.http.get(f"{V1}/runtimes"))["items"][0],
+        "RuntimeHealth": answer(api.http.get(f"{V1}/runtimes/local/health")),
+        "RuntimeMetrics": answer(api.http.get(f"{V1}/runtimes/local/metrics")),
+        "Problem": api.http.get(f"{V1}/sessions/nobody").json(),
+    }
+
+    schemas = described["components"]["schemas"]
+    for name, content in found.items():
+        assert set(content) == set(schemas[name]["properties"]), name
+    problems = schemas["Problem"]["properties"]
+    assert set(problems) == {"type", "title", "status", "detail", "code"}
+
+
+# Any body at all
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Objects with some of these fields, each right or anything."""
+    optional = {name: strategy | JSON for name, strategy in fields.items()}
+    return st.fixed_dictionaries({}, optional=optional) | JSON
+
+
+SESSIONS = objects(
+    template_id=st.sampled_from(["python", "nothing", ""]),
+    # Never one that would be made: each is a process on this machine.
+    timeout=st.integers(max_value=0) | st.integers(min_value=10**6),
+    cpu=st.text(max_size=8),
+    memory=st.from_regex(r"[0-9]{1,20}([KMGT]i?)?", fullmatch=True),
+    env_vars=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    resources=JSON,
+    other=JSON,
+)
+EXECUTIONS = objects(
+    code=st.sampled_from(["pass", "def handler(event): return event", "print(1)"]),
+    language=st.sampled_from(["python", "shell", "javascript", "cobol"]),
+    command=st.lists(st.text(max_size=5), max_size=3),
+    timeout=st.floats(max_value=2),
+    event=JSON,
+    stdin=st.text(max_size=20),
+    env=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    args=st.lists(st.text(max_size=5), max_size=3),
+    cwd=st.text(max_size=8),
+    wait=st.floats(max_value=5),
+)
+
+FUZZ = settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@FUZZ
+@given(body=SESSIONS)
+@example(body={"\ud800": 1})
+@example(body={"env_vars": {"A": "\ud800"}, "timeout": 0})
+@example(body={"timeout": 10**400})
+@example(body={"timeout": float("inf")})
+@example(body={"memory": "9" * 15 + "." + "9" * 6 + "Ti"})
+def test_no_body_breaks_the_creation_of_a_session(api: Api, body: Any) -> None:
+    response = api.http.post(f"{V1}/sessions", content=json.dumps(body))
+
+    assert response.status_code < 500, response.text
+    assert response.status_code == 201 or response.json()["code"]
+    if response.status_code == 201:
+        api.end(response.json()["id"])
+
+
+@FUZZ
+@given(body=EXECUTIONS)
+@example(body={"code": "pass", "event": float("nan"), "wait": 5})
+@example(body={"code": "pass", "event": "\ud800", "wait": 5})
+@example(body={"code": "\ud800", "wait": 5})
+@example(body={"code": "pass", "event": 10**4000, "wait": 5})
+@example(body={"code": "pass", "timeout": float("inf")})
+@example(body={"code": "pass", "timeout": 1e-300, "wait": 5})
+@example(body={"code": "pass", "wait": float("inf")})
+@example(body={"code": "pass\0", "wait": 5})
+@example(body={"code": "pass", "language": "shell", "env": {"PATH": ""}, "wait": 5})
+@example(body={"command": [""], "wait": 5})
+@example(body={"code": "pass", "cwd": "x" * 4096, "wait": 5})
+def test_no_body_breaks_an_execution(api: Api, fuzzed: str, body: Any) -> None:
+    response = api.http.post(f"{V1}/sessions/{fuzzed}/execute", content=json.dumps(body))
+
+    assert response.status_code < 500, response.text
+    if response.status_code == 202:
+        api.result(response.json()["execution_id"])
+    elif response.status_code == 200:
+        assert response.json()["status"] in ("success", "failed", "timeout")
+    else:
+        assert response.json()["code"]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(api: Api) -> Iterator[str]:
+    session = str(api.create(timeout=3600)["id"])
+    yield session
+    assert api.run(session, "print('still here')")["stdout"] == "still here\n"
+    api.end(session)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200))
+def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
+    for path in ("/sessions", "/templates", "/sessions/sess_nobody/execute"):
+        response = api.http.post(f"{V1}{path}", content=content)
+        assert response.status_code in (400, 404, 422), response.text
+
+
+@FUZZ
+@given(path=st.text(max_size=30), query=st.text(max_size=10))
+def test_no_path_breaks_the_files(api: Api, fuzzed: str, path: str, query: str) -> None:
+    encoded = "".join(f"%{byte:02x}" for byte in path.encode("utf-8", "surrogatepass"))
+    response = api.http.get(f"{V1}/sessions/{fuzzed}/files/{encoded}")
+    assert response.status_code in (200, 400, 404, 409), response.text
+    params = {"path": query, "cursor": path.encode("utf-8", "replace").decode()}
+    response = api.http.get(f"{V1}/sessions/{fuzzed}/files", params=params)
+    assert response.status_code in (200, 400, 404, 409), response.text

@@ -1,0 +1,375 @@
+"""What becomes of sessions and executions when the server, or an instance, dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem, until
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
+    """A server for one test to kill."""
+    with Server(tmp_path, ATOLL_POOL__SIZE="1", ATOLL_SHUTDOWN_TIMEOUT="1") as server:
+        yield server
+
+
+@contextmanager
+def calling(server: Server) -> Iterator[Api]:
+    with server.client() as http:
+        yield Api(http)
+
+
+def handle(server: Server, instance_id: str) -> dict[str, Any]:
+    path = server.data_dir / "node" / "instances" / instance_id / "handle.json"
+    data: dict[str, Any] = json.loads(path.read_text())["data"]
+    return data
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def groups_of(instance_id: str) -> list[Path]:
+    """Its control groups, in whichever hierarchy and version."""
+    top = Path("/sys/fs/cgroup")
+    return [found for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
+            for found in top.glob(f"{depth}/{instance_id}")]  # fmt: skip
+
+
+def crash(server: Server) -> None:
+    """The end that no server can prepare for, and a new start."""
+    server.stop(signal.SIGKILL)
+    server.start()
+
+
+# The server is killed
+
+
+def test_a_session_survives_the_server(own: Server) -> None:
+    with calling(own) as api:
+        before = api.create()
+        api.put(before["id"], "kept", b"here")
+    crash(own)
+
+    with calling(own) as api:
+        assert api.get(before["id"]) == before
+        assert api.run(before["id"], "print(open('kept').read())")["stdout"] == "here\n"
+        assert api.get(before["id"])["container_id"] == before["container_id"]
+
+
+def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> None:
+    code = (
+        "for n in range(1000): print(n)\n"
+        + until("go")
+        + "for n in range(1000, 2000): print(n)\n"
+        + "open('made', 'w').close()\n"
+    )
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, code)
+        next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+    crash(own)
+
+    with calling(own) as api:
+        assert api.status(execution_id) == "running"
+        api.put(session, "go")
+        result = api.result(execution_id)
+        assert result["status"] == "success"
+        assert result["stdout"] == "".join(f"{n}\n" for n in range(2000))
+        assert result["artifacts"] == ["made"]
+
+
+def test_a_return_value_is_not_lost_with_the_server(own: Server) -> None:
+    code = until("go") + "def handler(event):\n    return {'seen': event}"
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, code, event=[1, 2])
+        api.await_status(execution_id, "running")
+    crash(own)
+
+    with calling(own) as api:
+        api.put(session, "go")
+        assert api.result(execution_id)["return_value"] == {"seen": [1, 2]}
+
+
+def test_what_ended_while_nobody_was_there_is_found(own: Server) -> None:
+    code = "import time\nprint('begun')\n" + until("go") + "time.sleep(0.2)\nprint('ended')"
+    with calling(own) as api:
+        session = api.create()
+        execution_id = api.submit(session["id"], code)
+        next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+        init = handle(own, session["container_id"])["child"]
+        (leader,) = sandboxed_code(init)
+        api.put(session["id"], "go")
+    own.stop(signal.SIGKILL)
+    eventually(lambda: not runs(leader))
+    own.start()
+
+    with calling(own) as api:
+        result = api.result(execution_id)
+        assert (result["status"], result["stdout"]) == ("success", "begun\nended\n")
+
+
+def sandboxed_code(init: int) -> list[int]:
+    """The processes beneath an instance's zygote that have been given something to run."""
+    waiting = [pid for zygote in children(init) for pid in children(zygote)]
+    # One that waits for work has no pipe as its output.
+    return [pid for pid in waiting if os.readlink(f"/proc/{pid}/fd/1").startswith("pipe:")]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_what_waits_when_the_server_dies_runs_in_order_after_what_runs(own: Server) -> None:
+    with calling(own) as api:
+        session = api.create()["id"]
+        running = api.submit(session, until("go") + "open('log', 'a').write('0')")
+        mark = "open('log', 'a').write('<')\nopen('log', 'a').write('{}>')"
+        waiting = [api.submit(session, mark.format(number)) for number in range(1, 7)]
+        api.await_status(running, "running")
+    crash(own)
+
+    with calling(own) as api:
+        assert api.status(running) == "running"
+        assert {api.status(execution_id) for execution_id in waiting} == {"pending"}
+        api.put(session, "go")
+        for execution_id in [running, *waiting]:
+            assert api.result(execution_id)["status"] == "success"
+        wanted = "0" + "".join(f"<{number}>" for number in range(1, 7))
+        assert api.run(session, "print(open('log').read())")["stdout"].strip() == wanted
+
+
+def test_a_listener_comes_back_to_a_new_server_and_misses_nothing(own: Server) -> None:
+    code = "print('one')\n" + until("go") + "print('two')"
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, code)
+        last = next(number for number, name, _ in api.events(execution_id) if name == "stdout")
+    crash(own)
+
+    with calling(own) as api:
+        api.put(session, "go")
+        rest = [(name, data.get("text")) for _, name, data in api.events(execution_id, last)]
+        assert rest == [("stdout", "two\n"), ("result", None)]
+
+
+def test_a_session_whose_time_came_while_nobody_was_there_ends_at_the_start(own: Server) -> None:
+    with calling(own) as api:
+        shown = api.create(timeout=1)
+        pid = handle(own, shown["container_id"])["child"]
+    own.stop(signal.SIGKILL)
+    assert runs(pid)
+    own.start()
+
+    with calling(own) as api:
+        eventually(lambda: api.get(shown["id"])["status"] == "timeout")
+        eventually(lambda: not runs(pid))
+
+
+def test_nothing_is_left_of_a_pool_when_the_server_dies(own: Server) -> None:
+    with calling(own) as api:
+        eventually(lambda: api.pool().get("python") == 1)
+    crash(own)
+
+    with calling(own) as api:
+        eventually(lambda: api.pool().get("python") == 1)
+        eventually(lambda: len(list((own.data_dir / "node" / "instances").iterdir())) == 1)
+
+
+def test_instances_without_an_owner_are_removed_at_the_start(own: Server) -> None:
+    with calling(own) as api:
+        shown = api.create()
+        pid = handle(own, shown["container_id"])["child"]
+    own.stop(signal.SIGKILL)
+    for file in own.data_dir.glob("atoll.db*"):
+        file.unlink()
+    own.start()
+
+    with calling(own) as api:
+        problem(api.http.get(f"{V1}/sessions/{shown['id']}"), 404, "session_not_found")
+    assert not runs(pid)
+    assert groups_of(shown["container_id"]) == []
+
+
+# The server ends
+
+
+def test_sessions_outlive_a_server_that_is_told_to_end(own: Server) -> None:
+    with calling(own) as api:
+        before = api.create()
+        execution_id = api.submit(before["id"], "print(1)\n" + until("go") + "print(2)")
+        next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+    assert own.stop(signal.SIGTERM) == 0
+    assert runs(handle(own, before["container_id"])["child"])
+    own.start()
+
+    with calling(own) as api:
+        assert api.get(before["id"])["container_id"] == before["container_id"]
+        api.put(before["id"], "go")
+        assert api.result(execution_id)["stdout"] == "1\n2\n"
+
+
+def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_path: Path) -> None:
+    with Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="60") as server:
+        with calling(server) as api:
+            session = api.create()["id"]
+            running = api.submit(session, until("go") + "print(1)")
+            waiting = api.submit(session, "print(2)")
+            api.await_status(running, "running")
+        started = time.monotonic()
+        assert server.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - started < 20
+        server.start()
+        with calling(server) as api:
+            api.put(session, "go")
+            assert api.result(running)["stdout"] == "1\n"
+            assert api.result(waiting)["stdout"] == "2\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_server_that_ends_for_good_leaves_nothing(
+    bubblewrap: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    server = Server(tmp_path, "--stop-sessions", ATOLL_SHUTDOWN_TIMEOUT="5")
+    server.start()
+    with calling(server) as api:
+        eventually(lambda: api.pool().get("python") == 2)
+        shown = [api.create() for _ in range(3)]
+        running = api.submit(shown[0]["id"], until("never"))
+        api.run(shown[1]["id"], "import subprocess\nsubprocess.Popen(['sleep', '1000'])")
+        api.await_status(running, "running")
+        instances = [path.name for path in (tmp_path / "node" / "instances").iterdir()]
+        pids = [handle(server, name)[key] for name in instances for key in ("pid", "child")]
+    assert len(instances) >= 3
+    assert all(runs(pid) for pid in pids)
+    assert server.stop(number) == 0
+
+    assert not any(runs(pid) for pid in pids)
+    assert [group for name in instances for group in groups_of(name)] == []
+    assert list((tmp_path / "node" / "instances").iterdir()) == []
+    assert list((tmp_path / "node" / "workspaces").iterdir()) == []
+    with Server(tmp_path) as again, calling(again) as api:
+        for session in shown:
+            ended = api.get(session["id"])
+            assert (ended["status"], ended["cause"]) == ("terminated", "shutdown")
+        assert api.status(running) == "cancelled"
+
+
+def test_two_servers_on_one_machine_leave_each_other_alone(own: Server, tmp_path: Path) -> None:
+    with calling(own) as api:
+        shown = api.create()
+        eventually(lambda: api.pool().get("python") == 1)
+        there = {path.name for path in (own.data_dir / "node" / "instances").iterdir()}
+        other = tmp_path / "other"
+        other.mkdir()
+        with Server(other, "--stop-sessions", ATOLL_POOL__SIZE="1") as second:
+            with calling(second) as second_api:
+                assert second_api.run(second_api.create()["id"], "print(1)")["stdout"] == "1\n"
+            assert api.run(shown["id"], "print(2)")["stdout"] == "2\n"
+        assert api.get(shown["id"])["container_id"] == shown["container_id"]
+        assert there <= {path.name for path in (own.data_dir / "node" / "instances").iterdir()}
+        assert all(runs(handle(own, name)["child"]) for name in there)
+
+
+# An instance dies
+
+
+@pytest.mark.parametrize("which", [["child"], ["pid", "child"]], ids=["PID 1", "all of it"])
+def test_a_killed_instance_is_replaced_within_one_request(
+    api: Api, server: Server, session: str, which: list[str]
+) -> None:
+    api.put(session, "kept", b"here")
+    before = api.get(session)["container_id"]
+    pids = handle(server, before)
+    for name in which:
+        os.kill(pids[name], signal.SIGKILL)
+    eventually(lambda: not runs(pids["child"]))
+
+    assert api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
+    after = api.get(session)
+    assert after["container_id"] != before
+    assert after["status"] == "running"
+    eventually(lambda: not (server.data_dir / "node" / "instances" / before).exists())
+
+
+def test_an_instance_does_without_the_process_that_started_it(
+    api: Api, server: Server, session: str
+) -> None:
+    os.kill(handle(server, api.get(session)["container_id"])["pid"], signal.SIGKILL)
+
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+
+
+def test_files_bring_a_killed_instance_back_too(api: Api, server: Server, session: str) -> None:
+    api.put(session, "kept", b"here")
+    pid = handle(server, api.get(session)["container_id"])["child"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not runs(pid))
+
+    assert api.http.get(f"{V1}/sessions/{session}/files/kept").content == b"here"
+
+
+def test_what_runs_in_an_instance_that_is_killed_ends_as_an_error(
+    api: Api, server: Server, session: str
+) -> None:
+    execution_id = api.submit(session, "print('before')\n" + until("never"))
+    next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+    waiting = api.submit(session, "print('after')")
+    os.kill(handle(server, api.get(session)["container_id"])["child"], signal.SIGKILL)
+
+    result = api.result(execution_id)
+    assert (result["status"], result["cause"]) == ("error", "instance_lost")
+    assert result["stdout"] == "before\n"
+    assert api.status(execution_id) == "crashed"
+    assert api.result(waiting)["stdout"] == "after\n"
+
+
+def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
+    with calling(own) as api:
+        shown = api.create()
+        api.put(shown["id"], "kept", b"here")
+        execution_id = api.submit(shown["id"], until("never"))
+        api.await_status(execution_id, "running")
+        pid = handle(own, shown["container_id"])["child"]
+    own.stop(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not runs(pid))
+    own.start()
+
+    with calling(own) as api:
+        result = api.result(execution_id)
+        assert (result["status"], result["cause"]) == ("error", "instance_lost")
+        assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
+
+
+def test_a_session_whose_template_is_gone_ends_its_executions_all_the_same(
+    api: Api, server: Server
+) -> None:
+    answer(api.http.post(f"{V1}/templates", json={"id": "gone", "name": "x"}), 201)
+    shown = api.create(template_id="gone")
+    api.http.delete(f"{V1}/templates/gone")
+    pid = handle(server, shown["container_id"])["child"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not runs(pid))
+
+    result = api.run(shown["id"], "print(1)")
+    assert result["status"] in ("success", "error")
+    assert api.end(shown["id"])["status"] == "terminated"
