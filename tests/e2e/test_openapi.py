@@ -1,4 +1,4 @@
-"""The description of the API: complete, true, and no body that it allows or forbids breaks the server."""
+"""The description of the API: complete and true; and no body breaks the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROUTES = {
     f"GET {V1}/executions/{{execution_id}}/status", f"GET {V1}/executions/{{execution_id}}/result",
     f"GET {V1}/executions/{{execution_id}}/events", f"POST {V1}/executions/{{execution_id}}/cancel",
     f"GET {V1}/sessions/{{session_id}}/files", f"POST {V1}/sessions/{{session_id}}/files/upload",
-    f"POST {V1}/sessions/{{session_id}}/files/mkdir", f"POST {V1}/sessions/{{session_id}}/files/move",
+    f"POST {V1}/sessions/{{session_id}}/files/mkdir",
+    f"POST {V1}/sessions/{{session_id}}/files/move",
     f"GET {V1}/sessions/{{session_id}}/files/{{path}}",
     f"PUT {V1}/sessions/{{session_id}}/files/{{path}}",
     f"DELETE {V1}/sessions/{{session_id}}/files/{{path}}", f"GET {V1}/templates",

@@ -102,14 +102,17 @@ def test_fifty_creates_at_once_all_succeed(full: Api, pooled: Server) -> None:
     assert outputs == [f"{number}\n" for number in range(50)]
 
 
-def test_a_ready_instance_that_died_is_passed_over(full: Api, pooled: Server) -> None:
+def test_ready_instances_that_die_are_replaced(full: Api, pooled: Server) -> None:
     for path in (pooled.data_dir / "node" / "instances").iterdir():
         os.kill(json.loads((path / "handle.json").read_text())["data"]["child"], signal.SIGKILL)
+    eventually(lambda: full.pool() != {"python": 3})
+    eventually(lambda: full.pool() == {"python": 3})
+    before = created(full)
     session = full.create()["id"]
 
+    assert created(full) == {**before, "pool": before["pool"] + 1}
     assert full.run(session, "print(1)")["stdout"] == "1\n"
     full.end(session)
-    eventually(lambda: full.pool() == {"python": 3})
 
 
 def test_a_changed_template_empties_its_pool_and_fills_it_anew(full: Api, pooled: Server) -> None:

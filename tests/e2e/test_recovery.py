@@ -253,6 +253,7 @@ def test_a_server_that_ends_for_good_leaves_nothing(
     with calling(server) as api:
         eventually(lambda: api.pool().get("python") == 2)
         shown = [api.create() for _ in range(3)]
+        eventually(lambda: api.pool().get("python") == 2)
         running = api.submit(shown[0]["id"], until("never"))
         api.run(shown[1]["id"], "import subprocess\nsubprocess.Popen(['sleep', '1000'])")
         api.await_status(running, "running")

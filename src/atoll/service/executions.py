@@ -323,7 +323,13 @@ class Executions:
     async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         try:
             await turn
-            outcome = await self._outcome(running)
+            try:
+                outcome = await self._outcome(running)
+            except Exception as error:  # noqa: BLE001 - whatever it is, an execution has an end
+                execution_id = running.execution.id
+                log.error("execution.broke", execution_id=execution_id, exc_info=error)
+                words = "Something broke in the server; it is in its log."
+                outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
             await self._finish(running, outcome)
         finally:
             self._leave(running, queue, turn)

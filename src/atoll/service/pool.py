@@ -68,6 +68,8 @@ class Pool:
         return None
 
     def put(self, template: Template, ready: Ready) -> None:
+        # One that dies while it waits is missed at once, not when somebody comes for it.
+        ready.link.closed.add_done_callback(lambda _: self.changed.set())
         self._ready.setdefault(template.edition, []).append(ready)
 
     def size(self, template: Template) -> int:
@@ -78,7 +80,8 @@ class Pool:
     def sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for (template_id, _), waiting in self._ready.items():
-            sizes[template_id] = sizes.get(template_id, 0) + len(waiting)
+            alive = sum(ready.link.alive for ready in waiting)
+            sizes[template_id] = sizes.get(template_id, 0) + alive
         return sizes
 
     def holds(self, instance_id: str) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.multipart import parts
-from atoll.api.rest.schemas import EntryOut, EntryPage, Mkdir, Move, timestamp
+from atoll.api.rest.schemas import EntryOut, EntryPage, Mkdir, Move, Uploaded, timestamp
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def list_files(
     return page_answer([_entry_out(entry) for entry in page.items], page.next_cursor)
 
 
-@router.post("/upload", status_code=201)
+@router.post("/upload", status_code=201, responses={201: {"model": Uploaded}})
 async def upload(request: Request, session_id: str, path: str = "") -> Answer:
     """
     Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or

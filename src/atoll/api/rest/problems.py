@@ -43,6 +43,8 @@ _BY_CODE = {
     "bad_cursor": HTTPStatus.BAD_REQUEST,
     "bad_path": HTTPStatus.BAD_REQUEST,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "instance_failed": HTTPStatus.BAD_GATEWAY,
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,

@@ -12,7 +12,14 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from atoll.model.execution import RESULT_STATUS, Language
 from atoll.model.resources import Resources, format_cpu, format_size, parse_cpu, parse_size
@@ -87,6 +94,14 @@ class Execute(Wire):
         ge=0,
         description="Seconds to wait: the answer is the result itself if it comes in time.",
     )
+
+    @field_validator("event")
+    @classmethod
+    def _is_json(cls, event: Any) -> Any:
+        if event:
+            # The parser takes NaN and Infinity, which JSON does not have.
+            json.dumps(event, allow_nan=False)
+        return event
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Execute:
@@ -271,6 +286,10 @@ class EntryOut(BaseModel):
     size: int
     mode: str = Field(examples=["0644"])
     modified_at: datetime
+
+
+class Uploaded(BaseModel):
+    items: list[EntryOut]
 
 
 class EntryPage(BaseModel):

@@ -21,7 +21,7 @@ from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
-from atoll.errors import InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.node import NodeMetrics
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from atoll.settings import LinkSettings, LocalSettings
 
 HANDLE_VERSION = 1
+LOG_TAIL = 1000
+"""Bytes of an instance's own log that an error tells."""
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
 
@@ -259,6 +261,8 @@ class LocalDriver:
             link = await Link.connect(
                 path, self._link_settings, timeout=self._link_settings.start_timeout
             )
+        except LinkLost as error:
+            raise await self._explained(handle, error) from error
         finally:
             os.close(fd)
         try:
@@ -278,6 +282,18 @@ class LocalDriver:
 
         link.on_zygote = renewed
         return link
+
+    async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
+        """Why an instance does not answer: what it said before it ended, if it has."""
+        if (await self.observe(handle)).state is State.RUNNING:
+            return error
+        log = self._instances / handle.instance_id / "log"
+        said = await asyncio.to_thread(_tail, log)
+        if not said:
+            return error
+        return PermanentError(
+            f"Instance {handle.instance_id} ended at its start: {said}", code="instance_failed"
+        )
 
     async def _confine(self, handle: Handle, link: Link, zygote: int) -> dict[str, str]:
         """
@@ -436,3 +452,10 @@ class LocalDriver:
             mem_total=kib["MemTotal"],
             load_average=os.getloadavg()[0],
         )
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""

@@ -88,7 +88,7 @@ def checks(settings: LocalSettings) -> list[Check]:
             Check(
                 f"control group: {name}",
                 given,
-                f"limits {name} by {type(groups).__name__}" if given else f"{name} is {fallback}",
+                f"{name} is limited by the kernel" if given else f"{name} is {fallback}",
                 "" if given else missing,
                 requirement=requirement,
             )

@@ -1,0 +1,61 @@
+"""Every file in examples/ runs and prints what it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.harness import Server
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+EMBEDDED = {
+    "hello.py": "42\n\n",
+    "handler.py": "{'message': 'Hello', 'input': 'Alice'}\nworking\nfailed 1 ZeroDivisionError\n",
+    "files.py": "artifacts: report.txt\n2 rows, 7 in all\n",
+    "async_many.py": "[0, 1, 4, 9, 16, 25, 36, 49]\n",
+}
+OF_A_SERVER = {"server.py": "line 0\nline 1\nline 2\nrunning\nterminated\n"}
+
+
+def run(name: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.*")} == {*EMBEDDED, *OF_A_SERVER}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_an_example_needs_no_server(name: str, bubblewrap: str, tmp_path: Path) -> None:
+    done = run(name, ATOLL_DATA_DIR=str(tmp_path))
+
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", EMBEDDED[name])
+
+
+@pytest.mark.parametrize("name", OF_A_SERVER)
+def test_an_example_speaks_to_a_server(name: str, server: Server) -> None:
+    done = run(name, ATOLL_URL=server.url, ATOLL_API_KEY=server.key)
+
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", OF_A_SERVER[name])
+
+
+@pytest.mark.parametrize("name", OF_A_SERVER)
+def test_an_example_of_a_server_says_what_it_misses(name: str) -> None:
+    done = run(name)
+
+    assert done.returncode == 1
+    assert "ATOLL_URL" in done.stderr
