@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from atoll.errors import InvalidRequest, TemporaryError
@@ -354,7 +355,7 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
                 "code": "return_value_too_large",
                 "message": f"the return value has more than {limit} bytes of JSON",
             }
-        value = json.loads(body, parse_constant=_refuse)
+        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
         if kind == b"V":
             return body, None
         if kind == b"E" and isinstance(value, dict):
@@ -370,3 +371,11 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
 
 def _refuse(constant: str) -> Any:
     raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    """JSON has no infinity; a number that is too large for us must not become one."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(text)
+    return number

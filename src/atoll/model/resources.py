@@ -11,8 +11,8 @@ _UNITS = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kKMGT]i?)?B?")
-_CPU = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(m)?")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kKMGT]i?)?B?", re.ASCII)
+_CPU = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(m)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,7 +325,7 @@ class Executions:
             await turn
             try:
                 outcome = await self._outcome(running)
-            except Exception as error:  # noqa: BLE001 - whatever it is, an execution has an end
+            except Exception as error:  # Whatever it is, an execution has an end.
                 execution_id = running.execution.id
                 log.error("execution.broke", execution_id=execution_id, exc_info=error)
                 words = "Something broke in the server; it is in its log."

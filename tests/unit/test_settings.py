@@ -1,0 +1,129 @@
+"""Settings: from arguments, then the environment, then defaults; nothing misspelt passes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from atoll.errors import InvalidRequest
+from atoll.settings import Group, Settings, known_variables
+
+READ: dict[str, tuple[str, Any]] = {
+    "ATOLL_HOST": ("::1", "::1"),
+    "ATOLL_PORT": ("0", 0),
+    "ATOLL_DATA_DIR": ("/somewhere", Path("/somewhere")),
+    "ATOLL_INSECURE": ("true", True),
+    "ATOLL_LOG_JSON": ("1", True),
+    "ATOLL_MAX_BODY": ("4096", 4096),
+    "ATOLL_SHUTDOWN_TIMEOUT": ("1.5", timedelta(seconds=1.5)),
+    "ATOLL_CORS_ORIGINS": (" https://a, https://b,", ("https://a", "https://b")),
+    "ATOLL_SESSION__TIMEOUT": ("60", timedelta(minutes=1)),
+    "ATOLL_SESSION__CPU": ("0.5", 0.5),
+    "ATOLL_EXECUTION__MAX_WAIT": ("PT2M", timedelta(minutes=2)),
+    "ATOLL_POOL__SIZE": ("0", 0),
+    "ATOLL_LINK__READ_TIMEOUT": ("3", timedelta(seconds=3)),
+    "ATOLL_LOCAL__TEMPLATE_ROOTS": ("/a:/b", (Path("/a"), Path("/b"))),
+    "ATOLL_LOCAL__STOP_GRACE": ("0", timedelta(0)),
+    "ATOLL_SQLITE__BUSY_TIMEOUT": ("10", timedelta(seconds=10)),
+}
+
+
+def found(settings: Settings, variable: str) -> Any:
+    value: Any = settings
+    for part in variable.removeprefix("ATOLL_").lower().split("__"):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize(("variable", "case"), READ.items(), ids=READ.keys())
+def test_a_variable_is_read(
+    monkeypatch: pytest.MonkeyPatch, variable: str, case: tuple[str, Any]
+) -> None:
+    text, value = case
+    monkeypatch.setenv(variable, text)
+
+    assert found(Settings.read(), variable) == value
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["ATOLL_PROT", "ATOLL_SESSION_TIMEOUT", "ATOLL_SESSION__TIME", "ATOLL_", "ATOLL_POOL"],
+)
+def test_a_variable_that_names_no_setting_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+
+    with pytest.raises(InvalidRequest, match=variable) as caught:
+        Settings.read()
+    assert caught.value.code == "unknown_setting"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("ATOLL_PORT", "65536"),
+        ("ATOLL_PORT", "http"),
+        ("ATOLL_API_KEY", "short"),
+        ("ATOLL_MAX_BODY", "1"),
+        ("ATOLL_LOG_LEVEL", "loud"),
+        ("ATOLL_SESSION__TIMEOUT", "0"),
+        ("ATOLL_SESSION__TIMEOUT", "soon"),
+        ("ATOLL_SESSION__TIMEOUT", "nan"),
+        ("ATOLL_SESSION__CPU", "-1"),
+        ("ATOLL_POOL__CONCURRENCY", "0"),
+        ("ATOLL_LOCAL__CGROUP_NAME", "../up"),
+        ("ATOLL_TLS_CERT", "/only/one"),
+    ],
+    ids=str,
+)
+def test_a_value_that_makes_no_sense_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+
+    with pytest.raises(ValidationError):
+        Settings.read()
+
+
+def test_an_argument_goes_over_the_environment_and_none_is_no_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ATOLL_PORT", "1234")
+
+    assert Settings.read(port=99).port == 99
+    assert Settings.read(port=None).port == 1234
+
+
+def test_variables_of_the_client_and_of_others_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ATOLL_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("ATOLLO", "1")
+
+    assert Settings.read().port == 8000
+
+
+def test_every_setting_has_a_variable() -> None:
+    known = known_variables()
+
+    for name, field in Settings.model_fields.items():
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, Group):
+            assert {f"ATOLL_{name}__{inner}".upper() for inner in group.model_fields} <= known
+        else:
+            assert f"ATOLL_{name}".upper() in known
+
+
+def test_the_key_is_not_shown() -> None:
+    assert "a-secret-of-mine-1" not in repr(Settings(api_key="a-secret-of-mine-1"))
+
+
+def test_the_data_directory_follows_the_desktop_s_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+
+    assert Settings.read().data_dir == Path("/data/atoll")
