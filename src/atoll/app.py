@@ -151,7 +151,9 @@ async def _stop(loops: list[asyncio.Task[None]]) -> None:
 async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
     """Atoll inside this process, on a directory of its own that goes with it."""
     settings = Settings.read(**given)
-    configure_logging("warning", as_json=False)
+    if not structlog.is_configured():
+        # Left alone where the program that embeds us has its own way.
+        configure_logging("warning", as_json=False)
     base = settings.data_dir / "embedded"
     with await asyncio.to_thread(_own_directory, base, settings.local) as place:
         try:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from atoll.errors import InvalidRequest
@@ -209,7 +209,14 @@ class Settings(BaseSettings):
     def read(cls, **given: Any) -> Settings:
         """The settings from `given` (None means not given) and the environment."""
         refuse_unknown_variables(os.environ)
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            words = "; ".join(
+                f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+                for item in error.errors(include_url=False, include_input=False)
+            )
+            raise InvalidRequest(f"The settings are wrong: {words}.", code="bad_setting") from None
 
 
 def known_variables() -> set[str]:

@@ -248,25 +248,24 @@ def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_pat
 def test_a_server_that_ends_for_good_leaves_nothing(
     bubblewrap: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    server = Server(tmp_path, "--stop-sessions", ATOLL_SHUTDOWN_TIMEOUT="5")
-    server.start()
-    with calling(server) as api:
-        eventually(lambda: api.pool().get("python") == 2)
-        shown = [api.create() for _ in range(3)]
-        eventually(lambda: api.pool().get("python") == 2)
-        running = api.submit(shown[0]["id"], until("never"))
-        api.run(shown[1]["id"], "import subprocess\nsubprocess.Popen(['sleep', '1000'])")
-        api.await_status(running, "running")
-        instances = [path.name for path in (tmp_path / "node" / "instances").iterdir()]
-        pids = [handle(server, name)[key] for name in instances for key in ("pid", "child")]
-    assert len(instances) >= 3
-    assert all(runs(pid) for pid in pids)
-    assert server.stop(number) == 0
+    with Server(tmp_path, "--stop-sessions", ATOLL_SHUTDOWN_TIMEOUT="5") as server:
+        with calling(server) as api:
+            eventually(lambda: api.pool().get("python") == 2)
+            shown = [api.create() for _ in range(3)]
+            eventually(lambda: api.pool().get("python") == 2)
+            running = api.submit(shown[0]["id"], until("never"))
+            api.run(shown[1]["id"], "import subprocess\nsubprocess.Popen(['sleep', '1000'])")
+            api.await_status(running, "running")
+            instances = [path.name for path in (tmp_path / "node" / "instances").iterdir()]
+            pids = [handle(server, name)[key] for name in instances for key in ("pid", "child")]
+        assert len(instances) >= 3
+        assert all(runs(pid) for pid in pids)
+        assert server.stop(number) == 0
 
-    assert not any(runs(pid) for pid in pids)
-    assert [group for name in instances for group in groups_of(name)] == []
-    assert list((tmp_path / "node" / "instances").iterdir()) == []
-    assert list((tmp_path / "node" / "workspaces").iterdir()) == []
+        assert not any(runs(pid) for pid in pids)
+        assert [group for name in instances for group in groups_of(name)] == []
+        assert list((tmp_path / "node" / "instances").iterdir()) == []
+        assert list((tmp_path / "node" / "workspaces").iterdir()) == []
     with Server(tmp_path) as again, calling(again) as api:
         for session in shown:
             ended = api.get(session["id"])

@@ -8,6 +8,7 @@ early, Ctrl-C or a reader that left, cancels the execution.
 import signal
 import sys
 from contextlib import closing, suppress
+from json import dumps as encode
 from typing import TYPE_CHECKING, cast
 
 from atoll.cli import output
@@ -50,6 +51,8 @@ def show(execution: "Execution", *, json: bool) -> int:
             if sizes[name] < full:
                 output.note(f"{name} was cut: {sizes[name]} of {full} bytes are shown.")
         _explain(result, bytes(seen["stderr"]).decode("utf-8", "replace"))
+        if result.ok and result.return_value is not None:
+            output.note(f"handler returned {encode(result.return_value)}")
     return exit_code(result)
 
 

@@ -103,6 +103,25 @@ def show(
     output.as_json(info) if json else output.details(info)
 
 
+@app.command()
+def ps(
+    session_id: SessionId,
+    end: Annotated[bool, typer.Option("--end", help="End them, and what they started.")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """List what executions of a session left running."""
+    with connect(url, api_key) as atoll:
+        session = atoll.sessions.get(session_id)
+        found = session.end_processes() if end else session.processes()
+    if json:
+        output.as_json(found)
+    else:
+        rows = [(process.pid, process.name, process.execution_id) for process in found]
+        output.table(("PID", "NAME", "EXECUTION"), rows)
+
+
 @app.command("exec")
 def exec_(
     session_id: SessionId,

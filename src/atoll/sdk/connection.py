@@ -118,6 +118,12 @@ class Connection:
                 code="server_timeout",
             ) from error
         except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise TemporaryError(
+                    f"The certificate of {self.target.name} is not trusted: {error}. "
+                    "Set SSL_CERT_FILE to the authority that signed it.",
+                    code="certificate_untrusted",
+                ) from error
             raise TemporaryError(
                 f"No server answers at {self.target.name}: {str(error) or type(error).__name__}. "
                 "Start one with `atoll serve`, or name another one (ATOLL_URL).",

@@ -10,7 +10,7 @@ from atoll.sdk.executions import AsyncExecution, execute_body, follow
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
-from atoll.sdk.values import ExecutionInfo, Result, SessionInfo
+from atoll.sdk.values import ExecutionInfo, ProcessInfo, Result, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -108,6 +108,16 @@ class AsyncSession:
         """What was run in it, newest first."""
         async for item in self._connection.pages(f"{self._path}/executions"):
             yield decode(ExecutionInfo, item)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """What its executions left running in the background."""
+        answer = await self._connection.call("GET", f"{self._path}/processes")
+        return [decode(ProcessInfo, item) for item in answer["items"]]
+
+    async def end_processes(self) -> list[ProcessInfo]:
+        """End those, with everything they started; what they were."""
+        answer = await self._connection.call("DELETE", f"{self._path}/processes")
+        return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def refresh(self) -> SessionInfo:
         """Ask the server how it is."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NodeHealth,
         NodeInfo,
         NodeMetrics,
+        ProcessInfo,
         Result,
         SessionInfo,
         Status,
@@ -220,6 +221,14 @@ class Session:
     def executions(self) -> Iterator[ExecutionInfo]:
         """What was run in it, newest first."""
         yield from self._portal.iterate(self._async.executions())
+
+    def processes(self) -> list[ProcessInfo]:
+        """What its executions left running in the background."""
+        return self._portal.call(self._async.processes)
+
+    def end_processes(self) -> list[ProcessInfo]:
+        """End those, with everything they started; what they were."""
+        return self._portal.call(self._async.end_processes)
 
     def refresh(self) -> SessionInfo:
         """Ask the server how it is."""

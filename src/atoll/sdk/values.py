@@ -26,6 +26,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process that an execution left running; `pid` is as the session sees it."""
+
+    pid: int
+    execution_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A session as the server saw it when it answered."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,7 +31,7 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import DEFAULT_TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -277,6 +277,13 @@ class Sessions:
         if instance is not None:
             await self._driver.destroy(instance.handle)
             await self._store.instances.remove(instance_id)
+
+    async def processes(self, session_id: str, *, end: bool = False) -> Sequence[Any]:
+        """What executions of the session left running; with `end`, its end."""
+        live = await self.live(session_id)
+        answer = await live.link.call("processes", kill=end)
+        found: Sequence[Any] = answer["processes"]
+        return found
 
     # Reaching the instance
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from atoll.errors import AtollError
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -27,7 +29,12 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, AtollError):
+            # Foreseen, and raised to whoever waits for it as well.
+            log.info("task.failed", task=task.get_name(), code=error.code, error=error.message)
+        else:
             log.error("task.failed", task=task.get_name(), exc_info=error)
 
     async def settle(self, timeout: float) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict, InvalidRequest, NotFound
-from atoll.model.resources import Resources
+from atoll.model.resources import Resources, format_cpu, format_size
 from atoll.model.template import DEFAULT_TEMPLATE, Template
 
 if TYPE_CHECKING:
@@ -121,8 +121,10 @@ class Templates:
             ("disk", resources.disk, most.max_disk),
         ):
             if value > limit:
+                shown = format_cpu(value) if field == "cpu" else format_size(int(value))
+                most_shown = format_cpu(limit) if field == "cpu" else format_size(int(limit))
                 raise InvalidRequest(
-                    f"{field}: {value:g} is more than the {limit:g} allowed here.", field=field
+                    f"{field}: {shown} is more than the {most_shown} allowed here.", field=field
                 )
         if resources.memory < 16 * 2**20:
             raise InvalidRequest(

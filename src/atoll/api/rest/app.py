@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
 from atoll.api.rest.hot import HotRoutes
-from atoll.api.rest.middleware import Authentication, BodyLimit
+from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
 from atoll.api.rest.schemas import Execute, Problem
 from atoll.errors import AtollError
 from atoll.version import __version__
@@ -35,6 +35,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         description="Runs the code that AI agents write: isolated, at once, on machines you own.",
         docs_url="/docs",
         redoc_url=None,
+        strict_content_type=False,
         exception_handlers={
             AtollError: problems.on_atoll_error,
             RequestValidationError: problems.on_validation_error,
@@ -53,7 +54,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
 
 def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
-    app = HotRoutes(app, found)
+    app = HotRoutes(JsonByDefault(app), found)
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
     app = Authentication(app, keys)
     if found.settings.cors_origins:

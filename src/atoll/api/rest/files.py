@@ -32,6 +32,12 @@ register_url_convertor("anything", Anything())
 router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
 
 
+def _body_of(*kinds: str) -> dict[str, Any]:
+    """A raw body, for the description of the API: the routes read it as a stream."""
+    schema = {"schema": {"type": "string", "format": "binary"}}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
+
+
 def _entry_out(entry: Entry) -> dict[str, Any]:
     return {
         "path": entry.path,
@@ -56,7 +62,12 @@ async def list_files(
     return page_answer([_entry_out(entry) for entry in page.items], page.next_cursor)
 
 
-@router.post("/upload", status_code=201, responses={201: {"model": Uploaded}})
+@router.post(
+    "/upload",
+    status_code=201,
+    responses={201: {"model": Uploaded}},
+    openapi_extra=_body_of("multipart/form-data", "application/octet-stream"),
+)
 async def upload(request: Request, session_id: str, path: str = "") -> Answer:
     """
     Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or
@@ -107,7 +118,12 @@ async def move_file(request: Request, session_id: str, body: Move) -> Answer:
     return Answer(_entry_out(entry))
 
 
-@router.put("/{path:anything}", status_code=201, responses={201: {"model": EntryOut}})
+@router.put(
+    "/{path:anything}",
+    status_code=201,
+    responses={201: {"model": EntryOut}},
+    openapi_extra=_body_of("application/octet-stream"),
+)
 async def put_file(request: Request, session_id: str, path: str) -> Answer:
     """Write a file from the raw body: whole, or not at all. Directories above it are made."""
     entry = await services(request).files.write(session_id, path, _body(request))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.service.keys import Keys
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
+FORM = b"application/x-www-form-urlencoded"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -61,6 +62,28 @@ class Authentication:
             raise Unauthenticated("This API key is not known.", code="key_unknown")
         if key.scope is Scope.READ and scope.get("method", "GET") not in SAFE_METHODS:
             raise Forbidden("This API key may only read.", code="key_read_only")
+
+
+class JsonByDefault:
+    """
+    Takes a body for JSON where a hasty client, `curl -d` for one, calls it a form: there are no
+    forms here. No web page gains by it, as every request needs the Authorization header.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] == "http"
+            and scope["method"] not in SAFE_METHODS
+            and not _is_upload(scope)
+        ):
+            scope["headers"] = [
+                (name, b"application/json" if name == b"content-type" and value == FORM else value)
+                for name, value in scope["headers"]
+            ]
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

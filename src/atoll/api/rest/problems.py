@@ -48,7 +48,6 @@ _BY_CODE = {
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
-    "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"

@@ -182,6 +182,17 @@ class SessionPage(BaseModel):
     next_cursor: str | None
 
 
+class ProcessOut(BaseModel):
+    pid: int = Field(description="As the session sees it.")
+    execution_id: str
+    name: str
+
+
+class ProcessPage(BaseModel):
+    items: list[ProcessOut]
+    next_cursor: str | None
+
+
 class Submitted(BaseModel):
     execution_id: str
     status: Literal["submitted"]

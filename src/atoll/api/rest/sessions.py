@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Body, Query, Request
 
 from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.schemas import CreateSession, SessionOut, SessionPage, session_out
+from atoll.api.rest.schemas import (
+    CreateSession,
+    ProcessPage,
+    SessionOut,
+    SessionPage,
+    session_out,
+)
 from atoll.model.session import SessionStatus
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
 
 
 @router.post("", status_code=201, responses={201: {"model": SessionOut}})
-async def create_session(request: Request, body: CreateSession) -> Answer:
+async def create_session(
+    request: Request, body: Annotated[CreateSession | None, Body()] = None
+) -> Answer:
     """
     Create a session: from a ready instance if there is one, else from scratch. It is running when
     this answers.
     """
+    body = body or CreateSession()
     session = await services(request).sessions.create(
         template_id=body.template_id,
         limits=body.limits,
@@ -52,3 +61,17 @@ async def get_session(request: Request, session_id: str) -> Answer:
 async def delete_session(request: Request, session_id: str) -> Answer:
     """End a session: `terminated`. One that has ended stays as it ended."""
     return Answer(session_out(await services(request).sessions.delete(session_id)))
+
+
+@router.get("/{session_id}/processes", responses={200: {"model": ProcessPage}})
+async def list_processes(request: Request, session_id: str) -> Answer:
+    """What executions of the session left running in the background."""
+    found = await services(request).sessions.processes(session_id)
+    return page_answer(list(found), None)
+
+
+@router.delete("/{session_id}/processes", responses={200: {"model": ProcessPage}})
+async def end_processes(request: Request, session_id: str) -> Answer:
+    """End them, with everything they started; answers with what they were."""
+    found = await services(request).sessions.processes(session_id, end=True)
+    return page_answer(list(found), None)

@@ -111,7 +111,7 @@ class LocalDriver:
                 missing=missing,
             )
         await asyncio.to_thread(trees.check_allowed, template, self._roots)
-        await self._tree(template)
+        trees.check_usable(await self._tree(template))
 
     async def _tree(self, template: Template) -> sandbox.Tree:
         key = template.edition

@@ -68,14 +68,14 @@ def checks(settings: LocalSettings) -> list[Check]:
             "each instance has a host uid of its own"
             if root
             else "instances share your uid; the namespaces alone keep them apart",
-            "" if root else "run Atoll as root (sudo atoll serve)",
+            "" if root else "sudo atoll serve",
             requirement="own_uid",
         )
     )
     missing = (
         "systemd-run --user --scope -p Delegate=yes atoll serve"
         if (settings.cgroup_root / "cgroup.controllers").exists()
-        else "run Atoll as root (sudo atoll serve)"
+        else "sudo atoll serve"
     )
     for name, fallback in (
         ("memory", "watched every 100 ms and limited per process"),
@@ -100,8 +100,8 @@ def checks(settings: LocalSettings) -> list[Check]:
             images,
             "the file system holds the limit"
             if images
-            else "the executor watches it every 300 ms; a fast writer can exceed it for a moment",
-            "" if images else ("apt-get install e2fsprogs" if root else "run Atoll as root"),
+            else "the executor watches it; a fast writer can exceed it for a moment",
+            "" if images else ("apt-get install e2fsprogs" if root else "sudo atoll serve"),
             requirement="disk_quota",
         )
     )
@@ -187,4 +187,4 @@ def _namespace_fix() -> str:
     maximum = Path("/proc/sys/user/max_user_namespaces")
     if maximum.exists() and maximum.read_text().strip() == "0":
         return "sudo sysctl -w user.max_user_namespaces=15000"
-    return "allow user namespaces and an unmasked /proc (in a container: --privileged)"
+    return "docker run --privileged ...  # or allow user namespaces and an unmasked /proc"

@@ -146,6 +146,19 @@ def tree_of(template: Template, etc: Path, default_python: Path | None) -> Tree:
     return host_tree(etc, Path(template.python) if template.python else default_python)
 
 
+def check_usable(tree: Tree) -> None:
+    """What would be bound where the sandbox has something of its own cannot be seen inside."""
+    for source, inside in tree.binds:
+        top = inside.split("/")[1]
+        if top in OWN and top not in ("home", "root", "mnt", "media", "boot", "var"):
+            raise InvalidRequest(
+                f"python: {source} would lie in /{top}, which is the sandbox's own; "
+                "move the interpreter to another place.",
+                code="place_not_usable",
+                field="python",
+            )
+
+
 def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
     A template may name only places that the owner of the node allows: it shows them to its users.
