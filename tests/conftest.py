@@ -27,10 +27,12 @@ def no_settings_of_the_machine() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bubblewrap() -> str:
     path = shutil.which("bwrap")
-    if path is None:
-        missing = "bubblewrap is not installed"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    return path
+    if path is not None:
+        return path
+    missing = "bubblewrap is not installed"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
 
 
 @pytest.fixture(scope="session")
