@@ -472,4 +472,18 @@ def test_a_process_left_running_does_not_keep_the_result_waiting(api: Api, sessi
     code = "import subprocess\nsubprocess.Popen(['sleep', '100'])\nprint('done')"
 
     assert api.run(session, code)["stdout"] == "done\n"
-    eventually(lambda: api.run(session, "print(1)")["stdout"] == "1\n")
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+
+
+def test_processes_left_running_are_listed_and_ended(api: Api, session: str) -> None:
+    url = f"{V1}/sessions/{session}/processes"
+    assert answer(api.http.get(url))["items"] == []
+    code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])"
+    execution_id = api.run(session, code)["execution_id"]
+    (left,) = answer(api.http.get(url))["items"]
+
+    assert left["execution_id"] == execution_id
+    assert "sleep" in str(left)
+    assert answer(api.http.delete(url))["items"] == [left]
+    eventually(lambda: answer(api.http.get(url))["items"] == [])
+    assert api.run(session, "print(1)")["stdout"] == "1\n"

@@ -23,6 +23,8 @@ ROUTES = {
     f"GET {V1}/executions/{{execution_id}}/events", f"POST {V1}/executions/{{execution_id}}/cancel",
     f"GET {V1}/sessions/{{session_id}}/files", f"POST {V1}/sessions/{{session_id}}/files/upload",
     f"POST {V1}/sessions/{{session_id}}/files/mkdir",
+    f"GET {V1}/sessions/{{session_id}}/processes",
+    f"DELETE {V1}/sessions/{{session_id}}/processes",
     f"POST {V1}/sessions/{{session_id}}/files/move",
     f"GET {V1}/sessions/{{session_id}}/files/{{path}}",
     f"PUT {V1}/sessions/{{session_id}}/files/{{path}}",
@@ -237,7 +239,7 @@ def fuzzed(api: Api) -> Iterator[str]:
 
 
 @FUZZ
-@given(content=st.binary(max_size=200))
+@given(content=st.binary(min_size=1, max_size=200).filter(lambda content: content.strip()))
 def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
     for path in ("/sessions", "/templates", "/sessions/sess_nobody/execute"):
         response = api.http.post(f"{V1}{path}", content=content)

@@ -270,17 +270,14 @@ def test_an_upload_has_a_limit_of_its_own(bubblewrap: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"{'a': 1}", b"nonsense", b"\xff"], ids=["empty", "cut", "quotes",
-                                                                    "word", "bytes"],
-)  # fmt: skip
+    "content", [b"{", b"{'a': 1}", b"nonsense", b"\xff"], ids=["cut", "quotes", "word", "bytes"]
+)
 @pytest.mark.parametrize("path", ["/sessions", "/templates"], ids=str)
 def test_a_body_that_is_not_json_is_refused(api: Api, path: str, content: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     response = api.http.post(f"{V1}{path}", content=content, headers=headers)
 
-    assert response.status_code in (400, 422)
-    if content:
-        problem(response, 400, "bad_json")
+    problem(response, 400, "bad_json")
 
 
 def test_values_of_a_refused_body_are_not_told_back(api: Api) -> None:

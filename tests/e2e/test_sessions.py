@@ -48,6 +48,13 @@ def test_a_limit_that_is_left_out_comes_from_the_template(api: Api) -> None:
     api.end(shown["id"])
 
 
+def test_a_session_is_created_without_a_body(api: Api) -> None:
+    shown = answer(api.http.post(f"{V1}/sessions"), 201)
+
+    assert (shown["template_id"], shown["status"]) == ("python", "running")
+    api.end(shown["id"])
+
+
 def test_life_is_as_long_as_asked_for(api: Api) -> None:
     shown = api.create(timeout=77)
 
@@ -93,7 +100,7 @@ def test_environment_reaches_every_language(api: Api) -> None:
         {"env_vars": {"A": 1}},
         {"template_id": "../x"},
         [],
-        None,
+        "python",
     ],
     ids=str,
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from atoll.errors import InvalidRequest
 from atoll.settings import Group, Settings, known_variables
@@ -86,8 +85,9 @@ def test_a_value_that_makes_no_sense_is_an_error(
 ) -> None:
     monkeypatch.setenv(variable, text)
 
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidRequest, match="settings are wrong") as caught:
         Settings.read()
+    assert caught.value.code == "bad_setting"
 
 
 def test_an_argument_goes_over_the_environment_and_none_is_no_argument(

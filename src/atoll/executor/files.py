@@ -75,6 +75,9 @@ class Workspace:
         try:
             real = os.path.realpath(os.path.join(self._path, *parts))
         except OSError as error:
+            if error.errno == errno.EINVAL:
+                # A link that was one no more when it was read.
+                error = OSError(errno.ELOOP, "")
             raise translate(error, "/".join(parts)) from None
         except RecursionError:
             raise FileError("bad_path", "%s has too many links" % "/".join(parts)) from None

@@ -399,9 +399,9 @@ class Executions:
             return self._cut_short(running)
         if (await self._driver.observe(live.instance.handle)).state is State.RUNNING:
             try:
-                live = await self._sessions.live(running.execution.session_id)
-                raw = await live.link.attach(running.execution.id, running.sequence, running)
-                return await self._conclude(running, live, raw)
+                again = await self._sessions.live(running.execution.session_id)
+                raw = await again.link.attach(running.execution.id, running.sequence, running)
+                return await self._conclude(running, again, raw)
             except AtollError:
                 if running.ended_by is not None:
                     return self._cut_short(running)

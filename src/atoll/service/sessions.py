@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ENDING_LOOKS = 100
+ENDING_PAUSE = 0.01
+"""Seconds."""
+
 
 class Live:
     """A session's compute as this process reaches it."""
@@ -327,7 +331,11 @@ class Sessions:
         try:
             if instance is not None:
                 if (await self._driver.observe(instance.handle)).state is State.RUNNING:
-                    return await self._reconnect(session, instance)
+                    try:
+                        return await self._reconnect(session, instance)
+                    except LinkLost:
+                        if not await self._is_ending(instance):
+                            raise
                 log.warning("session.instance_lost", session_id=session_id, instance_id=instance.id)
                 await self._remove_instance(instance.id)
             session = await self._start_again(session)
@@ -336,6 +344,14 @@ class Sessions:
                 f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
             ) from error
         return self._lives[session_id]
+
+    async def _is_ending(self, instance: Instance) -> bool:
+        """Whether it goes right now: a process that ends closes its socket a moment before."""
+        for _ in range(ENDING_LOOKS):
+            if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+                return True
+            await asyncio.sleep(ENDING_PAUSE)
+        return False
 
     async def _reconnect(self, session: Session, instance: Instance) -> Live:
         link = await self._driver.connect(instance.handle)

@@ -13,6 +13,7 @@ from atoll.service.executions import Heard, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from random import Random
 
 pytestmark = pytest.mark.anyio
 
@@ -94,9 +95,13 @@ async def test_a_queue_that_was_empty_starts_anew() -> None:
 
 @given(
     order=st.lists(st.sampled_from(["join", "leave", "give up"]), max_size=40),
-    data=st.data(),
+    choice=st.randoms(use_true_random=False),
 )
-async def test_never_two_have_their_turn(order: list[str], data: st.DataObject) -> None:
+def test_never_two_have_their_turn(order: list[str], choice: Random) -> None:
+    asyncio.run(_live_through(order, choice))
+
+
+async def _live_through(order: list[str], choice: Random) -> None:
     queue = Queue()
     there: list[asyncio.Future[bool]] = []
 
@@ -108,12 +113,11 @@ async def test_never_two_have_their_turn(order: list[str], data: st.DataObject) 
             there.append(queue.join())
         elif there and step == "leave":
             # Only one whose turn came, or who gave up, leaves.
-            ready = [turn for turn in there if turn.done()]
-            turn = data.draw(st.sampled_from(ready))
+            turn = choice.choice([turn for turn in there if turn.done()])
             there.remove(turn)
             queue.leave(turn)
         elif waiting := [turn for turn in there if not turn.done()]:
-            data.draw(st.sampled_from(waiting)).set_result(False)
+            choice.choice(waiting).set_result(False)
         assert len(running()) <= 1
         wanting = [turn for turn in there if not turn.done() or turn.result()]
         assert not wanting or len(running()) == 1
@@ -134,7 +138,7 @@ def whole(events: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
 
 
 @given(events=EVENTS, stop=st.integers(min_value=0))
-async def test_one_who_comes_back_hears_exactly_the_rest(
+def test_one_who_comes_back_hears_exactly_the_rest(
     events: list[tuple[str, bytes]], stop: int
 ) -> None:
     live = [("started", b""), *events]
@@ -158,7 +162,7 @@ async def test_one_who_comes_back_hears_exactly_the_rest(
         assert again.end() == first.end() > after
 
 
-async def test_one_who_heard_the_end_hears_nothing_again() -> None:
+def test_one_who_heard_the_end_hears_nothing_again() -> None:
     first = Heard()
     for event in (("started", b""), ("stdout", b"abc"), ("stderr", b"de")):
         first.hear(*event)
@@ -170,7 +174,7 @@ async def test_one_who_heard_the_end_hears_nothing_again() -> None:
 
 
 @given(number=st.integers(min_value=0, max_value=2**90))
-async def test_any_number_is_a_place_to_start_from(number: int) -> None:
+def test_any_number_is_a_place_to_start_from(number: int) -> None:
     heard = Heard(number)
     heard.hear("started", b"")
     heard.hear("stdout", b"x" * 10)

@@ -1,0 +1,157 @@
+"""Control groups on a tree of files that stands for the kernel's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.drivers.local import cgroups
+from atoll.model.resources import Resources
+
+MiB = 1024 * 1024
+LIMITS = Resources(cpu=0.5, memory=64 * MiB, disk=MiB, max_processes=10)
+
+
+def version_one(root: Path, *controllers: str) -> None:
+    for controller in controllers:
+        (root / controller).mkdir(parents=True)
+        (root / controller / "cgroup.procs").touch()
+
+
+def version_two(place: Path, controllers: str = "cpuset cpu io memory pids") -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "cgroup.controllers").write_text(controllers)
+    (place / "cgroup.subtree_control").touch()
+    (place / "cgroup.procs").touch()
+
+
+def test_version_one_takes_the_controllers_that_are_there(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "pids", "freezer")
+    groups = cgroups.find(tmp_path, "atoll", "4:memory:/\n0::/\n")
+    assert isinstance(groups, cgroups.VersionOne)
+    assert groups.provides == {"cgroup_memory", "cgroup_pids"}
+
+
+def test_version_one_limits_user_code_apart_from_the_supervisor(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "cpu", "pids")
+    (tmp_path / "memory/atoll/one/exec").mkdir(parents=True)
+    (tmp_path / "memory/atoll/one/exec/memory.memsw.limit_in_bytes").touch()
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.make("one", LIMITS)
+    memory, cpu, pids = (tmp_path / name / "atoll/one" for name in ("memory", "cpu", "pids"))
+    assert int((memory / "memory.limit_in_bytes").read_text()) == 64 * MiB + cgroups.OVERHEAD
+    assert int((memory / "exec/memory.limit_in_bytes").read_text()) == 64 * MiB
+    assert int((memory / "exec/memory.memsw.limit_in_bytes").read_text()) == 64 * MiB
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (cpu / "cpu.cfs_period_us").read_text() == "100000"
+    assert not (cpu / "exec").exists()
+    assert (pids / "exec/pids.max").read_text() == "11"
+
+
+def test_version_one_sends_each_process_to_its_group(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "cpu", "pids")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.make("one", LIMITS)
+    assert sorted(groups.join_files("one")) == [
+        str(tmp_path / name / "atoll/one/cgroup.procs") for name in ("cpu", "memory", "pids")
+    ]
+    groups.confine("one", 4242)
+    assert (tmp_path / "memory/atoll/one/exec/cgroup.procs").read_text() == "4242"
+    assert (tmp_path / "pids/atoll/one/exec/cgroup.procs").read_text() == "4242"
+
+
+def test_version_one_counts_kills_and_tells_names(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    assert groups.names() == []
+    groups.make("one", LIMITS)
+    assert groups.memory_kills("one") == 0
+    control = tmp_path / "memory/atoll/one/exec/memory.oom_control"
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert groups.memory_kills("one") == 3
+    assert groups.names() == ["one"]
+    assert groups.memory_kills("unknown") == 0
+
+
+def test_groups_that_are_not_there_are_removed_without_a_word(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "pids")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.remove("never")
+    assert groups.processes("never") == []
+
+
+def test_making_groups_twice_changes_nothing(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "cpu", "pids")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.make("one", LIMITS)
+    groups.make("one", LIMITS)
+    groups.limit("one", Resources(cpu=2, memory=128 * MiB, disk=MiB, max_processes=20))
+    assert (tmp_path / "cpu/atoll/one/cpu.cfs_quota_us").read_text() == "200000"
+    assert (tmp_path / "pids/atoll/one/exec/pids.max").read_text() == "21"
+
+
+def test_a_tiny_share_of_the_processor_is_still_one_that_the_kernel_takes(tmp_path: Path) -> None:
+    version_one(tmp_path, "cpu")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.make("one", Resources(cpu=0.001, memory=MiB, disk=MiB, max_processes=4))
+    assert int((tmp_path / "cpu/atoll/one/cpu.cfs_quota_us").read_text()) >= 1000
+
+
+def test_version_two_is_used_before_version_one(tmp_path: Path) -> None:
+    version_two(tmp_path)
+    version_one(tmp_path, "memory")
+    groups = cgroups.find(tmp_path, "atoll", "0::/user.slice\n")
+    assert isinstance(groups, cgroups.VersionTwo)
+    assert groups.provides == {"cgroup_memory", "cgroup_cpu", "cgroup_pids"}
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert (tmp_path / "atoll").is_dir()
+
+
+def test_version_two_keeps_processes_in_leaves(tmp_path: Path) -> None:
+    version_two(tmp_path)
+    groups = cgroups.find(tmp_path, "atoll", "0::/\n")
+    (tmp_path / "atoll/one").mkdir()
+    (tmp_path / "atoll/one/memory.swap.max").touch()
+    groups.make("one", LIMITS)
+    group = tmp_path / "atoll/one"
+    assert groups.join_files("one") == [str(group / "supervisor/cgroup.procs")]
+    assert (group / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+    assert int((group / "memory.max").read_text()) == 64 * MiB + cgroups.OVERHEAD
+    assert int((group / "exec/memory.max").read_text()) == 64 * MiB
+    assert (group / "memory.swap.max").read_text() == "0"
+    assert (group / "cpu.max").read_text() == "50000 100000"
+    assert (group / "exec/pids.max").read_text() == "11"
+    groups.confine("one", 77)
+    assert (group / "exec/cgroup.procs").read_text() == "77"
+    (group / "exec/memory.events").write_text("low 0\noom 2\noom_kill 5\noom_group_kill 0\n")
+    assert groups.memory_kills("one") == 5
+
+
+def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path) -> None:
+    version_two(tmp_path, "cpuset io")
+    version_one(tmp_path, "memory")
+    assert isinstance(cgroups.find(tmp_path, "atoll", "0::/\n"), cgroups.VersionOne)
+
+
+def test_a_host_without_any_gives_none_and_says_so(tmp_path: Path) -> None:
+    groups = cgroups.find(tmp_path, "atoll", "")
+    assert groups.provides == frozenset()
+    groups.make("one", LIMITS)
+    assert (groups.join_files("one"), groups.processes("one"), groups.names()) == ([], [], [])
+    assert groups.memory_kills("one") == 0
+    groups.remove("one")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> None:
+    session = tmp_path / "user.slice/user-1.slice/session.scope"
+    for place in (tmp_path, tmp_path / "user.slice", tmp_path / "user.slice/user-1.slice", session):
+        version_two(place)
+    for place in (tmp_path, tmp_path / "user.slice"):
+        (place / "cgroup.subtree_control").chmod(0o444)
+    own = "0::/user.slice/user-1.slice/session.scope\n"
+    groups = cgroups.find(tmp_path, "atoll", own)
+    assert isinstance(groups, cgroups.VersionTwo)
+    assert (tmp_path / "user.slice/user-1.slice/atoll").is_dir()
