@@ -213,10 +213,10 @@ class Settings(BaseSettings):
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
             words = "; ".join(
-                f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+                ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"])))
                 for item in error.errors(include_url=False, include_input=False)
             )
-            raise InvalidRequest(f"The settings are wrong: {words}.", code="bad_setting") from None
+            raise InvalidRequest(words, code="invalid_setting") from None
 
 
 def known_variables() -> set[str]:

@@ -358,18 +358,3 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
         result = api.result(execution_id)
         assert (result["status"], result["cause"]) == ("error", "instance_lost")
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
-
-
-def test_a_session_whose_template_is_gone_ends_its_executions_all_the_same(
-    api: Api, server: Server
-) -> None:
-    answer(api.http.post(f"{V1}/templates", json={"id": "gone", "name": "x"}), 201)
-    shown = api.create(template_id="gone")
-    api.http.delete(f"{V1}/templates/gone")
-    pid = handle(server, shown["container_id"])["child"]
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not runs(pid))
-
-    result = api.run(shown["id"], "print(1)")
-    assert result["status"] in ("success", "error")
-    assert api.end(shown["id"])["status"] == "terminated"

@@ -234,13 +234,17 @@ def test_a_template_that_cannot_start_does_not_empty_the_pools_of_others(
     eventually(lambda: api.pool().get("sound-pool") == 1)
 
 
-def test_sessions_outlive_their_template(api: Api, make: Make) -> None:
+def test_a_template_in_use_is_not_removed_before_its_last_session_ends(
+    api: Api, make: Make
+) -> None:
     make(id="leaving", env={"A": "1"})
     session = api.create(template_id="leaving")["id"]
-    api.http.delete(f"{V1}/templates/leaving")
-
+    problem(api.http.delete(f"{V1}/templates/leaving"), 409, "template_in_use")
     assert api.run(session, "import os\nprint(os.environ['A'])")["stdout"] == "1\n"
+
     api.end(session)
+
+    assert api.http.delete(f"{V1}/templates/leaving").status_code == 204
 
 
 def test_pool_size_is_honoured_as_the_template_changes(api: Api, make: Make) -> None:

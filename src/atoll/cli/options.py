@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.errors import InvalidRequest
-
 if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.settings import Settings
@@ -50,19 +48,10 @@ def connect(url: str | None, api_key: str | None, timeout: float = 30.0) -> "Ato
 
 
 def settings(**given: Any) -> "Settings":
-    """The server's settings; a wrong one is told by its name."""
-    from pydantic import ValidationError
-
+    """The server's settings."""
     from atoll.settings import Settings
 
-    try:
-        return Settings.read(**given)
-    except ValidationError as error:
-        wrong = [
-            ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"])))
-            for item in error.errors(include_url=False, include_input=False)
-        ]
-        raise InvalidRequest("; ".join(wrong), code="invalid_setting") from None
+    return Settings.read(**given)
 
 
 def environment(pairs: Iterable[str] | None) -> dict[str, str]:

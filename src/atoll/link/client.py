@@ -124,6 +124,7 @@ class Link(asyncio.Protocol):
         lost = LinkLost("The connection to the executor was lost.")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
+            self._greeting.exception()  # Retrieved: after a cancelled connect nobody waits for it.
         for stream in list(self._streams.values()):
             self._fail(stream, lost)
         self._streams.clear()

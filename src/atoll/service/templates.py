@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict, InvalidRequest, NotFound
 from atoll.model.resources import Resources, format_cpu, format_size
+from atoll.model.session import SessionStatus
 from atoll.model.template import DEFAULT_TEMPLATE, Template
 
 if TYPE_CHECKING:
@@ -100,6 +101,14 @@ class Templates:
     async def remove(self, template_id: str) -> None:
         if template_id == DEFAULT_TEMPLATE:
             raise Conflict(f"Template {template_id} cannot be removed.", code="template_built_in")
+        for status in (SessionStatus.CREATING, SessionStatus.RUNNING):
+            page = await self._store.sessions.page(status=status, template_id=template_id, limit=1)
+            if page.items:
+                # Its instance may have to be made again.
+                raise Conflict(
+                    f"Template {template_id} is used by session {page.items[0].id}; end it first.",
+                    code="template_in_use",
+                )
         if not await self._store.templates.remove(template_id):
             raise NotFound(f"No template is named {template_id}.", code="template_not_found")
         self._forget(template_id)

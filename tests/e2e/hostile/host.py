@@ -42,6 +42,11 @@ def processes() -> dict[int, tuple[int, str, str]]:
     return found
 
 
+def living() -> set[int]:
+    """Pids of processes that have not ended."""
+    return {pid for pid, (_, state, _) in processes().items() if state not in "ZX"}
+
+
 def below(pid: int) -> set[int]:
     """Living processes below one."""
     every = processes()

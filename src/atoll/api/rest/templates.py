@@ -73,6 +73,6 @@ async def replace_template(request: Request, template_id: str, body: TemplateIn)
 
 @router.delete("/{template_id}", status_code=204)
 async def delete_template(request: Request, template_id: str) -> Response:
-    """Sessions that run go on; no new one can start from it."""
+    """Remove a template that no running session uses."""
     await services(request).templates.remove(template_id)
     return Response(status_code=204)

@@ -131,10 +131,15 @@ class VersionOne:
 
     @staticmethod
     def _limit_memory(group: Path, size: int) -> None:
-        _write(group / "memory.limit_in_bytes", size)
+        places = [group / "memory.limit_in_bytes"]
         swap = group / "memory.memsw.limit_in_bytes"
         if swap.exists():
-            _write(swap, size)
+            # Never above the one with swap: less is set from the first on, more from the last on.
+            places.append(swap)
+            if int(swap.read_text() or 0) < size:
+                places.reverse()
+        for place in places:
+            _write(place, size)
 
     def join_files(self, name: str) -> list[str]:
         return [str(top / name / "cgroup.procs") for top in self._tops.values()]

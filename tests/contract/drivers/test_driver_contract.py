@@ -1,0 +1,489 @@
+"""What every driver promises (`drivers/base.py`), on a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.errors import InvalidRequest, NotFound, PermanentError
+from atoll.link.client import ExecutorError, LinkLost
+from atoll.model.instance import Handle, State
+from atoll.model.session import Cause
+from atoll.model.template import REQUIREMENTS
+from tests import unprivileged
+from tests.contract.drivers.conftest import (
+    LIMITS,
+    Heard,
+    MiB,
+    build_rootfs,
+    job,
+    printed,
+    spec,
+    started,
+    template,
+)
+from tests.e2e.hostile.host import below, living, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.contract.drivers.conftest import Node
+
+pytestmark = pytest.mark.anyio
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        await asyncio.sleep(0.01)
+
+
+def pid_1(handle: Handle) -> int:
+    return int(handle.data["child"])
+
+
+# Instances
+
+
+async def test_ensuring_twice_gives_the_same_instance(node: Node) -> None:
+    wanted = spec()
+    first = await node.driver.ensure(wanted)
+    assert await node.driver.ensure(wanted) == first
+    assert await node.driver.handles() == [first]
+    assert (await node.driver.observe(first)).state is State.RUNNING
+
+
+async def test_two_at_once_are_two(node: Node) -> None:
+    handles = await asyncio.gather(*(node.driver.ensure(spec()) for _ in range(4)))
+    assert len({pid_1(handle) for handle in handles}) == 4
+    assert sorted(await node.driver.handles(), key=str) == sorted(handles, key=str)
+
+
+async def test_a_dead_instance_is_made_anew_by_ensure(node: Node) -> None:
+    wanted = spec()
+    first = await node.driver.ensure(wanted)
+    os.kill(pid_1(first), signal.SIGKILL)
+    await until(lambda: gone(node, first), "its end")
+    second = await node.driver.ensure(replace(wanted, workspace=node.driver.workspace_of(first)))
+    assert pid_1(second) != pid_1(first)
+    assert (await node.driver.observe(second)).state is State.RUNNING
+
+
+async def gone(node: Node, handle: Handle) -> bool:
+    return (await node.driver.observe(handle)).state is not State.RUNNING
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30, 60])
+async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
+    node: Node, turns: int
+) -> None:
+    wanted = spec()
+    making = asyncio.create_task(node.driver.ensure(wanted))
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    handle, link = await started(node.driver, wanted)
+    assert await printed(node.driver, link, "print(1)") == "1"
+    link.close()
+    assert [found.instance_id for found in await node.driver.handles()] == [wanted.instance_id]
+    await node.driver.destroy(handle)
+    await node.driver.discard(node.driver.workspace_of(handle))
+    assert await node.driver.handles() == []
+    assert await node.driver.workspaces() == []
+
+    async def alone() -> bool:
+        """Nothing but the spawner is left below this process."""
+        return not [pid for pid in below(os.getpid()) if processes()[pid][2] in ("bwrap", "atoll")]
+
+    await until(alone, "the end of what was cancelled")
+
+
+@pytest.mark.parametrize("turns", [0, 2, 5, 13, 40])
+async def test_a_cancelled_ensure_leaves_nothing_once_its_handle_is_destroyed(
+    node: Node, turns: int
+) -> None:
+    making = asyncio.create_task(node.driver.ensure(spec()))
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    for handle in await node.driver.handles():
+        await node.driver.destroy(handle)
+    assert await node.driver.handles() == []
+
+    async def alone() -> bool:
+        return not [pid for pid in below(os.getpid()) if processes()[pid][2] in ("bwrap", "atoll")]
+
+    await until(alone, "the end of what was cancelled")
+
+
+async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    os.kill(pid_1(handle), signal.SIGKILL)
+    await until(lambda: gone(node, handle), "its end")
+
+    async def told() -> bool:
+        return (await node.driver.observe(handle)).state is State.EXITED
+
+    await until(told, "how it ended")
+    assert (await node.driver.observe(handle)).cause in (Cause.SIGNAL, Cause.EXIT)
+    with pytest.raises((LinkLost, PermanentError)):
+        await node.driver.connect(handle)
+
+
+async def test_an_unknown_handle_is_gone_and_not_an_error(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    await node.driver.destroy(handle)
+    assert (await node.driver.observe(handle)).state is State.GONE
+    with pytest.raises(LinkLost):
+        await node.driver.connect(handle)
+
+
+async def test_a_pid_that_is_used_again_is_not_taken_for_the_instance(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    data = handle.data | {"child": os.getpid(), "pid": os.getpid()}
+    imposter = replace(handle, data=data)
+    assert (await node.driver.observe(imposter)).state is State.GONE
+    await node.driver.stop(imposter, grace=timedelta(0))
+    other_boot = replace(handle, data=handle.data | {"boot": "another"})
+    assert (await node.driver.observe(other_boot)).state is State.GONE
+    await node.driver.stop(other_boot, grace=timedelta(0))
+    assert (await node.driver.observe(handle)).state is State.RUNNING
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+async def test_stopping_and_destroying_twice_is_as_good_as_once(node: Node, grace: float) -> None:
+    handle, link = await started(node.driver, spec())
+    link.close()
+    inside = below(pid_1(handle)) | {pid_1(handle)}
+    for _ in range(2):
+        await node.driver.stop(handle, grace=timedelta(seconds=grace))
+        assert (await node.driver.observe(handle)).state is not State.RUNNING
+    assert not inside & living()
+    for _ in range(2):
+        await node.driver.destroy(handle)
+    assert await node.driver.handles() == []
+    workspace = node.driver.workspace_of(handle)
+    assert await node.driver.workspaces() == [workspace]
+    for _ in range(2):
+        await node.driver.discard(workspace)
+    assert await node.driver.workspaces() == []
+
+
+async def test_destroying_a_dead_or_stuck_instance_works(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    link.close()
+    os.kill(pid_1(handle), signal.SIGSTOP)
+    await node.driver.destroy(handle)
+    assert pid_1(handle) not in living()
+    second = await node.driver.ensure(spec())
+    os.kill(pid_1(second), signal.SIGKILL)
+    await node.driver.destroy(second)
+    assert await node.driver.handles() == []
+
+
+async def test_a_stop_that_is_cancelled_can_be_called_again(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    stopping = asyncio.create_task(node.driver.stop(handle, grace=timedelta(seconds=5)))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await node.driver.destroy(handle)
+    assert await node.driver.handles() == []
+
+
+# Recovery
+
+MAKER = """
+import asyncio, json, sys
+from dataclasses import asdict
+from pathlib import Path
+sys.path.insert(0, {checkout!r})
+from tests.contract.drivers.conftest import KINDS, spec, started
+
+async def main():
+    driver = KINDS[{kind!r}](Path({data_dir!r}))
+    await driver.open()
+    for ephemeral in (False, True):
+        handle, link = await started(driver, spec(ephemeral=ephemeral))
+        print(json.dumps(asdict(handle)), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node: Node) -> None:
+    code = MAKER.format(
+        checkout=str(unprivileged.CHECKOUT), kind=node.kind, data_dir=str(node.data_dir)
+    )
+    maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    try:
+        kept, ephemeral = (Handle(**json.loads(maker.stdout.readline())) for _ in range(2))
+        assert (await node.driver.observe(ephemeral)).state is State.RUNNING
+    finally:
+        maker.kill()
+        maker.wait()
+        maker.stdout.close()
+    await until(lambda: gone(node, ephemeral), "the end of the ephemeral one")
+    assert pid_1(ephemeral) not in living()
+    driver = await node.take_over()
+    assert kept in await driver.handles()
+    assert (await driver.observe(kept)).state is State.RUNNING
+    link = await driver.connect(kept)
+    assert await printed(driver, link, "print('still here')") == "still here"
+    link.close()
+
+
+async def test_a_new_driver_finds_what_the_old_one_made(node: Node) -> None:
+    handles = [await node.driver.ensure(spec()) for _ in range(2)]
+    driver = await node.take_over()
+    assert sorted(await driver.handles(), key=str) == sorted(handles, key=str)
+    for handle in handles:
+        assert (await driver.observe(handle)).state is State.RUNNING
+        await driver.destroy(handle)
+    assert await driver.handles() == []
+
+
+async def test_a_handle_is_small_and_survives_being_stored(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    text = json.dumps(asdict(handle))
+    assert len(text) < 4096
+    assert (await node.driver.observe(Handle(**json.loads(text)))).state is State.RUNNING
+
+
+# Limits
+
+
+async def test_limits_are_changed_on_a_running_instance(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    assert await node.driver.resize(handle, replace(LIMITS, memory=256 * MiB, max_processes=64))
+    assert await node.driver.resize(handle, LIMITS)
+    assert await printed(node.driver, link, "print(1)") == "1"
+    if "disk_quota" in node.driver.capabilities.provides:
+        assert not await node.driver.resize(handle, replace(LIMITS, disk=64 * MiB))
+    link.close()
+
+
+async def test_memory_kills_are_told_once(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    assert not await node.driver.out_of_memory(handle)
+    request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
+    result = await link.run(request, Heard())
+    assert result["exit_code"] != 0
+    if "cgroup_memory" in node.driver.capabilities.provides:
+        assert await node.driver.out_of_memory(handle)
+    else:
+        assert result["reason"] == "memory"
+    assert not await node.driver.out_of_memory(handle)
+    assert await printed(node.driver, link, "print('on')") == "on"
+    link.close()
+
+
+async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
+    limits, watch = node.driver.run_limits(LIMITS)
+    provides = node.driver.capabilities.provides
+    assert limits["FSIZE"] == LIMITS.disk
+    assert ("memory" in watch) == ("cgroup_memory" not in provides)
+    assert ("NPROC" in limits) == ("cgroup_pids" not in provides)
+    assert ("disk" in watch) == ("disk_quota" not in provides)
+
+
+async def test_what_the_node_cannot_give_is_named_and_refused(node: Node) -> None:
+    capabilities = node.driver.capabilities
+    assert capabilities.provides | set(capabilities.missing) == set(REQUIREMENTS)
+    assert not capabilities.provides & set(capabilities.missing)
+    for name in REQUIREMENTS:
+        if name in capabilities.missing:
+            with pytest.raises(InvalidRequest):
+                await node.driver.check(template(require=(name,)))
+        else:
+            await node.driver.check(template(require=(name,)))
+
+
+async def test_metrics_are_within_their_bounds(node: Node) -> None:
+    for _ in range(2):
+        metrics = await node.driver.metrics()
+        assert 0 <= metrics.cpu_usage <= 1
+        assert 0 <= metrics.mem_usage <= 1
+        assert metrics.disk_free > 0
+
+
+# Workspaces
+
+
+async def test_a_workspace_goes_from_one_instance_to_the_next(node: Node) -> None:
+    first, link = await started(node.driver, spec())
+    await printed(node.driver, link, "open('kept', 'w').write('kept')")
+    link.close()
+    workspace = node.driver.workspace_of(first)
+    await node.driver.destroy(first)
+    assert await node.driver.workspaces() == [workspace]
+    second, link = await started(node.driver, spec(workspace=workspace))
+    assert node.driver.workspace_of(second) == workspace
+    assert await printed(node.driver, link, "print(open('kept').read())") == "kept"
+    await printed(node.driver, link, "open('kept', 'a').write(' on')")
+    link.close()
+
+
+async def test_a_workspace_survives_an_instance_that_was_killed(node: Node) -> None:
+    first, link = await started(node.driver, spec())
+    code = "import os\nwith open('kept', 'w') as f:\n    f.write('kept')\n    os.fsync(f.fileno())"
+    await printed(node.driver, link, code)
+    os.kill(pid_1(first), signal.SIGKILL)
+    await link.closed
+    await node.driver.destroy(first)
+    workspace = node.driver.workspace_of(first)
+    _, link = await started(node.driver, spec(workspace=workspace))
+    assert await printed(node.driver, link, "print(open('kept').read())") == "kept"
+    link.close()
+
+
+async def test_a_discarded_workspace_is_gone(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    workspace = node.driver.workspace_of(handle)
+    await node.driver.destroy(handle)
+    await node.driver.discard(workspace)
+    assert await node.driver.workspaces() == []
+    with pytest.raises(NotFound):
+        await node.driver.ensure(spec(workspace=workspace))
+    assert await node.driver.handles() == []
+
+
+# The link
+
+
+async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.002)"
+    request = job(node.driver, code)
+    heard = Heard()
+    running = asyncio.create_task(link.run(request, heard))
+
+    async def begun() -> bool:
+        return len(heard.pieces) > 20
+
+    await until(begun, "some output")
+    link.close()
+    with pytest.raises(LinkLost):
+        await running
+    cut = len(heard.pieces)
+    second = await node.driver.connect(handle)
+    assert [run["id"] for run in second.hello["runs"]] == [request["id"]]
+    result = await second.attach(request["id"], heard.last, heard)
+    assert result["exit_code"] == 0
+    assert heard.stdout == b"".join(b"%d\n" % n for n in range(400))
+    assert len(heard.pieces) > cut
+    sequences = [sequence for sequence, _, _ in heard.pieces]
+    assert sequences == list(range(1, len(sequences) + 1))
+    second.close()
+
+
+async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    request = job(node.driver, "print('once')\ndef handler(e): return 7")
+    first = await link.run(request, Heard())
+    for _ in range(2):
+        again = Heard()
+        assert await link.attach(request["id"], 0, again) == first
+        assert again.stdout == b"once\n"
+    # The same request once more is the same run, not a second one.
+    repeated = Heard()
+    assert await link.run(request, repeated) == first
+    link.acknowledge(request["id"])
+    # Answered in order: what comes after it sees it done.
+    await link.call("stats")
+    with pytest.raises(ExecutorError):
+        await link.attach(request["id"], 0, Heard())
+    link.close()
+    second = await node.driver.connect(handle)
+    assert second.hello["runs"] == []
+    second.close()
+
+
+async def test_two_links_at_once_serve_two_runs(node: Node) -> None:
+    handle, one = await started(node.driver, spec())
+    two = await node.driver.connect(handle)
+    results = await asyncio.gather(
+        printed(node.driver, one, "import time; time.sleep(0.2); print('one')"),
+        printed(node.driver, two, "import time; time.sleep(0.2); print('two')"),
+    )
+    assert results == ["one", "two"]
+    one.close()
+    assert await printed(node.driver, two, "print('alone')") == "alone"
+    two.close()
+
+
+async def test_a_file_larger_than_the_window_travels_both_ways(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    content = os.urandom(5 * MiB)
+
+    async def blocks() -> Any:
+        for at in range(0, len(content), 100_000):
+            yield content[at : at + 100_000]
+
+    entry = await link.write("large.bin", blocks())
+    assert entry["size"] == len(content)
+    _, pieces = await link.read("large.bin")
+    assert b"".join([piece async for piece in pieces]) == content
+    link.close()
+
+
+# Templates
+
+
+async def test_a_module_that_is_preloaded_is_there_before_the_code(node: Node) -> None:
+    _, link = await started(node.driver, spec(template=template(preload=("decimal", "sqlite3"))))
+    code = "import sys; print('decimal' in sys.modules, 'sqlite3' in sys.modules)"
+    assert await printed(node.driver, link, code) == "True True"
+    _, plain = await started(node.driver, spec())
+    assert await printed(node.driver, plain, code) == "False False"
+    link.close()
+    plain.close()
+
+
+async def test_a_module_that_cannot_be_preloaded_is_named(node: Node) -> None:
+    handle = await node.driver.ensure(spec(template=template(preload=("no_such_module", "json"))))
+    with pytest.raises(PermanentError) as caught:
+        await node.driver.connect(handle)
+    assert caught.value.code == "preload_failed"
+    assert "no_such_module" in caught.value.message
+    assert "json" not in caught.value.message
+
+
+async def test_a_template_may_bring_its_own_root_file_system(node: Node) -> None:
+    image = build_rootfs(node.data_dir / "rootfs" / "small")
+    own = template(image=str(image))
+    await node.driver.check(own)
+    _, link = await started(node.driver, spec(template=own))
+    code = (
+        "import os, sys\n"
+        "print(open('/etc/mark').read(), sys.executable, os.path.exists('/usr/bin/env'))\n"
+        "open('/workspace/x', 'w').write('x')"
+    )
+    assert await printed(node.driver, link, code) == "from the image /usr/local/bin/python3 False"
+    result = await link.run(job(node.driver, "open('/etc/mark', 'w')"), Heard())
+    assert result["exit_code"] == 1
+    assert (image / "etc/mark").read_text() == "from the image"
+    link.close()
+
+
+async def test_a_root_file_system_without_an_interpreter_is_refused(node: Node) -> None:
+    empty = node.data_dir / "rootfs" / "empty"
+    empty.mkdir(parents=True)
+    for image in (empty, empty / "nothing"):
+        with pytest.raises(InvalidRequest):
+            await node.driver.check(template(image=str(image)))
