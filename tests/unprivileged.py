@@ -1,10 +1,10 @@
 """
 The same programs as an ordinary user.
 
-As root, a command is given an unused uid and a mount namespace in which that uid can reach what it needs:
-the interpreter, which may live in a closed home directory, and this checkout. A closed directory on the
-way is covered, for this command alone, by an empty one in which only what is needed is bound. Run by
-somebody who is not root, the command stays as it is.
+As root, a command is given an unused uid and a mount namespace in which that uid can reach what it
+needs: the interpreter, which may live in a closed home directory, and this checkout. A closed
+directory on the way is covered, for this command alone, by an empty one in which only what is
+needed is bound. Run by somebody who is not root, the command stays as it is.
 """
 
 from __future__ import annotations

@@ -229,15 +229,14 @@ async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node
     code = MAKER.format(
         checkout=str(unprivileged.CHECKOUT), kind=node.kind, data_dir=str(node.data_dir)
     )
-    maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    maker = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
     assert maker.stdout is not None
     try:
-        kept, ephemeral = (Handle(**json.loads(maker.stdout.readline())) for _ in range(2))
+        kept, ephemeral = [Handle(**json.loads(await maker.stdout.readline())) for _ in range(2)]
         assert (await node.driver.observe(ephemeral)).state is State.RUNNING
     finally:
         maker.kill()
-        maker.wait()
-        maker.stdout.close()
+        await maker.wait()
     await until(lambda: gone(node, ephemeral), "the end of the ephemeral one")
     assert pid_1(ephemeral) not in living()
     driver = await node.take_over()
@@ -421,7 +420,7 @@ async def test_two_links_at_once_serve_two_runs(node: Node) -> None:
         printed(node.driver, one, "import time; time.sleep(0.2); print('one')"),
         printed(node.driver, two, "import time; time.sleep(0.2); print('two')"),
     )
-    assert results == ["one", "two"]
+    assert list(results) == ["one", "two"]
     one.close()
     assert await printed(node.driver, two, "print('alone')") == "alone"
     two.close()

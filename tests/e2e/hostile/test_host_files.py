@@ -118,7 +118,7 @@ def test_what_the_mount_table_names_cannot_be_opened(target: Target, shared: Box
 import os
 for line in open("/proc/self/mountinfo"):
     root = line.split()[3]
-    if root == "/" or not root.startswith("/") or root.startswith(("/usr", "/lib", "/bin", "/sbin")):
+    if root == "/" or root[0] != "/" or root.startswith(("/usr", "/lib", "/bin", "/sbin")):
         continue
     place = line.split()[4]
     if place == root:
@@ -252,8 +252,9 @@ for name in os.listdir("/proc"):
     writable = set(shared.printed(code).split())
     # Settings of the sandbox's own namespaces, which the host does not see.
     own = (
-        "/proc/sys/fs/mqueue/", "/proc/sys/kernel/msg", "/proc/sys/kernel/shm", "/proc/sys/kernel/sem",
-        "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/ns_last_pid",
+        "/proc/sys/fs/mqueue/", "/proc/sys/kernel/msg", "/proc/sys/kernel/shm",
+        "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/pid_max",
+        "/proc/sys/kernel/ns_last_pid",
     )  # fmt: skip
     # Covered by /dev/null: what is written there is gone.
     covered = {path for path in writable if path in sandbox.HIDDEN}

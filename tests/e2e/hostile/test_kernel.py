@@ -190,8 +190,9 @@ def test_the_host_s_clock_name_and_kernel_settings_are_as_before(
     places = [Path("/proc/sys/kernel") / name for name in ("hostname", "core_pattern", "modprobe")]
     before = [place.read_text() for place in places if place.exists()]
     shared.run(
-        "for f in /proc/sys/kernel/hostname /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe; do\n"
-        "  echo '|/tmp/evil' > $f\ndone\nhostname evil\ndate -s 2001-01-01\necho b > /proc/sysrq-trigger",
+        "cd /proc/sys/kernel\n"
+        "for f in hostname core_pattern modprobe; do echo '|/tmp/evil' > $f; done\n"
+        "hostname evil\ndate -s 2001-01-01\necho b > /proc/sysrq-trigger",
         language="shell",
     )
     assert [place.read_text() for place in places if place.exists()] == before

@@ -74,7 +74,8 @@ def test_nothing_of_the_host_can_be_connected_to(target: Target, shared: Box, ea
     ports = [ears.tcp.getsockname()[1], int(target.server.url.rpartition(":")[2]), 22, 53]
     code = f"""
 import socket
-for address in {addresses()!r} + ["169.254.169.254", "10.0.0.1", "192.0.2.1", "0.0.0.0", "255.255.255.255"]:
+elsewhere = ["169.254.169.254", "10.0.0.1", "192.0.2.1", "0.0.0.0", "255.255.255.255"]
+for address in {addresses()!r} + elsewhere:
     for port in {ports!r}:
         try:
             socket.create_connection((address, port), timeout=2)

@@ -1,4 +1,4 @@
-"""Processes: the host's are out of sight, the executor's own survive, and nothing outlives its run."""
+"""The host's processes are out of sight, the executor's survive, nothing outlives its run."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_pid_1_cannot_be_read_or_traced(shared: Box) -> None:
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-for kind in ("mem", "maps", "environ", "root", "cwd", "exe", "fd", "fdinfo", "ns/mnt", "auxv", "stack",
-             "io", "map_files", "pagemap", "syscall", "personality", "clear_refs"):
+for kind in ("mem", "maps", "environ", "root", "cwd", "exe", "fd", "fdinfo", "ns/mnt", "auxv",
+             "stack", "io", "map_files", "pagemap", "syscall", "personality", "clear_refs"):
     place = f"/proc/1/{kind}"
     for attempt in (os.listdir, os.readlink, lambda path: open(path, "rb").read(1),
                     lambda path: open(path, "r+b")):
@@ -159,8 +159,11 @@ zygote, leader = os.getppid(), os.getpid()
 if os.fork() == 0:
     # In the background, until there is a child that waits for the next run.
     known = (1, zygote, leader, os.getpid())
-    while not (found := [int(e) for e in os.listdir("/proc") if e.isdigit() and int(e) not in known]):
+    found = []
+    while not found:
         time.sleep(0.005)
+        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        found = [pid for pid in pids if pid not in known]
     for pid in found:
         os.kill(pid, {int(number)})
 """

@@ -129,6 +129,18 @@ class LocalDriver:
             if (await self.observe(found)).state is State.RUNNING:
                 return found
             await self.destroy(found)
+        making = asyncio.ensure_future(self._make(spec))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # Neither a thread nor a process under way can be called back. It comes to its end, so
+            # that it does not run beside the next call, and what it made goes.
+            await asyncio.wait([making])
+            if not making.cancelled() and making.exception() is None:
+                await self.destroy(making.result())
+            raise
+
+    async def _make(self, spec: InstanceSpec) -> Handle:
         tree = await self._tree(spec.template)
         workspace = await asyncio.to_thread(self._prepare, spec)
         started = False
