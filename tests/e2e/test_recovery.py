@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, problem, until
+from tests.e2e.api import V1, Api, eventually, problem, until
 from tests.harness import Server
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.service.executions import Heard, Queue
+from atoll.service.running import Heard, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
+from atoll.api.rest.answers import Problem
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
-from atoll.api.rest.schemas import Execute, Problem
+from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError
 from atoll.version import __version__
 

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot
-from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.schemas import (
+from atoll.api.rest.answers import (
     ExecutionOut,
     ExecutionPage,
     ResultOut,
@@ -22,6 +21,7 @@ from atoll.api.rest.schemas import (
     result_out,
     status_out,
 )
+from atoll.api.rest.context import Answer, page_answer, services
 from atoll.errors import Conflict
 from atoll.model.execution import ExecutionStatus
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from atoll.api.rest.answers import result_out, submitted_out
 from atoll.api.rest.context import encode_json
 from atoll.api.rest.problems import invalid, on_unexpected, problem
-from atoll.api.rest.schemas import Execute, result_out, submitted_out
+from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError
 from atoll.model.execution import Request as RunRequest
 

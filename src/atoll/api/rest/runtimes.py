@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from atoll.api.rest.answers import RuntimeHealth, RuntimeMetrics, RuntimePage, timestamp
 from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.schemas import RuntimeHealth, RuntimeMetrics, RuntimePage, timestamp
 
 router = APIRouter(prefix="/runtimes", tags=["runtimes"])
 

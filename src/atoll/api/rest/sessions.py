@@ -6,14 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request
 
+from atoll.api.rest.answers import ProcessPage, SessionOut, SessionPage, session_out
 from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.schemas import (
-    CreateSession,
-    ProcessPage,
-    SessionOut,
-    SessionPage,
-    session_out,
-)
+from atoll.api.rest.requests import CreateSession
 from atoll.model.session import SessionStatus
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])

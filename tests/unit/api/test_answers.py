@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from atoll.api.rest import files, schemas
+from atoll.api.rest import answers, files, requests
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
@@ -43,24 +43,24 @@ TEMPLATE = Template("t", "T", NOW, NOW, RESOURCES, require=("seccomp",))
 ENTRY = Entry("dir/a", "file", 1, 0o644, NOW)
 
 ANSWERS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "resources": (schemas.ResourcesOut, schemas.resources_out(RESOURCES)),
-    "session": (schemas.SessionOut, schemas.session_out(SESSION)),
+    "resources": (answers.ResourcesOut, answers.resources_out(RESOURCES)),
+    "session": (answers.SessionOut, answers.session_out(SESSION)),
     "an ended session": (
-        schemas.SessionOut,
-        schemas.session_out(
+        answers.SessionOut,
+        answers.session_out(
             replace(SESSION, status=SessionStatus.TIMEOUT, ended_at=NOW, cause=Cause.TIMEOUT)
         ),
     ),
-    "submitted": (schemas.Submitted, schemas.submitted_out(RUNNING)),
-    "result": (schemas.ResultOut, schemas.result_out(ENDED, OUTCOME)),
-    "metrics": (schemas.MetricsOut, schemas.result_out(ENDED, OUTCOME)["metrics"]),
-    "status": (schemas.StatusOut, schemas.status_out(RUNNING)),
-    "status at the end": (schemas.StatusOut, schemas.status_out(ENDED)),
-    "artifact": (schemas.ArtifactOut, schemas.artifact_out(ARTIFACT)),
-    "execution": (schemas.ExecutionOut, schemas.execution_out(RUNNING)),
-    "execution at the end": (schemas.ExecutionOut, schemas.execution_out(ENDED)),
-    "template": (schemas.TemplateOut, schemas.template_out(TEMPLATE)),
-    "entry": (schemas.EntryOut, files._entry_out(ENTRY)),
+    "submitted": (answers.Submitted, answers.submitted_out(RUNNING)),
+    "result": (answers.ResultOut, answers.result_out(ENDED, OUTCOME)),
+    "metrics": (answers.MetricsOut, answers.result_out(ENDED, OUTCOME)["metrics"]),
+    "status": (answers.StatusOut, answers.status_out(RUNNING)),
+    "status at the end": (answers.StatusOut, answers.status_out(ENDED)),
+    "artifact": (answers.ArtifactOut, answers.artifact_out(ARTIFACT)),
+    "execution": (answers.ExecutionOut, answers.execution_out(RUNNING)),
+    "execution at the end": (answers.ExecutionOut, answers.execution_out(ENDED)),
+    "template": (answers.TemplateOut, answers.template_out(TEMPLATE)),
+    "entry": (answers.EntryOut, files._entry_out(ENTRY)),
 }
 
 
@@ -82,46 +82,46 @@ def test_a_result_that_was_lost_has_the_fields_too() -> None:
     outcome = Outcome(
         ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, None, error={"code": "x", "message": "y"}
     )
-    answer = schemas.result_out(replace(ENDED, outcome=outcome), outcome)
+    answer = answers.result_out(replace(ENDED, outcome=outcome), outcome)
 
-    assert schemas.ResultOut.model_validate(answer).status == "error"
+    assert answers.ResultOut.model_validate(answer).status == "error"
     assert answer["metrics"] is None
 
 
 def test_times_are_utc_with_a_z() -> None:
-    assert schemas.timestamp(NOW) == "2025-01-04T10:30:00Z"
-    assert schemas.timestamp(NOW.replace(microsecond=5)) == "2025-01-04T10:30:00.000005Z"
-    assert schemas.timestamp(None) is None
+    assert answers.timestamp(NOW) == "2025-01-04T10:30:00Z"
+    assert answers.timestamp(NOW.replace(microsecond=5)) == "2025-01-04T10:30:00.000005Z"
+    assert answers.timestamp(None) is None
 
 
 def test_every_status_is_described() -> None:
     def words(model: type[BaseModel]) -> set[str]:
         return set(model.model_json_schema()["properties"]["status"]["enum"])
 
-    assert words(schemas.SessionOut) == set(SessionStatus)
-    assert words(schemas.ExecutionOut) == words(schemas.StatusOut) == set(ExecutionStatus)
+    assert words(answers.SessionOut) == set(SessionStatus)
+    assert words(answers.ExecutionOut) == words(answers.StatusOut) == set(ExecutionStatus)
 
 
 def test_what_a_template_requires_is_one_of_the_known_names() -> None:
-    schemas.SecurityContext(require=list(REQUIREMENTS))
+    requests.SecurityContext(require=list(REQUIREMENTS))
     with pytest.raises(ValidationError):
-        schemas.SecurityContext(require=["magic"])
+        requests.SecurityContext(require=["magic"])
 
 
 def test_limits_come_from_the_base_where_none_are_given() -> None:
-    wanted = schemas.CreateSession(memory="1Gi").limits(RESOURCES)
+    wanted = requests.CreateSession(memory="1Gi").limits(RESOURCES)
 
     assert wanted == replace(RESOURCES, memory=2**30)
-    nested = schemas.CreateSession(resources=schemas.ResourcesIn(cpu="2")).limits(RESOURCES)
+    nested = requests.CreateSession(resources=requests.ResourcesIn(cpu="2")).limits(RESOURCES)
     assert nested == replace(RESOURCES, cpu=2.0)
 
 
 @pytest.mark.parametrize("event", [float("nan"), [float("inf")], {"a": -float("inf")}], ids=str)
 def test_an_event_that_json_cannot_hold_is_refused(event: Any) -> None:
     with pytest.raises(ValidationError):
-        schemas.Execute(code="1", event=event)
+        requests.Execute(code="1", event=event)
 
 
 @pytest.mark.parametrize("event", [None, 0, "", [], {}, {"a": [1, None]}], ids=str)
 def test_an_event_is_any_json(event: Any) -> None:
-    assert schemas.Execute(code="1", event=event).event == event
+    assert requests.Execute(code="1", event=event).event == event
