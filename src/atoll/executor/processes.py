@@ -55,6 +55,8 @@ def share(process: Process) -> tuple[int, int]:
                 name, _, value = line.partition(b":")
                 if name in found:
                     found[name] = int(value.split()[0]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0  # Ended since it was listed.
     except OSError:
         pass
     if found[b"Pss_Anon"] < 0:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = 137
 """Exit code of a Python process that got no more memory, where no control group tells of it."""
 PIPE_READ = 262_144
+NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
 STUCK_SECONDS = 0.1
@@ -294,8 +295,7 @@ class Runs:
 
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
-        usage = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
-        self._conclude(run, signal.SIGKILL, usage)
+        self._conclude(run, signal.SIGKILL, dict(NO_USAGE))
 
     def exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
         """The leader of a run is gone: read what is left, and make the result."""
@@ -370,7 +370,13 @@ class Runs:
     def crashed(self, pid: int) -> None:
         """The zygote that a run belonged to is gone; its leader is now a child of PID 1."""
         run = self._by_pid.get(pid)
-        if run is not None and run.reason is None:
+        if run is None:
+            return
+        if processes.read(pid) is None:
+            # The zygote had taken note of its end, and then could not tell.
+            self._by_pid.pop(pid)
+            self._conclude(run, signal.SIGKILL, dict(NO_USAGE))
+        elif run.reason is None:
             processes.kill_tree(pid)
 
     def acknowledge(self, run_id: str) -> None:

@@ -236,6 +236,7 @@ class Supervisor:
 
     def _reap(self, wake: int) -> None:
         os.read(wake, 4096)
+        self._see_taken()
         self._free_zygote()
         while True:
             try:

@@ -84,10 +84,20 @@ async def gone(node: Node, handle: Handle) -> bool:
     return (await node.driver.observe(handle)).state is not State.RUNNING
 
 
+def own_children() -> set[int]:
+    return {pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()}
+
+
+async def alone(others: set[int]) -> bool:
+    """Whether the driver's helper, a child of this process unlike `others`, has no child left."""
+    return not [child for helper in own_children() - others for child in below(helper)]
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30, 60])
 async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
     node: Node, turns: int
 ) -> None:
+    others = own_children()
     wanted = spec()
     making = asyncio.create_task(node.driver.ensure(wanted))
     for _ in range(turns):
@@ -103,17 +113,14 @@ async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
     assert await node.driver.handles() == []
     assert await node.driver.workspaces() == []
 
-    async def alone() -> bool:
-        """Nothing but the spawner is left below this process."""
-        return not [pid for pid in below(os.getpid()) if processes()[pid][2] in ("bwrap", "atoll")]
-
-    await until(alone, "the end of what was cancelled")
+    await until(lambda: alone(others), "the end of what was cancelled")
 
 
 @pytest.mark.parametrize("turns", [0, 2, 5, 13, 40])
 async def test_a_cancelled_ensure_leaves_nothing_once_its_handle_is_destroyed(
     node: Node, turns: int
 ) -> None:
+    others = own_children()
     making = asyncio.create_task(node.driver.ensure(spec()))
     for _ in range(turns):
         await asyncio.sleep(0.001)
@@ -123,10 +130,7 @@ async def test_a_cancelled_ensure_leaves_nothing_once_its_handle_is_destroyed(
         await node.driver.destroy(handle)
     assert await node.driver.handles() == []
 
-    async def alone() -> bool:
-        return not [pid for pid in below(os.getpid()) if processes()[pid][2] in ("bwrap", "atoll")]
-
-    await until(alone, "the end of what was cancelled")
+    await until(lambda: alone(others), "the end of what was cancelled")
 
 
 async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
