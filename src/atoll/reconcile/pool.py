@@ -39,8 +39,8 @@ class PoolRefill:
             self._pool.changed.clear()
             try:
                 wait = await self._refill()
-            except AtollError as error:
-                log.warning("pool.refill_failed", error=error.message)
+            except Exception as error:
+                log.warning("pool.refill_failed", exc_info=error)
                 wait = FIRST_BACKOFF
             try:
                 async with asyncio.timeout(wait):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError
 from atoll.model.instance import State
 from atoll.model.session import Cause
 from atoll.service.pool import Ready
@@ -43,6 +42,10 @@ class Recovery:
         self._sessions = sessions
         self._executions = executions
         self._pool = pool
+        self._kept: set[str] = set()
+        """Workspaces that a session has a right to."""
+        self._found: set[str] = set()
+        """Instances that were there before; what runs in a new one was not running before."""
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(CONCURRENCY)
@@ -51,12 +54,16 @@ class Recovery:
             async with slots:
                 try:
                     await self._instance(handle)
-                except AtollError as error:
-                    # Left to the sweep, which looks again and again.
-                    log.warning("recovery.failed", instance=handle.instance_id, error=error.message)
+                except Exception as error:
+                    # One that cannot be reached must not keep the others waiting; the sweep looks
+                    # again and again.
+                    log.warning("recovery.failed", instance=handle.instance_id, exc_info=error)
 
+        self._kept = await self._workspaces_in_use()
+        handles = await self._driver.handles()
+        self._found = {handle.instance_id for handle in handles}
         async with asyncio.TaskGroup() as group:
-            for handle in await self._driver.handles():
+            for handle in handles:
                 group.create_task(limited(handle))
         await self._forget_lost_instances()
         await self._schedule_ends()
@@ -78,17 +85,19 @@ class Recovery:
                 if session is not None and not ended and session.instance_id == instance.id:
                     await self._sessions.live(session.id)
                     return
-        keep = await self._is_a_session_s(handle, instance.session_id if instance else None)
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
-        if not keep:
-            await self._driver.discard(self._driver.workspace_of(handle))
+        workspace = self._driver.workspace_of(handle)
+        if workspace not in self._kept:
+            await self._driver.discard(workspace)
 
-    async def _is_a_session_s(self, handle: Handle, session_id: str | None) -> bool:
-        if session_id is None:
-            return False
-        session = await self._store.sessions.get(session_id)
-        return session is not None and not session.status.ended
+    async def _workspaces_in_use(self) -> set[str]:
+        found: set[str] = set()
+        after = ""
+        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+            found |= {session.workspace for session in batch if session.workspace is not None}
+            after = batch[-1].id
+        return found
 
     async def _forget_lost_instances(self) -> None:
         there = {handle.instance_id for handle in await self._driver.handles()}
@@ -110,7 +119,7 @@ class Recovery:
         while batch := await self._store.executions.unfinished(limit=BATCH, after=after):
             for execution in batch:
                 live = self._sessions.reachable(execution.session_id)
-                if live is None:
+                if live is None or live.instance.id not in self._found:
                     await self._executions.abandon(
                         execution,
                         Cause.INSTANCE_LOST,

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError
-
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.model.instance import Handle
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.settings import SessionSettings
@@ -48,17 +49,22 @@ class Sweep:
             await asyncio.sleep(self._settings.sweep.total_seconds())
             try:
                 await self.once()
-            except AtollError as error:
-                log.warning("sweep.failed", error=error.message)
-            except OSError as error:
+            except Exception as error:
                 log.error("sweep.failed", exc_info=error)
 
     async def once(self) -> None:
         for session in await self._store.sessions.expired(
             self._clock.now(), limit=self._settings.sweep_batch
         ):
-            await self._sessions.expire(session.id)
+            await self._settled(self._sessions.expire(session.id), session_id=session.id)
         await self._remove_orphans()
+
+    async def _settled(self, work: Awaitable[object], **about: str) -> None:
+        """One that cannot be settled does not keep the others waiting; it is tried again."""
+        try:
+            await work
+        except Exception as error:
+            log.warning("sweep.item_failed", exc_info=error, **about)
 
     async def _remove_orphans(self) -> None:
         owned, kept = await self._owned()
@@ -67,13 +73,16 @@ class Sweep:
         for handle in await self._driver.handles():
             if handle.instance_id not in owned and self._is_old(handle.instance_id, seen, now):
                 log.info("orphan.instance", instance_id=handle.instance_id)
-                await self._driver.destroy(handle)
-                await self._store.instances.remove(handle.instance_id)
+                await self._settled(self._remove(handle), instance_id=handle.instance_id)
         for workspace in await self._driver.workspaces():
             if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
                 log.info("orphan.workspace", workspace=workspace)
-                await self._driver.discard(workspace)
+                await self._settled(self._driver.discard(workspace), workspace=workspace)
         self._first_seen = seen
+
+    async def _remove(self, handle: Handle) -> None:
+        await self._driver.destroy(handle)
+        await self._store.instances.remove(handle.instance_id)
 
     def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
         seen[key] = self._first_seen.get(key, now)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CANCEL_GRACE = 2.0
+END_MARGIN = 30.0
+"""Seconds beyond its time-out after which an execution that was not ended is given up."""
+REATTACH_SECONDS = 0.5
 SAVE_BACKOFF = (1.0, 2.0, 4.0, 10.0)
 
 
@@ -65,6 +68,7 @@ class Executions:
         self.seconds = 0.0
         """How long they took together."""
         sessions.ended = self._session_ended
+        sessions.reconnected = self._reconnected
 
     @property
     def running_count(self) -> int:
@@ -88,9 +92,10 @@ class Executions:
                     status_now=session.status.value,
                 )
         queue = self._queues.setdefault(session_id, Queue())
-        if len(queue.waiting) >= self._settings.execution.queue_limit:
+        ahead = len(queue.waiting) + queue.coming
+        if ahead >= self._settings.execution.queue_limit:
             raise TemporaryError(
-                f"{len(queue.waiting)} executions are waiting for session {session_id} already.",
+                f"{ahead} executions are waiting for session {session_id} already.",
                 code="session_busy",
             )
         now = self._clock.now()
@@ -101,7 +106,12 @@ class Executions:
             status=ExecutionStatus.PENDING,
             created_at=now,
         )
-        await self._store.executions.add(execution)
+        queue.coming += 1
+        try:
+            await self._store.executions.add(execution)
+        finally:
+            queue.coming -= 1
+            self._forget(session_id, queue)
         return self.resume(execution)
 
     def resume(self, execution: Execution) -> Running:
@@ -183,17 +193,21 @@ class Executions:
                 if (told := heard.hear(*event)) is not None:
                     yield told
         else:
-            position = 0
-            while True:
-                running.changed.clear()
-                while position < len(running.events):
-                    event = running.events[position]
-                    position += 1
-                    if (told := heard.hear(*event)) is not None:
-                        yield told
-                if running.done.done():
-                    break
-                await running.changed.wait()
+            running.listeners += 1
+            try:
+                position = 0
+                while True:
+                    running.changed.clear()
+                    while position < len(running.events):
+                        name, data = running.events[position]
+                        position += 1
+                        if (told := heard.hear(name, bytes(data))) is not None:
+                            yield told
+                    if running.done.done():
+                        break
+                    await running.changed.wait()
+            finally:
+                running.listeners -= 1
             execution = running.execution
         if execution.outcome is not None and heard.end() > after:
             yield heard.end(), "result", execution
@@ -216,9 +230,13 @@ class Executions:
 
     def _leave(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         queue.leave(turn)
-        if not queue.busy:
-            self._queues.pop(running.execution.session_id, None)
+        self._forget(running.execution.session_id, queue)
         self._running.pop(running.execution.id, None)
+
+    def _forget(self, session_id: str, queue: Queue) -> None:
+        """Drop a queue that nobody is in, and no other: a new one may have taken its place."""
+        if not queue.busy and not queue.coming and self._queues.get(session_id) is queue:
+            del self._queues[session_id]
 
     async def _outcome(self, running: Running) -> Outcome:
         execution = running.execution
@@ -232,11 +250,20 @@ class Executions:
             return lost(
                 ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
             )
+        # What the kernel ended for memory before this one is not this one's.
+        await self._driver.out_of_memory(live.instance.handle)
+        if running.cancelled or running.ended_by is not None:
+            return self._cut_short(running)
         running.execution = execution = dataclasses.replace(
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
         try:
-            raw = await live.link.run(self._job(live, execution), running)
+            async with asyncio.timeout(execution.request.timeout + END_MARGIN):
+                raw = await live.link.run(self._job(live, execution), running)
+        except TimeoutError:
+            # It ends executions itself; one that does not is of no more use.
+            live.link.close()
+            return await self._after_loss(running, live)
         except LinkLost:
             return await self._after_loss(running, live)
         except ExecutorError as error:
@@ -268,6 +295,18 @@ class Executions:
         finally:
             self._leave(running, queue, turn)
 
+    def _reconnected(self, live: Live) -> None:
+        if live.link.hello.get("runs"):
+            work = self._settle_journal(live)
+            self._tasks.start(work, f"settle journal of {live.instance.id}")
+
+    async def _settle_journal(self, live: Live) -> None:
+        """Acknowledge what is stored, and was not acknowledged before the link went."""
+        for run in live.link.hello["runs"]:
+            stored = await self._store.executions.get(run["id"])
+            if run["ended"] and (stored is None or stored.status.ended):
+                live.link.acknowledge(run["id"])
+
     async def abandon(self, execution: Execution, cause: Cause, message: str) -> None:
         """Record that an execution died with the instance it was on."""
         outcome = lost(ExecutionStatus.CRASHED, cause, message, stdout=b"", stderr=b"")
@@ -277,14 +316,22 @@ class Executions:
         """The link went: attach again if the instance is there, and say so if it is not."""
         if running.ended_by is not None:
             return self._cut_short(running)
-        if (await self._driver.observe(live.instance.handle)).state is State.RUNNING:
+        deadline = self._clock.monotonic() + running.execution.request.timeout + END_MARGIN
+        while (await self._driver.observe(live.instance.handle)).state is State.RUNNING:
             try:
                 again = await self._sessions.live(running.execution.session_id)
-                raw = await again.link.attach(running.execution.id, running.sequence, running)
+                async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                    raw = await again.link.attach(running.execution.id, running.sequence, running)
                 return await self._conclude(running, again, raw)
-            except AtollError:
+            except ExecutorError:
+                break  # It does not know the run: it never had it.
+            except (AtollError, TimeoutError) as error:
                 if running.ended_by is not None:
                     return self._cut_short(running)
+                if self._clock.monotonic() >= deadline:
+                    break
+                log.info("execution.reattach", execution_id=running.execution.id, error=str(error))
+                await asyncio.sleep(REATTACH_SECONDS)
         cause = Cause.OOM if await self._driver.out_of_memory(live.instance.handle) else None
         return lost(
             ExecutionStatus.CRASHED,

@@ -50,7 +50,6 @@ class Pool:
         self._ready: dict[tuple[str, datetime], list[Ready]] = {}
         self.changed = asyncio.Event()
         """Set when there may be something to refill."""
-        self.closed = False
 
     def take(self, template: Template, resources: Resources) -> Ready | None:
         """
@@ -99,9 +98,19 @@ class Pool:
         return dropped
 
     async def make(
-        self, template: Template, resources: Resources, *, workspace: str | None = None
+        self,
+        template: Template,
+        resources: Resources,
+        *,
+        session_id: str | None = None,
+        workspace: str | None = None,
     ) -> Ready:
-        """A new instance, recorded and connected; none is left behind when that fails."""
+        """
+        A new instance, recorded and connected; none is left behind when that fails.
+
+        One that is made for a session is recorded as its own from the first, so that nobody who
+        finds it after a crash takes it for one of the pool.
+        """
         spec = InstanceSpec(ids.instance_id(), template, resources, workspace, self._ephemeral)
         handle = await self._driver.ensure(spec)
         try:
@@ -113,6 +122,7 @@ class Pool:
                 workspace=self._driver.workspace_of(handle),
                 handle=handle,
                 created_at=self._clock.now(),
+                session_id=session_id,
             )
             await self._store.instances.add(instance)
             link = await self._driver.connect(handle)
@@ -138,6 +148,5 @@ class Pool:
         await self._store.instances.remove(ready.instance.id)
 
     async def close(self) -> None:
-        self.closed = True
         for ready in self.drop(set()):
             await self.destroy(ready)

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from atoll.model.session import Session
 
 
+MERGED = 64 * 1024
+
+
 class Running:
     """An execution under way: what is known of it so far, and who wants to know."""
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self.events: list[tuple[str, bytes]] = []
+        self.events: list[tuple[str, bytearray]] = []
         """Name and content, in order; bounded by the output limit."""
+        self.listeners = 0
+        """Who follows the events. While nobody does, output in small pieces is put together."""
         self.sequence = 0
         """The last output that was heard."""
         self.changed = asyncio.Event()
@@ -46,7 +51,11 @@ class Running:
             self._tell("stdout" if channel == frames.STDOUT else "stderr", data)
 
     def _tell(self, name: str, data: bytes) -> None:
-        self.events.append((name, data))
+        last = self.events[-1] if self.events else ("", bytearray())
+        if not self.listeners and last[0] == name and len(last[1]) < MERGED:
+            last[1].extend(data)
+        else:
+            self.events.append((name, bytearray(data)))
         self.changed.set()
 
     def gathered(self, name: str) -> bytes:
@@ -73,6 +82,8 @@ class Queue:
 
     def __init__(self) -> None:
         self.busy = False
+        self.coming = 0
+        """How many are being recorded and will join."""
         self.waiting: deque[asyncio.Future[bool]] = deque()
 
     def join(self) -> asyncio.Future[bool]:

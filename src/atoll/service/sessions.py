@@ -86,6 +86,8 @@ class Sessions:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.created = {"pool": 0, "cold": 0}
         """How many sessions were created, by how they started."""
+        self.reconnected: Callable[[Live], None] = lambda live: None
+        """Told when an instance that was running already is reached again."""
         self.ended: Callable[[Session], None] = lambda session: None
         """Told when a session ends, before its instance goes."""
 
@@ -144,7 +146,9 @@ class Sessions:
         )
         try:
             if ready.resources != session.resources:
-                await self._driver.resize(ready.instance.handle, session.resources)
+                handle = ready.instance.handle
+                if not await self._driver.resize(handle, session.resources):
+                    raise TemporaryError(f"Instance {handle.instance_id} keeps its limits.")
             await self._store.sessions.add(session)
         except BaseException:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
@@ -154,11 +158,16 @@ class Sessions:
         return session
 
     async def _start_cold(self, session: Session) -> Session:
-        template = await self._templates.get(session.template_id)
         try:
-            ready = await self._pool.make(template, session.resources, workspace=session.workspace)
+            ready = await self._make(session)
         except AtollError as error:
             await self._end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
+            raise
+        except BaseException:
+            # Cancelled, or broken here: nobody will come for it.
+            words = "Its creation was broken off."
+            ending = self._end(session, SessionStatus.FAILED, Cause.DRIVER, words)
+            self._tasks.start(ending, f"end {session.id}")
             raise
         running = dataclasses.replace(
             session,
@@ -169,14 +178,20 @@ class Sessions:
         )
         try:
             running = await self._store.sessions.save(running)
-        except Conflict:
-            # Ended by somebody while it was being made.
-            await self._pool.destroy(ready)
+        except BaseException:
+            # Ended by somebody while it was being made, or never to be recorded.
+            await asyncio.shield(self._pool.destroy(ready))
             raise
         self._keep(running, ready)
         self.created["cold"] += 1
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
+
+    async def _make(self, session: Session) -> Ready:
+        template = await self._templates.get(session.template_id)
+        return await self._pool.make(
+            template, session.resources, session_id=session.id, workspace=session.workspace
+        )
 
     def _keep(self, session: Session, ready: Ready) -> None:
         self._lives[session.id] = Live(session, ready.instance, ready.link)
@@ -357,11 +372,11 @@ class Sessions:
         link = await self._driver.connect(instance.handle)
         live = self._lives[session.id] = Live(session, instance, link)
         self.schedule_end(session)
+        self.reconnected(live)
         return live
 
     async def _start_again(self, session: Session) -> Session:
-        template = await self._templates.get(session.template_id)
-        ready = await self._pool.make(template, session.resources, workspace=session.workspace)
+        ready = await self._make(session)
         now = self._clock.now()
         try:
             session = await self._store.sessions.save(

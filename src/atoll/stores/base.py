@@ -7,9 +7,10 @@ one that was read, changed; it is written as version + 1 if the stored version i
 given, and `Conflict` is raised (nothing written) otherwise. Entities come back equal to what was
 put in.
 
-Lists are newest first and paged by a cursor that stays valid while rows are added and removed: a
-page never repeats or skips an item that was there all along. A cursor that this store did not make
-raises `InvalidRequest` with code `bad_cursor`. A page costs the same however deep it is.
+Lists are newest first, at most `limit` items and no more than some megabytes a page, and paged by a
+cursor that stays valid while rows are added and removed: a page never repeats or skips an item that
+was there all along. A cursor that this store did not make raises `InvalidRequest` with code
+`bad_cursor`. A page costs the same however deep it is.
 
 Adding an id that exists raises `Conflict`. Reading what is not there gives None. A back-end that
 cannot be reached raises `TemporaryError` with code `database_unavailable`.

@@ -68,7 +68,10 @@ async def list_executions(
     page = await services(request).executions.list(
         session_id=session_id, status=status, cursor=cursor, limit=limit
     )
-    return page_answer([execution_out(item) for item in page.items], page.next_cursor)
+    # Megabytes of output may be in it: beside the loop, not on it.
+    return await asyncio.to_thread(
+        lambda: page_answer([execution_out(item) for item in page.items], page.next_cursor)
+    )
 
 
 @router.get("/executions/{execution_id}", responses={200: {"model": ExecutionOut}})

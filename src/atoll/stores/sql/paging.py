@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
+
 
 def page_of(
     table: str,
@@ -50,9 +53,14 @@ def page_of(
     )
 
     def read(connection: sqlite3.Connection) -> Page[T]:
-        rows = connection.execute(statement, values).fetchall()
-        more = len(rows) > limit
-        rows = rows[:limit]
+        rows: list[sqlite3.Row] = []
+        size, more = 0, False
+        for row in connection.execute(statement, values):
+            size += sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            more = len(rows) == limit or (size > PAGE_BYTES and bool(rows))
+            if more:
+                break
+            rows.append(row)
         return Page(
             tuple(entity(row) for row in rows),
             make_cursor(rows[-1]["created_at"], rows[-1]["id"]) if more else None,
