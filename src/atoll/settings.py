@@ -15,7 +15,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from atoll.errors import InvalidRequest
@@ -93,7 +101,7 @@ class ExecutionSettings(Group):
 
 class LinkSettings(Group):
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time for an executor to accept a connection, in seconds."""
+    """Time for an instance that is up to say hello on a new connection, in seconds."""
     start_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
@@ -122,8 +130,6 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
-    stop_grace: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
-    """Time between asking an instance's processes to end and ending them, in seconds."""
 
     @model_validator(mode="before")
     @classmethod
@@ -159,7 +165,7 @@ class Settings(BaseSettings):
     """Address to listen on. Beyond loopback it needs TLS or `insecure`."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    data_dir: Path = Field(default_factory=default_data_dir)
+    data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
     """Where the database, the key and the workspaces live; readable by its owner alone."""
     api_key: str | None = Field(None, min_length=16, repr=False)
     """The first key. One is made and kept in `<data_dir>/key` when not set."""
@@ -198,6 +204,15 @@ class Settings(BaseSettings):
                 o.strip() for o in values["cors_origins"].split(",") if o.strip()
             ]
         return values
+
+    @field_validator("data_dir")
+    @classmethod
+    def _real_place(cls, path: Path) -> Path:
+        # Other processes of ours run elsewhere, and the kernel tells of real paths only.
+        try:
+            return path.expanduser().resolve()
+        except (OSError, RuntimeError) as error:
+            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def _tls_is_a_pair(self) -> Self:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -359,4 +360,33 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
     with calling(own) as api:
         result = api.result(execution_id)
         assert (result["status"], result["cause"]) == ("error", "instance_lost")
+        assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM instances WHERE id = :instance",
+        "UPDATE sessions SET instance_id = NULL WHERE id = :session",
+    ],
+    ids=["made and not recorded", "recorded and not handed over"],
+)
+def test_an_instance_that_was_being_made_for_a_session_takes_no_files_away(
+    own: Server, change: str
+) -> None:
+    with calling(own) as api:
+        shown = api.create()
+        api.run(shown["id"], "open('kept', 'w').write('here')")
+    own.stop(signal.SIGKILL)
+    # As if it had died while a new instance for this session was coming up.
+    with closing(sqlite3.connect(own.data_dir / "atoll.db")) as database:
+        values = {"instance": shown["container_id"], "session": shown["id"]}
+        assert database.execute(change, values).rowcount == 1
+        database.commit()
+    own.start()
+
+    with calling(own) as api:
+        others = [api.create()["id"] for _ in range(3)]
+        for other in others:
+            assert api.run(other, "import os\nprint(os.listdir())")["stdout"] == "[]\n"
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"

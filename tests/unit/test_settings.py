@@ -26,7 +26,6 @@ READ: dict[str, tuple[str, Any]] = {
     "ATOLL_POOL__SIZE": ("0", 0),
     "ATOLL_LINK__READ_TIMEOUT": ("3", timedelta(seconds=3)),
     "ATOLL_LOCAL__TEMPLATE_ROOTS": ("/a:/b", (Path("/a"), Path("/b"))),
-    "ATOLL_LOCAL__STOP_GRACE": ("0", timedelta(0)),
     "ATOLL_SQLITE__BUSY_TIMEOUT": ("10", timedelta(seconds=10)),
 }
 
@@ -127,3 +126,27 @@ def test_the_data_directory_follows_the_desktop_s_rule(monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
 
     assert Settings.read().data_dir == Path("/data/atoll")
+
+
+def test_the_data_directory_is_a_real_and_absolute_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = tmp_path.resolve() / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(real))
+
+    assert Settings.read(data_dir="./link/data").data_dir == real / "data"
+    assert Settings.read(data_dir="~/data").data_dir == real / "data"
+    monkeypatch.setenv("ATOLL_DATA_DIR", "link")
+    assert Settings.read().data_dir == real
+    monkeypatch.delenv("ATOLL_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", "link")
+    assert Settings.read().data_dir == real / "atoll"
+
+
+def test_a_home_directory_of_nobody_is_an_error() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Settings.read(data_dir="~nobody-of-that-name/data")
+    assert caught.value.code == "invalid_setting"

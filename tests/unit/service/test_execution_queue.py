@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.service.running import Heard, Queue
+from atoll.executor import frames
+from atoll.model.execution import Execution, ExecutionStatus, Request
+from atoll.service.running import Heard, Queue, Running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,3 +183,30 @@ def test_any_number_is_a_place_to_start_from(number: int) -> None:
     heard.hear("stdout", b"x" * 10)
 
     assert heard.end() > 0
+
+
+def running() -> Running:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    request = Request(code="")
+    return Running(Execution("exec_1", "sess_1", request, ExecutionStatus.RUNNING, now))
+
+
+async def test_output_that_nobody_follows_is_kept_in_few_pieces() -> None:
+    heard = running()
+    for sequence in range(10_000):
+        heard.output(sequence + 1, frames.STDOUT, b"x")
+
+    assert heard.gathered("stdout") == b"x" * 10_000
+    assert len(heard.events) == 1
+
+
+async def test_output_that_somebody_follows_is_not_changed_behind_their_back() -> None:
+    heard = running()
+    heard.output(1, frames.STDOUT, b"a")
+    heard.listeners = 1
+    heard.output(2, frames.STDOUT, b"b")
+
+    assert [(name, bytes(data)) for name, data in heard.events] == [
+        ("stdout", b"a"),
+        ("stdout", b"b"),
+    ]

@@ -51,7 +51,7 @@ class LocalDriver:
         self._instances = self._node / "instances"
         self._roots = (*settings.template_roots, data_dir / "rootfs")
         self._root = os.geteuid() == 0
-        self._nursery = Nursery()
+        self._nursery = Nursery(link.start_timeout)
         self._groups: cgroups.Groups = cgroups.NoGroups()
         self._workspaces = Workspaces(
             self._node / "workspaces", settings, images=host.can_mount_images(), own_uids=self._root

@@ -1,4 +1,8 @@
-"""The driver's end of the spawner: started when first needed, and again when it has died."""
+"""
+The driver's end of the spawner: started when first needed, and again when it has died.
+
+An instance whose start was given up before the spawner told of it is killed when it does.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,22 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import spawner
+from atoll.drivers.local import processes, spawner
 from atoll.errors import TemporaryError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 class Nursery:
-    def __init__(self) -> None:
+    def __init__(self, start_timeout: timedelta) -> None:
+        self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._sending = asyncio.Lock()
         self._last = 0
         self.exits: dict[int, int] = {}
         """Wait status of bubblewraps that have ended, by pid; taken out by who asks."""
@@ -57,17 +66,15 @@ class Nursery:
 
     async def spawn(self, request: dict[str, Any]) -> tuple[int, int]:
         """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
-        if self._socket is None:
-            self.open()
-        assert self._socket is not None
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.get_running_loop().sock_sendall(
-                self._socket, json.dumps({**request, "number": number}).encode()
-            )
-            answer = await future
+            async with asyncio.timeout(self._start_timeout.total_seconds()):
+                await self._send({**request, "number": number})
+                answer = await future
+        except TimeoutError:
+            answer = {"error": f"the spawner did not answer in {self._start_timeout}"}
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:
@@ -76,6 +83,15 @@ class Nursery:
                 code="instance_not_started",
             )
         return answer["pid"], answer["child"]
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        # The loop can wait for one sender on a socket: a second would take the first one's place.
+        async with self._sending:
+            if self._socket is None:
+                self.open()
+            assert self._socket is not None
+            data = json.dumps(message).encode()
+            await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     def _hear(self) -> None:
         assert self._socket is not None
@@ -94,6 +110,9 @@ class Nursery:
                 self.exits[answer["exited"]] = answer["status"]
             elif (future := self._waiting.get(answer["number"])) and not future.done():
                 future.set_result(answer)
+            elif "pid" in answer:
+                for pid in (answer["child"], answer["pid"]):
+                    processes.kill(pid, processes.start_time(pid) or 0)
 
     def _lost(self) -> None:
         if self._socket is not None:

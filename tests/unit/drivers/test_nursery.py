@@ -1,0 +1,71 @@
+"""The driver's end of the spawner, before a real one that starts nothing but a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.drivers.local.nursery import Nursery
+from atoll.errors import TemporaryError
+from tests.e2e.hostile.host import below, living
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+# As bubblewrap does, it tells its child's pid.
+SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
+
+
+def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
+    directory = place / name
+    directory.mkdir()
+    return {
+        "instance": name, "argv": ["/bin/sh", "-c", SCRIPT, "x" * padding],
+        "directory": str(directory), "log": str(directory / "log"), "seccomp": None, "groups": [],
+        "uid": None, "rlimits": {}, "stage": None, "binds": [], "image": None,
+    }  # fmt: skip
+
+
+@pytest.fixture
+async def nursery() -> AsyncIterator[Nursery]:
+    made = Nursery(timedelta(seconds=20))
+    yield made
+    pids = below(made._process.pid) if made._process else set()
+    await made.close()
+    for pid in pids & living():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_many_starts_at_once_all_come_through(nursery: Nursery, tmp_path: Path) -> None:
+    """More than the socket holds, so that senders have to wait for room."""
+    requests = [request(tmp_path, f"i{number}", padding=100_000) for number in range(24)]
+    pids = await asyncio.gather(*(nursery.spawn(one) for one in requests))
+    assert len({pid for pair in pids for pid in pair}) == 48
+
+
+async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Path) -> None:
+    nursery = Nursery(timedelta(seconds=0.5))
+    nursery.open()
+    assert nursery._process is not None
+    spawner = nursery._process.pid
+    os.kill(spawner, signal.SIGSTOP)
+    try:
+        with pytest.raises(TemporaryError) as caught:
+            await nursery.spawn(request(tmp_path, "late"))
+        assert caught.value.code == "instance_not_started"
+    finally:
+        os.kill(spawner, signal.SIGCONT)
+    # It is started after all, told of, and ended: nobody would know of it.
+    async with asyncio.timeout(20):
+        while not nursery.exits:
+            await asyncio.sleep(0.01)
+    assert not below(spawner) & living()
+    await nursery.close()
