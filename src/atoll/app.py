@@ -14,7 +14,6 @@ import logging
 import mimetypes
 import os
 import secrets
-import shutil
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,10 @@ from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
 from atoll.clock import SystemClock
 from atoll.drivers.local import host
-from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.driver import NODE, LocalDriver
+from atoll.drivers.local.workspaces import remove_tree
 from atoll.errors import Conflict
-from atoll.model.key import Scope
+from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
@@ -58,6 +58,10 @@ NODE_ID = "local"
 DATABASE = "atoll.db"
 KEY_FILE = "key"
 LOCK_FILE = "lock"
+UNLOCKED = ".new-"
+"""How the name of an embedded Atoll's directory begins until it is locked."""
+ENVIRONMENT = "environment"
+"""Name of the key that comes from ATOLL_API_KEY."""
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +109,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         sessions = Sessions(store, driver, pool, templates, tasks, clock, settings, NODE_ID)
         executions = Executions(store, driver, sessions, tasks, clock, settings)
         keys = Keys(store, clock)
-        node = Node(NODE_ID, driver.kind, f"unix://{settings.data_dir / 'node'}")
+        node = Node(NODE_ID, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
             executions=executions,
@@ -162,7 +166,7 @@ async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
             ) as app:
                 yield app.web
         finally:
-            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+            await asyncio.to_thread(_remove, place)
 
 
 @contextlib.contextmanager
@@ -193,26 +197,49 @@ def _own_directory(base: Path, local: LocalSettings) -> contextlib.AbstractConte
     """
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     for other in base.iterdir():
-        with contextlib.suppress(OSError):
-            lock = os.open(other, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                host.remove_leftovers(local, other / "node")
-                shutil.rmtree(other, ignore_errors=True)
-            finally:
-                os.close(lock)
-    path = base / secrets.token_hex(8)
-    path.mkdir(mode=0o700)
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        if not other.name.startswith(UNLOCKED):
+            _remove_if_dead(other, local)
+    name = secrets.token_hex(8)
+    # Under a name that others leave alone until it is locked: they would take it for a dead one's.
+    unlocked = base / f"{UNLOCKED}{name}"
+    unlocked.mkdir(mode=0o700)
+    lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    return _held(path, lock)
+    return _held(unlocked.rename(base / name), lock)
+
+
+def _remove_if_dead(place: Path, local: LocalSettings) -> None:
+    try:
+        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # Its owner was quicker.
+    except OSError as error:
+        log.warning("embedded.not_removed", path=str(place), error=str(error))
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        host.remove_leftovers(local, place / NODE)
+        _remove(place)
+    except BlockingIOError:
+        pass  # Somebody has it.
+    except OSError as error:
+        log.warning("embedded.not_removed", path=str(place), error=str(error))
+    finally:
+        os.close(lock)
+
+
+def _remove(place: Path) -> None:
+    try:
+        remove_tree(place)
+    except OSError as error:
+        log.warning("embedded.not_removed", path=str(place), error=str(error))
 
 
 # Local commands
 
 
 def doctor(settings: Settings) -> list[Check]:
-    return host.checks(settings.local)
+    return host.checks(settings.local, settings.data_dir / NODE)
 
 
 @asynccontextmanager
@@ -228,9 +255,16 @@ async def keys(settings: Settings) -> AsyncIterator[Keys]:
 
 
 async def ensure_first_key(settings: Settings, found: Keys) -> Path | None:
-    """The key of the environment, or the one in the key file, made at the first start."""
-    if settings.api_key is not None:
-        await found.adopt("environment", Scope.FULL, settings.api_key)
+    """
+    The key of the environment, or the one in the key file, made at the first start. A key that the
+    environment gave before and gives no more is revoked.
+    """
+    given = settings.api_key
+    for key in await found.list():
+        if key.name == ENVIRONMENT and (given is None or key.digest != digest(given)):
+            await found.remove(key.id)
+    if given is not None:
+        await found.adopt(ENVIRONMENT, Scope.FULL, given)
         return None
     path = settings.data_dir / KEY_FILE
     secret = await asyncio.to_thread(_read_or_make_key, path)

@@ -63,6 +63,9 @@ class Driver(Protocol):
 
     async def workspaces(self) -> list[str]: ...
 
+    async def health(self) -> str | None:
+        """Why no instance can be made here at the moment, as far as is known; none if one can."""
+
     async def metrics(self) -> NodeMetrics: ...
 
     def workspace_of(self, handle: Handle) -> str: ...

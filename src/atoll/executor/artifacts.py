@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_WALK = 100_000
 MAX_DEPTH = 64
+MAX_PATHS = 256 * 1024
+"""Bytes of all paths of a list together."""
 MAX_HASHED = 64 * 1024 * 1024
 TICK_NS = 20_000_000
 
@@ -91,11 +93,21 @@ class Scanner:
             if status.st_ctime_ns >= horizon:
                 self._recent[path] = (status.st_ino, status.st_ctime_ns)
         found.sort(key=lambda item: item[0])
-        listed = [
-            {"path": path, "size": status.st_size, "modified": status.st_mtime_ns, "sha256": None}
-            for path, status in found[:limit]
-        ]
-        return listed, cut or len(found) > limit
+        listed: list[dict[str, Any]] = []
+        room = MAX_PATHS
+        for path, status in found[:limit]:
+            room -= len(os.fsencode(path))
+            if room < 0:
+                break
+            listed.append(
+                {
+                    "path": path,
+                    "size": status.st_size,
+                    "modified": status.st_mtime_ns,
+                    "sha256": None,
+                }
+            )
+        return listed, cut or len(found) > len(listed)
 
 
 def hash_files(workspace: Workspace, artifacts: list[dict[str, Any]]) -> None:

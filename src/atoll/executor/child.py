@@ -24,6 +24,7 @@ FAILURE = b"E"
 SOURCE_NAME = "<code>"
 ARGUMENT_LIMIT = 100_000
 OUT_OF_MEMORY = 137
+"""Exit code of a Python process that got no more memory, where no control group tells of it."""
 
 _leader = 0
 

@@ -2,8 +2,8 @@
 One connection of the control plane: frames in, frames out, credit both ways.
 
 A stream may send only as many bytes as the other end granted, so what waits here is bounded by the
-number of streams. Answers go out at the end of the loop's turn; output of runs may wait a little
-longer, to travel with what follows it.
+number of streams. What is written goes out at the end of the loop's turn; an event may wait a
+little longer, to travel with what follows it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stream:
     def send(self, kind: int, payload: bytes) -> None:
         """DATA or OUTPUT; the caller has made sure of the credit."""
         self.credit -= len(payload)
-        self.connection.write(frames.encode(self.number, kind, payload), lazy=kind == frames.OUTPUT)
+        self.connection.write(frames.encode(self.number, kind, payload))
 
     def event(self, value: Any) -> None:
         self.connection.write(frames.encode_json(self.number, frames.EVENT, value), lazy=True)

@@ -4,6 +4,9 @@ The workspace's files, for the control plane.
 Every path is opened component by component beneath the workspace without following a link that user
 code could swap meanwhile, so no name leads out of it: not `..`, not a symbolic link, not a race.
 Links that stay inside work. Nothing here takes memory or a stack by the size or depth of a tree.
+
+Names that begin with `TRASH` or `UPLOAD` are the executor's: what is on its way out or in. Lists
+leave them out.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 ROOT = "/workspace"
 TRASH = ".atoll-trash-"
 UPLOAD = ".atoll-upload-"
-REMOVE_SECONDS = 20.0
+REMOVE_SECONDS = 5.0
+"""PID 1 does nothing else meanwhile."""
 
 DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
 _CODES = {
@@ -172,7 +176,12 @@ class Workspace:
             try:
                 with os.scandir(fd) as names:
                     chosen = heapq.nsmallest(
-                        limit + 1, (item.name for item in names if item.name > after)
+                        limit + 1,
+                        (
+                            item.name
+                            for item in names
+                            if item.name > after and not item.name.startswith((TRASH, UPLOAD))
+                        ),
                     )
                 entries = []
                 for name in chosen[:limit]:
@@ -222,32 +231,69 @@ class Workspace:
         return moved
 
     def remove(self, path: str, recursive: bool) -> None:
+        deadline = time.monotonic() + REMOVE_SECONDS
+
         def remove(fd: int, name: str) -> None:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
                 os.unlink(name, dir_fd=fd)
             elif recursive:
-                self._remove_tree(fd, name)
+                self._remove_tree(fd, name, path, deadline)
             else:
                 os.rmdir(name, dir_fd=fd)
 
-        self._in_parent(path, remove)
+        try:
+            self._in_parent(path, remove)
+        finally:
+            if recursive:
+                self._take_out_trash(deadline)
 
-    def _remove_tree(self, fd: int, name: str) -> None:
+    def _remove_tree(self, fd: int, name: str, path: str, deadline: float) -> None:
         """
         By moving each directory to the top and emptying it there: a tree of any depth takes neither
-        a deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for.
+        a deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for;
+        what is left then has lost its name, and goes with the next tree that is removed.
         """
         bin_name = "%s%d" % (TRASH, time.time_ns())
-        deadline = time.monotonic() + REMOVE_SECONDS
         os.mkdir(bin_name, 0o700, dir_fd=self._root)
-        trash = os.open(bin_name, DIRECTORY, dir_fd=self._root)
         try:
-            _move_to(trash, "0", fd, name)
+            trash = os.open(bin_name, DIRECTORY, dir_fd=self._root)
+            try:
+                _move_to(trash, "0", fd, name)
+            finally:
+                os.close(trash)
+        except OSError:
+            os.rmdir(bin_name, dir_fd=self._root)
+            raise
+        try:
+            self._empty_bin(bin_name, deadline)
+        except OSError as error:
+            message = "%s is gone, but not all that was in it: %s. Removing any directory goes on"
+            reason = error.strerror or "there was no time for more"
+            raise FileError("not_empty", message % (path, reason)) from None
+
+    def _empty_bin(self, name: str, deadline: float) -> None:
+        os.chmod(name, 0o700, dir_fd=self._root)
+        trash = os.open(name, DIRECTORY, dir_fd=self._root)
+        try:
             empty(trash, deadline)
         finally:
             os.close(trash)
-        os.rmdir(bin_name, dir_fd=self._root)
+        os.rmdir(name, dir_fd=self._root)
+
+    def _take_out_trash(self, deadline: float) -> None:
+        """What earlier removals, of this instance or the one before it, did not get done."""
+        try:
+            with os.scandir(self._root) as items:
+                names = [
+                    item.name
+                    for item in items
+                    if item.name.startswith(TRASH) and item.is_dir(follow_symlinks=False)
+                ]
+            for name in names:
+                self._empty_bin(name, deadline)
+        except OSError:
+            pass  # No time for more of it, or user code is at it: the next one goes on.
 
     def upload(self, path: str, mode: int) -> Upload:
         try:
@@ -360,19 +406,20 @@ def empty(top: int, deadline: float) -> None:
     """
     count = 0
     for first in _names(top):
+        _in_time(deadline)
         try:
             os.unlink(first, dir_fd=top)
             continue
         except (IsADirectoryError, PermissionError):
             waiting = [first]
         while waiting:
+            _in_time(deadline)
             name = waiting.pop()
             os.chmod(name, 0o700, dir_fd=top)
             here = os.open(name, DIRECTORY, dir_fd=top)
             try:
                 for item in _names(here):
-                    if time.monotonic() > deadline:
-                        raise OSError(errno.ENOTEMPTY, "")
+                    _in_time(deadline)
                     try:
                         os.unlink(item, dir_fd=here)
                     except (IsADirectoryError, PermissionError):
@@ -383,6 +430,11 @@ def empty(top: int, deadline: float) -> None:
             finally:
                 os.close(here)
             os.rmdir(name, dir_fd=top)
+
+
+def _in_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise OSError(errno.ENOTEMPTY, "")
 
 
 def _names(fd: int) -> Iterator[str]:

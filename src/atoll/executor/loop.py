@@ -1,13 +1,15 @@
 """
 A small event loop: file descriptors, timers, and work for the end of a turn.
 
-It exists because importing asyncio would take longer than all the rest of the start.
+It exists because importing asyncio would take longer than all the rest of the start. What a
+callback raises is written to stderr and ends nothing but that callback: the loop is PID 1's.
 """
 
 from __future__ import annotations
 
 import _heapq as heapq
 import select
+import sys
 import time
 
 TYPE_CHECKING = False
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+MAX_COMPLAINTS = 100
+"""A callback that fails in every turn does not fill the log."""
 
 
 class Timer:
@@ -36,6 +40,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
         self._end_of_turn: list[Callable[[], None]] = []
+        self._complaints = 0
         self.running = True
 
     def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
@@ -73,13 +78,27 @@ class Loop:
             for fd, mask in self._epoll.poll(wait):
                 call = callbacks.get(fd)
                 if call is not None:
-                    call(mask)
+                    try:
+                        call(mask)
+                    except Exception:  # noqa: BLE001 - see the top
+                        self._complain()
             now = time.monotonic() if timers else 0.0
             while timers and timers[0][0] <= now:
                 timer = heapq.heappop(timers)[2]
                 if timer.call is not None:
-                    timer.call()
+                    try:
+                        timer.call()
+                    except Exception:  # noqa: BLE001 - see the top
+                        self._complain()
             while self._end_of_turn:
                 pending, self._end_of_turn = self._end_of_turn, []
                 for work in pending:
-                    work()
+                    try:
+                        work()
+                    except Exception:  # noqa: BLE001 - see the top
+                        self._complain()
+
+    def _complain(self) -> None:
+        self._complaints += 1
+        if self._complaints <= MAX_COMPLAINTS:
+            sys.__excepthook__(*sys.exc_info())

@@ -3,7 +3,8 @@ Executions as the supervisor sees them: their pipes, their time, their end, and 
 
 A run's output up to the limit and its result stay in the journal until the control plane has
 acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not
-slow the code: output is taken from the pipes as it comes, and beyond the limit only counted.
+slow the code: output is taken from the pipes as it comes, and beyond the limit only counted. What
+comes in small pieces is gathered, so the journal goes by the bytes and not by the writes.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import os
 import time
 
 from . import artifacts, frames, processes
-from .connection import Stream
+from .child import OUT_OF_MEMORY
+from .connection import LAZY_SECONDS, Stream
 from .loop import READ, WRITE, Loop, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-OUT_OF_MEMORY = 137
-"""Exit code of a Python process that got no more memory, where no control group tells of it."""
 PIPE_READ = 262_144
+GATHER = 32_768
+"""So many bytes of output are sent without waiting for more."""
+GATHER_SECONDS = 0.1
+"""The longest wait for more, of a run that has written often."""
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
@@ -41,6 +45,8 @@ class Pipe:
         self.limit = limit
         self.size = 0
         self.kept = 0
+        self.tail: bytearray | None = None
+        """The log's last entry of this channel, as long as it was sent to nobody and may grow."""
 
 
 class Run:
@@ -49,10 +55,17 @@ class Run:
         self.number = number
         self.request = request
         self.pid = 0
+        self.parked = True
+        """Accepted, and not yet handed to a zygote."""
+        self.losses = 0
+        """Zygotes that died with it before anybody took it."""
         self.stream: Stream | None = None
-        self.log: list[tuple[int, int, bytes]] = []
+        self.log: list[tuple[int, int, bytes | bytearray]] = []
         self.sent = 0
         """Sequence number of the last log entry that went to the current stream."""
+        self.gathered = 0
+        """Bytes that came since output was last sent."""
+        self.gathering: Timer | None = None
         self.announced = False
         self.pipes: list[Pipe] = []
         self.stdin = b""
@@ -105,51 +118,64 @@ class Runs:
 
     # Start
 
-    def prepare(self, request: dict[str, Any]) -> tuple[Run, list[int]]:
-        """A run and its pipes; the ends that go to the process, which the caller closes."""
+    def make(self, request: dict[str, Any]) -> Run:
         self._count += 1
-        run = Run(request, self._count)
+        return Run(request, self._count)
+
+    def open(self, run: Run) -> list[int]:
+        """Make the run's pipes; the ends that go to the process, which the caller closes."""
+        request = run.request
+        run.started = time.monotonic()
+        run.began = artifacts.coarse_now()
         limit = request["output_limit"]
         theirs: list[int] = []
-        ours: list[int] = []
         try:
             text = request.get("stdin")
             if text is None:
                 theirs.append(os.dup(self._null))
             else:
-                read, write = os.pipe2(os.O_CLOEXEC)
+                run.stdin = text.encode("utf-8", "surrogateescape")
+                read, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
                 theirs.append(read)
-                ours.append(write)
-                os.set_blocking(write, False)
-                run.stdin, run.stdin_fd = text.encode("utf-8", "surrogateescape"), write
+                os.set_blocking(run.stdin_fd, False)
             for channel in (frames.STDOUT, frames.STDERR, frames.VALUE):
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
-                ours.append(read)
-                os.set_blocking(read, False)
                 keep = request["return_limit"] + 65_536 if channel == frames.VALUE else limit
                 run.pipes.append(Pipe(channel, read, keep))
-        except OSError:
-            for fd in theirs + ours:
+                os.set_blocking(read, False)
+        except BaseException:
+            for fd in theirs:
                 os.close(fd)
+            self.park(run)
             raise
-        return run, theirs
+        return theirs
 
-    def begin(self, run: Run, stream: Stream) -> None:
-        """The run is on its way to a process."""
+    def enter(self, run: Run, stream: Stream) -> None:
+        """Into the journal: from now on it can be found, and its time counts."""
         self._runs[run.id] = run
-        run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
         run.deadline = self._loop.after(
             run.request["timeout"], lambda: self.end(run, "timeout", 0.0)
         )
-        self._feed(run)
         self.attach(run, stream, 0)
 
-    def discard(self, run: Run) -> None:
-        """A run that never reached a process."""
-        self._cancel_timers(run)
-        self._close(run)
-        self._runs.pop(run.id, None)
+    def begin(self, run: Run) -> None:
+        """The run is on its way to a process."""
+        run.parked = False
+        run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
+        self._feed(run)
+
+    def park(self, run: Run) -> None:
+        """Nobody took it: close what was opened for it; it may be handed over once more."""
+        run.parked = True
+        if run.watch is not None:
+            run.watch.cancel()
+        run.stdin = b""
+        self._feed(run)
+        for pipe in run.pipes:
+            self._close_pipe(run, pipe)
+        run.pipes = []
+        run.watched = False
 
     def _cancel_timers(self, run: Run) -> None:
         for timer in (run.watch, run.deadline, run.grace):
@@ -182,7 +208,7 @@ class Runs:
     def _unstick(self, run: Run) -> None:
         """A child that was stopped before it took the run is replaced by one that takes it."""
         self._see_taken()
-        if run.pid or run.result is not None or self._runs.get(run.id) is not run:
+        if run.pid or run.parked or run.result is not None:
             return
         for zygote in self.own:
             for pid in processes.children_of(zygote):
@@ -246,14 +272,32 @@ class Runs:
         pipe.size += len(data)
         room = pipe.limit - pipe.kept
         if room > 0 and run.result is None:
-            for start in range(0, min(room, len(data)), frames.CHUNK):
-                piece = data[start : min(start + frames.CHUNK, room)]
-                pipe.kept += len(piece)
-                run.log.append((len(run.log) + 1, pipe.channel, piece))
-            self._send(run)
+            self._keep(run, pipe, data[:room])
         return True
 
+    def _keep(self, run: Run, pipe: Pipe, data: bytes) -> None:
+        """Into the log, and to the stream: soon, with what follows it, or at once if it is much."""
+        pipe.kept += len(data)
+        run.gathered += len(data)
+        while data:
+            if pipe.tail is None or len(pipe.tail) >= frames.CHUNK:
+                pipe.tail = bytearray()
+                run.log.append((len(run.log) + 1, pipe.channel, pipe.tail))
+            room = frames.CHUNK - len(pipe.tail)
+            pipe.tail += data[:room]
+            data = data[room:]
+        if run.gathered >= GATHER:
+            self._send(run)
+        elif run.gathering is None and run.stream is not None:
+            # The longer the log, the longer the wait: an entry costs more than its bytes.
+            seconds = min(LAZY_SECONDS * (1 + len(run.log) / 256), GATHER_SECONDS)
+            run.gathering = self._loop.after(seconds, lambda: self._send(run))
+
     def _send(self, run: Run) -> None:
+        run.gathered = 0
+        if run.gathering is not None:
+            run.gathering.cancel()
+            run.gathering = None
         stream = run.stream
         if stream is None:
             return
@@ -262,6 +306,13 @@ class Runs:
             if stream.credit < len(data) + frames.OUTPUT_HEADER.size:
                 return
             self._announce(run)
+            if isinstance(data, bytearray):
+                # From now on somebody may ask for what follows it: it stays as it is.
+                for pipe in run.pipes:
+                    if pipe.tail is data:
+                        pipe.tail = None
+                data = bytes(data)
+                run.log[run.sent] = (sequence, channel, data)
             stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(sequence, channel) + data)
             run.sent = sequence
         if run.result is not None:
@@ -276,6 +327,9 @@ class Runs:
             return
         self._see_taken()
         run.reason = reason
+        if run.parked:
+            self.never_began(run)
+            return
         if not run.pid:
             # `taken` sees the reason; but when there is no process to be had, nobody takes it.
             run.grace = self._loop.after(UNTAKEN_SECONDS, lambda: self._make_room(run))
@@ -295,7 +349,9 @@ class Runs:
 
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
-        self._conclude(run, signal.SIGKILL, dict(NO_USAGE))
+        self._cancel_timers(run)
+        run.result = self._result(run, signal.SIGKILL, dict(NO_USAGE))
+        self._settle(run)
 
     def exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
         """The leader of a run is gone: read what is left, and make the result."""
@@ -304,7 +360,7 @@ class Runs:
             self._conclude(run, status, usage)
 
     def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
-        duration = time.monotonic() - run.started
+        result = self._result(run, status, usage)
         self._cancel_timers(run)
         for pipe in run.pipes:
             # A process left running may write on and on; the result is not kept waiting for it.
@@ -318,28 +374,36 @@ class Runs:
         files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
             run.reason = "memory"
-        signalled = os.WIFSIGNALED(status)
-        result: dict[str, Any] = {
-            "exit_code": None if signalled else os.WEXITSTATUS(status),
-            "signal": os.WTERMSIG(status) if signalled else None,
-            "reason": run.reason,
-            "duration": duration,
-            "usage": usage,
-            "sizes": {str(pipe.channel): pipe.size for pipe in run.pipes},
-            "artifacts": files,
-            "artifacts_cut": cut,
-        }
+        result["reason"] = run.reason
+        result["sizes"] = {str(pipe.channel): pipe.size for pipe in run.pipes}
+        result["artifacts"], result["artifacts_cut"] = files, cut
 
         def finish() -> None:
             run.result = result
-            self._close(run)
-            self._announce(run)
-            self._send(run)
+            self._settle(run)
 
         if files:
             self._hash_files(files, finish)
         else:
             finish()
+
+    def _result(self, run: Run, status: int, usage: dict[str, float]) -> dict[str, Any]:
+        signalled = os.WIFSIGNALED(status)
+        return {
+            "exit_code": None if signalled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signalled else None,
+            "reason": run.reason,
+            "duration": time.monotonic() - run.started,
+            "usage": usage,
+            "sizes": {},
+            "artifacts": [],
+            "artifacts_cut": False,
+        }
+
+    def _settle(self, run: Run) -> None:
+        self._close(run)
+        self._announce(run)
+        self._send(run)
 
     def _strays(self) -> list[int]:
         """Children of PID 1 that no run is known to have left."""

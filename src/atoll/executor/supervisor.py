@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
-import errno
 import os
 import struct
 import sys
 
 from . import artifacts, files, frames, minijson, processes, system, zygote
 from .connection import Connection, Stream
+from .file_requests import FileRequests
 from .loop import READ, Loop
-from .runs import Runs
+from .runs import Run, Runs
 from .watch import Watch
 
 TYPE_CHECKING = False
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SO_PEERCRED = 17
 ZYGOTE_STARTS = 5
+UNPARK_SECONDS = 0.05
 MAX_LOSSES = 5
 """How many zygotes a run may lose before it has begun."""
 
@@ -51,24 +52,15 @@ class Supervisor:
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
-        self._waiting: list[tuple[dict[str, Any], Stream]] = []
-        """Runs that came before the zygote was ready for them."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "attach": self._attach,
             "ack": self._ack,
             "cancel": self._cancel,
             "release": self._release,
-            "read": self._read,
-            "write": self._write,
-            "list": self._list,
-            "stat": self._stat,
-            "mkdir": self._mkdir,
-            "move": self._move,
-            "remove": self._remove,
             "processes": self._processes,
-            "stats": self._stats,
             "shutdown": self._shutdown,
+            **FileRequests(self._workspace, self._scanner, self._watch).operations,
         }
 
     def run(self, listener: _socket.socket) -> None:
@@ -185,35 +177,31 @@ class Supervisor:
         """
         Killed by user code, or by the kernel for memory: its runs end, a new one takes its place.
         """
-        self._see_taken()
+        self._note_taken(zygote.recall_jobs(self._jobs))
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()
         for run in self._runs.active():
+            if run.parked:
+                continue
             if run.pid:
                 self._runs.crashed(run.pid)
-            elif run.reason is not None or run.request.get("losses", 0) >= MAX_LOSSES:
+            elif run.reason is not None or run.losses >= MAX_LOSSES:
                 self._runs.never_began(run)
             else:
                 # Nobody took it, so it has not begun.
-                run.request["losses"] = run.request.get("losses", 0) + 1
-                self._runs.discard(run)
-                if run.stream is not None:
-                    self._waiting.append((run.request, run.stream))
+                run.losses += 1
+                self._runs.park(run)
         self._start_zygote()
 
     def _see_taken(self) -> None:
         """
         Learn which process took which run. Not waited for: needed only when a run lasts or ends.
         """
-        while True:
-            try:
-                message = self._jobs.recv(zygote.TAKEN.size)
-            except OSError:
-                return
-            if not message:
-                return
-            number, pid = zygote.TAKEN.unpack(message)
+        self._note_taken(zygote.taken_jobs(self._jobs))
+
+    def _note_taken(self, taken: list[tuple[int, int]]) -> None:
+        for number, pid in taken:
             run = self._runs.by_number(number)
             if run is not None:
                 self._runs.taken(run, pid)
@@ -274,23 +262,35 @@ class Supervisor:
             self._runs.attach(known, stream, 0)
             return
         self._watch.limit(request["watch"])
+        run = self._runs.make(request)
         if self._released:
-            self._hand_over(request, stream)
-        else:
-            self._waiting.append((request, stream))
+            self._hand_over(run)
+        self._runs.enter(run, stream)
+        self._settle_want()
 
-    def _hand_over(self, request: dict[str, Any], stream: Stream) -> None:
-        run, theirs = self._runs.prepare(request)
+    def _hand_over(self, run: Run) -> None:
+        theirs = self._runs.open(run)
         try:
             # Before all else: a process is waiting for it.
-            zygote.send_job(self._jobs, run.number, request, theirs)
+            zygote.send_job(self._jobs, run.number, run.request, theirs)
         except OSError as error:
-            self._runs.discard(run)
+            self._runs.park(run)
             raise Refusal("executor_busy", "the run could not be handed over: %s" % error) from None
         finally:
             for fd in theirs:
                 os.close(fd)
-        self._runs.begin(run, stream)
+        self._runs.begin(run)
+
+    def _unpark(self) -> None:
+        """Hand over the runs that came before the zygote was ready for them."""
+        for run in self._runs.active():
+            if run.parked and self._released:
+                try:
+                    self._hand_over(run)
+                except (Refusal, OSError):
+                    # More than the socket takes at a time.
+                    self._loop.after(UNPARK_SECONDS, self._unpark)
+                    break
         self._settle_want()
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -310,11 +310,7 @@ class Supervisor:
         if not self._released:
             self._released = True
             self._want = 0
-            self._settle_want()
-            waiting, self._waiting = self._waiting, []
-            for run_request, target in waiting:
-                if target.connection.open:
-                    self._hand_over(run_request, target)
+            self._unpark()
         stream.end({"preload_failed": self._preload_failed})
 
     def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -358,87 +354,6 @@ class Supervisor:
 
         threading.Thread(target=work, daemon=True).start()
 
-    # Files
-
-    def _read(self, stream: Stream, request: dict[str, Any]) -> None:
-        fd, status = self._workspace.open(request["path"])
-        left = [status.st_size]
-        stream.event({"event": "entry", "entry": files.entry(request["path"], status)})
-
-        def pump() -> None:
-            while stream.credit > 0 and left[0] > 0:
-                try:
-                    data = os.read(fd, min(frames.CHUNK, stream.credit, left[0]))
-                except OSError as error:
-                    os.close(fd)
-                    stream.error("file_error", str(error))
-                    return
-                if not data:
-                    break  # It became shorter meanwhile.
-                left[0] -= len(data)
-                stream.send(frames.DATA, data)
-            else:
-                if left[0] > 0:
-                    return  # More credit will come.
-            os.close(fd)
-            stream.end({"short": left[0]})
-
-        stream.on_credit = pump
-        stream.on_reset = lambda: os.close(fd)
-        pump()
-
-    def _write(self, stream: Stream, request: dict[str, Any]) -> None:
-        upload = self._workspace.upload(request["path"], int(request.get("mode", 0o644)))
-        room = self._watch.room()
-
-        def data(payload: bytes) -> None:
-            nonlocal room
-            try:
-                if room is not None:
-                    room -= len(payload)
-                    if room < 0:
-                        raise files.translate(OSError(errno.ENOSPC, ""), request["path"])
-                upload.write(payload)
-            except files.FileError as error:
-                upload.abandon()
-                stream.error(error.code, str(error))
-                return
-            stream.grant(len(payload))
-
-        def finish() -> None:
-            try:
-                entry = upload.finish()
-            except files.FileError as error:
-                stream.error(error.code, str(error))
-                return
-            self._scanner.remember(upload.path)
-            stream.end({"entry": entry})
-
-        stream.on_data = data
-        stream.on_finish = finish
-        stream.on_reset = upload.abandon
-        stream.grant(0)
-
-    def _list(self, stream: Stream, request: dict[str, Any]) -> None:
-        limit = min(int(request["limit"]), 1000)
-        stream.end(self._workspace.list(request["path"], request.get("after") or "", limit))
-
-    def _stat(self, stream: Stream, request: dict[str, Any]) -> None:
-        stream.end({"entry": self._workspace.stat(request["path"])})
-
-    def _mkdir(self, stream: Stream, request: dict[str, Any]) -> None:
-        stream.end({"entry": self._workspace.mkdir(request["path"], bool(request["parents"]))})
-
-    def _move(self, stream: Stream, request: dict[str, Any]) -> None:
-        source, target = request["source"], request["target"]
-        entry = self._workspace.move(source, target, bool(request["overwrite"]))
-        self._scanner.remember(entry["path"])
-        stream.end({"entry": entry})
-
-    def _remove(self, stream: Stream, request: dict[str, Any]) -> None:
-        self._workspace.remove(request["path"], bool(request["recursive"]))
-        stream.end({})
-
     # The instance
 
     def _processes(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -452,16 +367,6 @@ class Supervisor:
                 processes.kill_tree(pid)
             listed.append({"pid": pid, "execution_id": run_id, "name": process.name})
         stream.end({"processes": listed})
-
-    def _stats(self, stream: Stream, request: dict[str, Any]) -> None:
-        every = processes.everything()
-        stream.end(
-            {
-                "processes": len(every),
-                "memory": sum(process.resident for process in every),
-                "runs": len(self._runs.active()),
-            }
-        )
 
     def _shutdown(self, stream: Stream, request: dict[str, Any]) -> None:
         stream.end({})

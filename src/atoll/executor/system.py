@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _ctypes
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,8 +32,3 @@ def set_subreaper() -> None:
 
 def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:15])
-
-
-def die_with_parent(signal: int) -> None:
-    """The parent's end, whatever it dies of, sends this process `signal`."""
-    _prctl(_PR_SET_PDEATHSIG, signal)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 
 from . import files, processes
@@ -20,6 +21,7 @@ DISK_PAUSE = 4
 MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
+BLOCK = 4096
 
 
 class Watch:
@@ -50,6 +52,13 @@ class Watch:
         self._scheduled = bool(self._runs.active() or self._runs.background)
         if not self._scheduled:
             return
+        try:
+            self._look()
+        finally:
+            # Whatever went wrong: a limit that nobody looks at any more is none.
+            self._loop.after(TURN_SECONDS, self._turn)
+
+    def _look(self) -> None:
         if self._memory and self._memory_used() > self._memory:
             self._end_all("memory")
         now = time.monotonic()
@@ -58,10 +67,11 @@ class Watch:
             # Growing, not only too large: code that makes room again must be able to run.
             if not whole or (used > self._disk and used > self._disk_used):
                 self._end_all("disk")
+                # What they wrote since is not the growth of a run that begins now.
+                used = sys.maxsize
             self._disk_used = used
             # A small tree every turn; a large one takes at most a part of our time.
             self._disk_due = now + DISK_PAUSE * (time.monotonic() - now)
-        self._loop.after(TURN_SECONDS, self._turn)
 
     def _memory_used(self) -> int:
         """
@@ -101,76 +111,110 @@ def _stored(place: str) -> int:
 def disk_use(root: str) -> tuple[int, bool]:
     """
     Bytes that the tree's files occupy, each inode once and at least a block for each of them; and
-    whether that is all, or there were more than can be looked at.
+    whether that is all, or there was more than can be looked at.
 
-    Goes down and up by descriptors: a path may be longer than the kernel takes.
+    Goes down and up by descriptors: a path may be longer than the kernel takes. Nothing that user
+    code does to the tree meanwhile is an error here.
     """
     total = seen = 0
     linked: set[int] = set()
-    here = os.open(root, files.DIRECTORY)
     levels: list[tuple[int, list[str]]] = []
+    here = _enter(None, root)
     try:
-        while True:
+        while here >= 0:
             size, count, names = _measure(here, linked, MAX_WALK - seen)
             total += size
             seen += count
             levels.append((os.fstat(here).st_ino, names))
-            while True:
-                names = levels[-1][1]
+            below = -1
+            while below < 0:
                 if seen >= MAX_WALK:
                     return total, False
-                below = _enter(here, names.pop()) if names else -1
-                if below >= 0:
-                    break
+                names = levels[-1][1]
                 if names:
+                    below = _enter(here, names.pop())
                     continue
                 levels.pop()
                 if not levels:
                     return total, True
-                below = os.open("..", files.DIRECTORY, dir_fd=here)
+                above = _leave(here, levels[-1][0])
                 os.close(here)
-                here = below
-                if os.fstat(here).st_ino != levels[-1][0]:
-                    # Moved by user code while it was looked at: go on from the top.
-                    os.close(here)
+                here = above
+                if here < 0:
+                    # Moved or closed by user code while it was looked at: go on from the top.
                     del levels[1:]
-                    here = os.open(root, files.DIRECTORY)
+                    here = _enter(None, root)
+                    if here < 0:
+                        return total, False
             os.close(here)
             here = below
+        return total, False
     finally:
-        os.close(here)
+        if here >= 0:
+            os.close(here)
 
 
-def _enter(here: int, name: str) -> int:
-    """A directory in a directory; one that user code closed, to hide its files, is opened up."""
+def _enter(here: int | None, name: str) -> int:
+    """
+    A directory in a directory, or -1 when it is gone. One that user code closed, to hide its files,
+    is opened up: to be listed it must be readable, to be measured and left again searchable.
+    """
     try:
         try:
-            return os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, files.DIRECTORY, dir_fd=here)
         except PermissionError:
             os.chmod(name, 0o700, dir_fd=here)
-            return os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, files.DIRECTORY, dir_fd=here)
     except OSError:
         return -1  # Removed, or not a directory any more.
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        if mode & 0o500 != 0o500:
+            os.fchmod(fd, mode | 0o500)
+    except OSError:
+        pass  # Not ours to open up; what can be seen of it still counts.
+    return fd
+
+
+def _leave(here: int, inode: int) -> int:
+    """The directory above, or -1 when that is not the one with this inode number any more."""
+    try:
+        fd = os.open("..", files.DIRECTORY, dir_fd=here)
+    except OSError:
+        return -1
+    if os.fstat(fd).st_ino == inode:
+        return fd
+    os.close(fd)
+    return -1
 
 
 def _measure(here: int, linked: set[int], limit: int) -> tuple[int, int, list[str]]:
     """One directory: bytes, entries, and the names of the directories in it."""
     total = seen = 0
     names: list[str] = []
-    with os.scandir(here) as items:
-        for item in items:
-            seen += 1
-            if seen > limit:
-                break
-            try:
-                status = item.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                names.append(item.name)
-            elif status.st_nlink > 1:
-                if status.st_ino in linked:
+    try:
+        with os.scandir(here) as items:
+            for item in items:
+                seen += 1
+                if seen > limit:
+                    break
+                try:
+                    status = item.stat(follow_symlinks=False)
+                except FileNotFoundError:
                     continue
-                linked.add(status.st_ino)
-            total += max(status.st_blocks * 512, 4096)
+                except OSError:
+                    # It is there, and takes at least this much.
+                    total += BLOCK
+                    if item.is_dir(follow_symlinks=False):
+                        names.append(item.name)
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    names.append(item.name)
+                elif status.st_nlink > 1:
+                    if status.st_ino in linked:
+                        continue
+                    linked.add(status.st_ino)
+                total += max(status.st_blocks * 512, BLOCK)
+    except OSError:
+        pass  # As far as it could be read.
     return total, seen, names

@@ -246,7 +246,12 @@ def warm() -> None:
 
 def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
     """Wait for a job: its number, its description and the descriptors that came with it."""
-    data, ancillary, _, _ = jobs.recvmsg(MAX_MESSAGE, _socket.CMSG_SPACE(8 * 4))
+    data, ancillary, _, _ = jobs.recvmsg(
+        # Kept from the programs that a run starts, unless it is made one of their three.
+        MAX_MESSAGE,
+        _socket.CMSG_SPACE(8 * 4),
+        _socket.MSG_CMSG_CLOEXEC,
+    )
     descriptors: list[int] = []
     for level, kind, body in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
@@ -262,6 +267,27 @@ def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
             file.seek(0)
             body = file.read()
     return number, marshal.loads(body), descriptors  # noqa: S302 - written by our own supervisor
+
+
+def taken_jobs(jobs: _socket.socket) -> list[tuple[int, int]]:
+    """Which spare took which job since this was last asked: numbers and pids."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            message = jobs.recv(TAKEN.size)
+        except OSError:
+            return found
+        if not message:
+            return found
+        found.append(TAKEN.unpack(message))
+
+
+def recall_jobs(jobs: _socket.socket) -> list[tuple[int, int]]:
+    """
+    From now on a spare that takes a job cannot say so, and ends; what was taken and not yet told.
+    """
+    jobs.shutdown(_socket.SHUT_RD)
+    return taken_jobs(jobs)
 
 
 def send_job(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class NodeView:
     node: Node
     status: str
+    problem: str | None
+    """Why it is not healthy."""
     metrics: NodeMetrics
     session_count: int
     pool: dict[str, int]
@@ -44,9 +46,11 @@ class Nodes:
     async def get(self, node_id: str) -> NodeView:
         if node_id != self._node.id:
             raise NotFound(f"No node has the id {node_id}.", code="runtime_not_found")
+        problem = await self._driver.health()
         return NodeView(
             node=self._node,
-            status="healthy",
+            status="unhealthy" if problem else "healthy",
+            problem=problem,
             metrics=await self._driver.metrics(),
             session_count=await self._store.sessions.count(SessionStatus.RUNNING),
             pool=self._pool.sizes(),

@@ -395,6 +395,23 @@ async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None
     second.close()
 
 
+async def test_output_in_small_pieces_comes_in_few(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
+    request, heard, again = job(node.driver, code), Heard(), Heard()
+    result = await link.run(request, heard)
+    assert await link.attach(request["id"], 0, again) == result
+    assert again.pieces == heard.pieces
+    assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
+    for channel in (1, 2):
+        said = b"".join(data for _, found, data in heard.pieces if found == channel)
+        assert said == b"0123456789" * 2000
+    assert [piece[0] for piece in heard.pieces] == list(range(1, len(heard.pieces) + 1))
+    # Each channel once in 2 ms at most.
+    assert len(heard.pieces) < 10 + 2 * result["duration"] / 0.002
+    link.close()
+
+
 async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
@@ -408,7 +425,7 @@ async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node
     assert await link.run(request, repeated) == first
     link.acknowledge(request["id"])
     # Answered in order: what comes after it sees it done.
-    await link.call("stats")
+    await link.call("processes")
     with pytest.raises(ExecutorError):
         await link.attach(request["id"], 0, Heard())
     link.close()

@@ -10,7 +10,10 @@ from tests import unprivileged
 
 SUITES = [
     "tests/contract/drivers/test_driver_contract.py",
-    "tests/unit/drivers/test_cgroups.py",
+    "tests/contract/drivers/test_local_driver.py",
+    "tests/unit/test_app.py",
+    "tests/unit/drivers",
+    "tests/unit/executor/test_watch.py",
     "tests/unit/executor/test_workspace.py",
 ]
 

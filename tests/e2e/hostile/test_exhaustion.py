@@ -118,6 +118,9 @@ FILL = {
     "n = 0\nwhile True:\n    open(f'f{n}', 'wb').write(bytes(1 << 18))\n    n += 1",
     "files in a closed place": "import os\nos.mkdir('closed')\nos.chmod('closed', 0o300)\n"
     "n = 0\nwhile True:\n    open(f'closed/f{n}', 'wb').write(bytes(1 << 18))\n    n += 1",
+    "beside directories that cannot be searched": "import os\n"
+    "for n in range(8):\n    os.mkdir(f'd{n}')\n    os.chmod(f'd{n}', n << 6)\n"
+    "f = open('big', 'wb', buffering=0)\nwhile True: f.write(bytes(1 << 20))",
     "appending to one name of many": "import os\nopen('a', 'w')\n"
     "[os.link('a', f'l{n}') for n in range(50)]\n"
     "f = open('a', 'ab', buffering=0)\nwhile True: f.write(bytes(1 << 20))",

@@ -13,6 +13,7 @@ import pytest
 
 from atoll.drivers.local.nursery import Nursery
 from atoll.errors import TemporaryError
+from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import below, living
 
 if TYPE_CHECKING:
@@ -63,9 +64,11 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
         assert caught.value.code == "instance_not_started"
     finally:
         os.kill(spawner, signal.SIGCONT)
+
     # It is started after all, told of, and ended: nobody would know of it.
-    async with asyncio.timeout(20):
-        while not nursery.exits:
-            await asyncio.sleep(0.01)
+    async def ended() -> bool:
+        return bool(nursery.exits)
+
+    await until(ended, "its end")
     assert not below(spawner) & living()
     await nursery.close()

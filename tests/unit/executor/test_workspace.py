@@ -235,3 +235,35 @@ def test_descriptors_are_given_back(root: Path, workspace: Workspace) -> None:
         ):  # fmt: skip
             code(call, *arguments)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_on_its_way_is_not_listed(root: Path, workspace: Workspace) -> None:
+    upload = workspace.upload("a/new", 0o644)
+    (root / f"{files.TRASH}1").mkdir()
+    assert [item["path"] for item in workspace.list("", "", 10)["entries"]] == ["a"]
+    assert [item["path"] for item in workspace.list("a", "", 10)["entries"]] == ["a/b", "a/f"]
+    upload.abandon()
+
+
+def test_a_removal_that_runs_out_of_time_is_finished_by_the_next(
+    root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (root / name / "sub").mkdir(parents=True)
+        (root / name / "sub/f").touch()
+    monkeypatch.setattr(files, "REMOVE_SECONDS", -1.0)
+    assert code(workspace.remove, "one", True) == "not_empty"
+    assert [item["path"] for item in workspace.list("", "", 10)["entries"]] == ["a", "two"]
+    monkeypatch.setattr(files, "REMOVE_SECONDS", 5.0)
+    workspace.remove("two", True)
+    assert os.listdir(root) == ["a"]
+
+
+def test_a_removal_that_is_tried_again_is_finished(
+    root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "REMOVE_SECONDS", -1.0)
+    assert code(workspace.remove, "a", True) == "not_empty"
+    monkeypatch.setattr(files, "REMOVE_SECONDS", 5.0)
+    assert code(workspace.remove, "a", True) == "file_not_found"
+    assert os.listdir(root) == []

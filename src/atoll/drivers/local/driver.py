@@ -1,24 +1,33 @@
 """
 Instances on this machine.
 
-What is known of an instance is in its directory, written before the instance is started, so that a
-control plane that starts again finds everything: `handles` reads the directories, not memory.
+An instance's directory is made before it is started and removed after it has ended; its handle is
+written there as soon as it runs. So a control plane that starts again finds everything: `handles`
+reads the directories, not memory. One without a handle is the rest of a start that was interrupted;
+what of it still runs is found by its control groups, and on a host without them by nobody.
+
+What the host refuses while an instance is made is a `TemporaryError`, and nothing of it runs on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
+from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
@@ -29,16 +38,22 @@ from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime, timedelta
 
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
 
+NODE = "node"
+"""The driver's directory in the data directory."""
 HANDLE_VERSION = 1
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
+NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
+
+log = structlog.get_logger(__name__)
 
 
 class LocalDriver:
@@ -47,17 +62,18 @@ class LocalDriver:
     def __init__(self, data_dir: Path, settings: LocalSettings, link: LinkSettings) -> None:
         self._settings = settings
         self._link_settings = link
-        self._node = data_dir / "node"
+        self._node = data_dir / NODE
         self._instances = self._node / "instances"
         self._roots = (*settings.template_roots, data_dir / "rootfs")
         self._root = os.geteuid() == 0
         self._nursery = Nursery(link.start_timeout)
         self._groups: cgroups.Groups = cgroups.NoGroups()
-        self._workspaces = Workspaces(
-            self._node / "workspaces", settings, images=host.can_mount_images(), own_uids=self._root
-        )
         self._trees: dict[tuple[str, datetime], sandbox.Tree] = {}
         self._kills: dict[str, int] = {}
+        self._new: set[str] = set()
+        """Instances that nobody has been connected to yet."""
+        self._failure: str | None = None
+        """Why the last start failed; none when it did not."""
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
 
@@ -74,6 +90,10 @@ class LocalDriver:
         self._bubblewrap = bubblewrap
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
+        trouble = host.image_trouble(self._node)
+        self._workspaces = Workspaces(
+            self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
+        )
         self._workspaces.open()
         self._groups = host.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
@@ -92,6 +112,8 @@ class LocalDriver:
         if program is not None:
             provides.add("seccomp")
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
+        if trouble is not None:
+            missing["disk_quota"] += f": {trouble}"
         self.capabilities = Capabilities(frozenset(provides), missing)
 
     async def close(self) -> None:
@@ -103,7 +125,7 @@ class LocalDriver:
     async def check(self, template: Template) -> None:
         missing = [name for name in template.require if name in self.capabilities.missing]
         if missing:
-            words = "; ".join(f"{name} ({REQUIREMENTS[name]})" for name in missing)
+            words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
             raise InvalidRequest(
                 f"Template {template.id} demands what this node cannot give: {words}. "
                 "`atoll doctor` says what is missing and why.",
@@ -117,13 +139,22 @@ class LocalDriver:
         key = template.edition
         if key not in self._trees:
             self._trees[key] = await asyncio.to_thread(
-                trees.tree_of, template, self._etc, self._settings.python
+                trees.tree_of, template, self._etc, self._settings.python, self._roots
             )
         return self._trees[key]
 
     # Instances
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
+        try:
+            with _translated(spec.instance_id):
+                return await self._ensure(spec)
+        except TemporaryError as error:
+            if error.code in (NODE_FULL, NOT_STARTED):
+                self._failure = error.message
+            raise
+
+    async def _ensure(self, spec: InstanceSpec) -> Handle:
         found = await asyncio.to_thread(self._stored, spec.instance_id)
         if found is not None:
             if (await self.observe(found)).state is State.RUNNING:
@@ -142,33 +173,41 @@ class LocalDriver:
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         tree = await self._tree(spec.template)
-        workspace = await asyncio.to_thread(self._prepare, spec)
-        started = False
+        handle = None
         try:
-            request = self._request(spec, tree, workspace)
-            pid, child = await self._nursery.spawn(request)
-            handle = await asyncio.to_thread(self._started, spec, workspace, pid, child)
-            started = True
-            return handle
-        finally:
-            if not started:
-                # Cancelled or refused. Whatever runs is found by its groups, or by nobody's handle.
-                await asyncio.shield(asyncio.to_thread(self._clear, spec.instance_id))
+            workspace = await asyncio.to_thread(self._prepare, spec)
+            pid, child = await self._nursery.spawn(self._request(spec, tree, workspace))
+            handle = self._handle(spec, workspace, pid, child)
+            await asyncio.to_thread(self._store, handle)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._give_up, spec.instance_id, handle))
+            raise
+        self._failure = None
+        self._new.add(spec.instance_id)
+        return handle
 
     def _prepare(self, spec: InstanceSpec) -> Workspace:
+        directory = self._instances / spec.instance_id
+        if directory.exists():
+            self._clear(spec.instance_id)
         name = spec.workspace or spec.instance_id
-        if spec.workspace is None:
+        workspace = self._workspaces.get(name)
+        if workspace is not None:
+            self._workspaces.repair(workspace)
+        elif spec.workspace is None:
             workspace = self._workspaces.make(name, spec.resources.disk)
         else:
-            found = self._workspaces.get(name)
-            if found is None:
-                raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
-            workspace = found
-            self._workspaces.repair(workspace)
-        directory = self._instances / spec.instance_id
-        directory.mkdir(mode=0o700, exist_ok=True)
+            raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+        directory.mkdir(mode=0o700)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
+
+    def _give_up(self, instance_id: str, handle: Handle | None) -> None:
+        try:
+            if handle is not None:
+                self._kill_now(handle.data)
+        finally:
+            self._clear(instance_id)
 
     def _request(
         self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
@@ -222,13 +261,13 @@ class LocalDriver:
         """
         A directory that any uid can reach and that hides nothing when something is mounted on it.
         """
-        used = [host_path for host_path, _ in tree.binds] + [workspace]
+        used = [os.path.realpath(path) for path in (*dict(tree.binds), workspace)]
         for stage in STAGES:
             if os.path.isdir(stage) and not any(path.startswith(f"{stage}/") for path in used):
                 return stage
         raise PermanentError(f"None of {', '.join(STAGES)} can be used to start an instance.")
 
-    def _started(self, spec: InstanceSpec, workspace: Workspace, pid: int, child: int) -> Handle:
+    def _handle(self, spec: InstanceSpec, workspace: Workspace, pid: int, child: int) -> Handle:
         data: dict[str, str | int] = {
             "pid": pid,
             "started": processes.start_time(pid) or 0,
@@ -237,19 +276,23 @@ class LocalDriver:
             "boot": processes.boot_id(),
             "workspace": workspace.name,
         }
-        handle = Handle(spec.instance_id, self.kind, HANDLE_VERSION, data)
-        directory = self._instances / spec.instance_id
+        return Handle(spec.instance_id, self.kind, HANDLE_VERSION, data)
+
+    def _store(self, handle: Handle) -> None:
+        directory = self._instances / handle.instance_id
         temporary = directory / ".handle.json"
         temporary.write_text(json.dumps(asdict(handle)))
         temporary.replace(directory / "handle.json")
-        return handle
 
     def _stored(self, instance_id: str) -> Handle | None:
+        """The handle in an instance's directory; none when there is none that can be used."""
         try:
-            stored = json.loads((self._instances / instance_id / "handle.json").read_text())
+            return _parse((self._instances / instance_id / "handle.json").read_text())
         except FileNotFoundError:
             return None
-        return Handle(**stored)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("instance.handle_damaged", instance_id=instance_id, error=repr(error))
+            return None
 
     async def observe(self, handle: Handle) -> Observation:
         data = handle.data
@@ -270,65 +313,34 @@ class LocalDriver:
         try:
             # Through the descriptor, as the spawner bound it.
             path = f"/proc/self/fd/{fd}/link.sock"
-            link = await Link.connect(
-                path, self._link_settings, timeout=self._link_settings.start_timeout
-            )
+            new = handle.instance_id in self._new
+            settings = self._link_settings
+            timeout = settings.start_timeout if new else settings.connect_timeout
+            link = await Link.connect(path, settings, timeout=timeout)
+            self._new.discard(handle.instance_id)
         except LinkLost as error:
             raise await self._explained(handle, error) from error
         finally:
             os.close(fd)
         try:
-            failed = await self._confine(handle, link, int(link.hello["zygote"]))
+            failed = await Confinement(self._groups, handle.instance_id, link).settle()
             if failed:
                 words = "; ".join(f"{name}: {why}" for name, why in failed.items())
                 raise PermanentError(f"Preloading failed: {words}", code="preload_failed")
         except BaseException:
             link.close()
             raise
-        tasks: set[asyncio.Task[Any]] = set()
-
-        def renewed(pid: int) -> None:
-            task = asyncio.get_running_loop().create_task(self._confine_again(handle, link, pid))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        link.on_zygote = renewed
         return link
 
     async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
         """Why an instance does not answer: what it said before it ended, if it has."""
         if (await self.observe(handle)).state is State.RUNNING:
             return error
-        log = self._instances / handle.instance_id / "log"
-        said = await asyncio.to_thread(_tail, log)
+        said = await asyncio.to_thread(_tail, self._instances / handle.instance_id / "log")
         if not said:
             return error
         return PermanentError(
             f"Instance {handle.instance_id} ended at its start: {said}", code="instance_failed"
-        )
-
-    async def _confine(self, handle: Handle, link: Link, zygote: int) -> dict[str, str]:
-        """
-        Put a zygote into its control group, then let it have children; what it could not import.
-        """
-        if self._groups.provides:
-            await asyncio.to_thread(self._confine_now, handle, zygote)
-        answer = await link.call("release", zygote=zygote)
-        return dict(answer["preload_failed"])
-
-    async def _confine_again(self, handle: Handle, link: Link, zygote: int) -> None:
-        # A link that is lost, or a zygote that is replaced meanwhile: somebody else's turn.
-        with contextlib.suppress(LinkLost, InvalidRequest):
-            await self._confine(handle, link, zygote)
-
-    def _confine_now(self, handle: Handle, zygote: int) -> None:
-        for pid in self._groups.processes(handle.instance_id):
-            if processes.namespace_pid(pid) == zygote:
-                self._groups.confine(handle.instance_id, pid)
-                return
-        raise TemporaryError(
-            f"The zygote of instance {handle.instance_id} is not in its control group.",
-            code="instance_not_confined",
         )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
@@ -361,11 +373,15 @@ class LocalDriver:
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
         if grace:
-            with contextlib.suppress(LinkLost, InvalidRequest, TimeoutError):
+            # Whatever keeps it from ending by itself, the kernel does not ask.
+            with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
                     link = await self.connect(handle)
-                    await link.call("shutdown")
-                    await link.closed
+                    try:
+                        await link.call("shutdown")
+                        await link.closed
+                    finally:
+                        link.close()
         await self._kill(handle)
 
     async def _kill(self, handle: Handle) -> None:
@@ -393,6 +409,7 @@ class LocalDriver:
         await asyncio.to_thread(self._clear, handle.instance_id)
         self._nursery.exits.pop(int(handle.data["pid"]), None)
         self._kills.pop(handle.instance_id, None)
+        self._new.discard(handle.instance_id)
 
     def _clear(self, instance_id: str) -> None:
         """Remove groups and directory; processes of an interrupted start go with their groups."""
@@ -428,7 +445,8 @@ class LocalDriver:
         for name in sorted(entry.name for entry in os.scandir(self._instances)):
             handle = self._stored(name)
             if handle is None:
-                # The rest of a start that was interrupted before it had anything to tell.
+                # The rest of a start that was interrupted before it had anything to tell, or
+                # nobody can read what it told.
                 nothing: dict[str, str | int] = {
                     "pid": 0, "started": -1, "child": 0, "child_started": -1, "boot": "",
                     "workspace": name,
@@ -443,6 +461,16 @@ class LocalDriver:
     def workspace_of(self, handle: Handle) -> str:
         return str(handle.data["workspace"])
 
+    async def health(self) -> str | None:
+        return await asyncio.to_thread(self._health)
+
+    def _health(self) -> str | None:
+        if not os.access(self._bubblewrap, os.X_OK):
+            return f"{self._bubblewrap} is not there any more, or cannot be executed"
+        if not os.access(self._instances, os.W_OK | os.X_OK):
+            return f"{self._instances} cannot be written to"
+        return self._failure
+
     async def metrics(self) -> NodeMetrics:
         return await asyncio.to_thread(self._metrics)
 
@@ -455,15 +483,43 @@ class LocalDriver:
             line.split(":") for line in Path("/proc/meminfo").read_text().strip().split("\n")
         )
         kib = {name: int(value.split()[0]) * 1024 for name, value in memory.items()}
-        disk = os.statvfs(self._node)
+        try:
+            disk = os.statvfs(self._node)
+            free = disk.f_bavail * disk.f_frsize
+        except OSError:
+            free = 0  # `health` tells.
         return NodeMetrics(
             cpu_usage=min(1.0, max(0.0, (busy - before[0]) / span)) if span > 0 else 0.0,
             mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],
-            disk_free=disk.f_bavail * disk.f_frsize,
+            disk_free=free,
             cpu_count=os.cpu_count() or 1,
             mem_total=kib["MemTotal"],
             load_average=os.getloadavg()[0],
         )
+
+
+def _parse(text: str) -> Handle:
+    handle = Handle(**json.loads(text))
+    for name in ("pid", "started", "child", "child_started"):
+        int(handle.data[name])
+    for name in ("boot", "workspace"):
+        handle.data[name]
+    return handle
+
+
+@contextlib.contextmanager
+def _translated(instance_id: str) -> Iterator[None]:
+    """What the host says when it cannot start an instance, as an error of ours."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        said = getattr(error, "stderr", None) or b""
+        words = f"{error} {said.decode(errors='replace')[-LOG_TAIL:]}".strip()
+        raise TemporaryError(
+            f"Instance {instance_id} could not be started: {words}",
+            code=NODE_FULL if full else NOT_STARTED,
+        ) from error
 
 
 def _tail(path: Path) -> str:

@@ -12,11 +12,13 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import cgroups, seccomp
+from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
@@ -51,15 +53,50 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     groups.close()
 
 
-def can_mount_images() -> bool:
-    if os.geteuid() != 0 or not Path("/sbin/mkfs.ext4").exists():
-        return False
-    return Path("/dev/loop-control").exists() and os.access("/dev/loop-control", os.R_OK | os.W_OK)
+def image_trouble(directory: Path) -> str | None:
+    """
+    Why workspaces in this directory cannot be file system images; none when they can. A small one
+    is made and mounted to know, once for each file system.
+    """
+    if os.geteuid() != 0:
+        return "only root can mount them"
+    for program in (workspaces.MKFS, workspaces.E2FSCK):
+        if not Path(program).exists():
+            return f"{program} is not there"
+    while not directory.is_dir():
+        directory = directory.parent
+    device = directory.stat().st_dev
+    if device not in _image_troubles:
+        _image_troubles[device] = _try_image(directory)
+    return _image_troubles[device]
 
 
-def checks(settings: LocalSettings) -> list[Check]:
+_image_troubles: dict[int, str | None] = {}
+
+
+def _try_image(directory: Path) -> str | None:
+    try:
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
+            image, target = Path(place, "image"), Path(place, "target")
+            target.mkdir()
+            workspaces.make_file_system(image, workspaces.MIN_IMAGE)
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", spawner.__file__, spawner.TRY, image, target],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+                cwd="/",
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stderr.strip()[-500:] or "it failed" if done.returncode else None
+
+
+def checks(settings: LocalSettings, node: Path) -> list[Check]:
     root = os.geteuid() == 0
     groups = find_groups(settings, Path())
+    groups.close()  # To find them can make one; a server makes its own.
     result = [_bubblewrap(settings), _namespaces(settings)]
     result.append(
         Check(
@@ -93,15 +130,17 @@ def checks(settings: LocalSettings) -> list[Check]:
                 requirement=requirement,
             )
         )
-    images = can_mount_images()
+    trouble = image_trouble(node)
+    images = trouble is None
     result.append(
         Check(
             "workspace quota",
             images,
             "the file system holds the limit"
             if images
-            else "the executor watches it; a fast writer can exceed it for a moment",
-            "" if images else ("apt-get install e2fsprogs" if root else "sudo atoll serve"),
+            else "the executor watches it; a fast writer can exceed it for a moment "
+            f"(no file system images: {trouble})",
+            "" if images else _image_fix(),
             requirement="disk_quota",
         )
     )
@@ -127,6 +166,14 @@ def checks(settings: LocalSettings) -> list[Check]:
             )
         )
     return result
+
+
+def _image_fix() -> str:
+    if os.geteuid() != 0:
+        return "sudo atoll serve"
+    if not (Path(workspaces.MKFS).exists() and Path(workspaces.E2FSCK).exists()):
+        return "apt-get install e2fsprogs"
+    return "modprobe loop  # in a container: docker run --privileged ..."
 
 
 def _bubblewrap(settings: LocalSettings) -> Check:

@@ -28,6 +28,8 @@ import sys
 from typing import Any, NoReturn
 
 MESSAGE = 256 * 1024
+TRY = "try-image"
+"""First argument, before an image and a directory, of a process that only tries to mount it."""
 
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 
@@ -91,10 +93,20 @@ def _attach_loop(image: str) -> tuple[str, int]:
     raise OSError(errno.EBUSY, "no loop device is free")
 
 
-def _prepare_mounts(request: dict[str, Any]) -> None:
-    stage = request["stage"]
+def _own_mounts() -> None:
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def _mount_image(image: str, target: str) -> None:
+    device, keep = _attach_loop(image)
+    _mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
+    os.close(keep)
+
+
+def _prepare_mounts(request: dict[str, Any]) -> None:
+    stage = request["stage"]
+    _own_mounts()
     _mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
     for source, name in request["binds"]:
         target = os.path.join(stage, name)
@@ -106,9 +118,7 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
     if request["image"]:
         target = os.path.join(stage, "workspace")
         os.mkdir(target)
-        device, keep = _attach_loop(request["image"])
-        _mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
-        os.close(keep)
+        _mount_image(request["image"], target)
         if os.stat(target).st_uid != request["uid"]:
             os.chown(target, request["uid"], request["uid"])
             with contextlib.suppress(OSError):
@@ -255,6 +265,14 @@ class Spawner:
 
 
 def main() -> None:
+    if sys.argv[1] == TRY:
+        # Whether this machine can do it: mounted for this process alone, and gone with it.
+        try:
+            _own_mounts()
+            _mount_image(*sys.argv[2:])
+        except OSError as error:
+            sys.exit(str(error))
+        return
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Spawner(control, int(sys.argv[2])).run()

@@ -1,12 +1,12 @@
 """
 The read-only part of a sandbox's file system: from this machine's /usr and interpreter, or from a
-root file system directory. Blocking file work; callers use a thread.
+root file system directory. Nothing that a template names is executed: where an interpreter lives is
+read from the file system. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ from atoll.drivers.local.sandbox import Tree
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from atoll.model.template import Template
 
 OWN = {
@@ -61,8 +63,8 @@ def write_etc(directory: Path) -> Path:
     return etc
 
 
-def host_tree(etc: Path, python: Path | None) -> Tree:
-    """This machine's /usr and an interpreter, wherever it lives."""
+def host_tree(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> Tree:
+    """This machine's /usr and an interpreter with its directories, wherever it lives."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
     for name in HOST:
@@ -76,35 +78,81 @@ def host_tree(etc: Path, python: Path | None) -> Tree:
         path = Path("/etc") / name
         if path.exists():
             binds.append((str(path.resolve()), f"/etc/{name}"))
-    interpreter, prefixes = _interpreter(python)
-    for prefix in prefixes:
-        if not any(prefix == bound or prefix.startswith(f"{bound}/") for bound, _ in binds):
-            binds.append((prefix, prefix))
+    for prefix, inside in prefixes:
+        if not any(inside == bound or inside.startswith(f"{bound}/") for _, bound in binds):
+            binds.append((prefix, inside))
     search = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
     return Tree(tuple(binds), tuple(links), interpreter, search)
 
 
-def _interpreter(python: Path | None) -> tuple[str, list[str]]:
-    """An interpreter's path and the directories it needs: its own, and a virtual one's base."""
-    if python is None:
-        return os.path.realpath(sys.executable), [os.path.realpath(sys.base_prefix)]
-    script = (
-        "import os, sys; print(sys.prefix); print(os.path.realpath(sys.base_prefix));"
-        "print(os.path.dirname(os.path.realpath(sys.executable)))"
-    )
-    try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", script],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+def _own_interpreter() -> tuple[str, list[tuple[str, str]]]:
+    base = os.path.realpath(sys.base_prefix)
+    return os.path.realpath(sys.executable), [(base, base)]
+
+
+def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, list[tuple[str, str]]]:
+    """
+    An interpreter's path inside, and the directories it needs with their places inside: its own,
+    and a virtual one's base.
+
+    With `roots`, they must lie beneath one of these, be of the system or be those of Atoll itself.
+    """
+    if not python.is_file() or not os.access(python, os.X_OK):
         raise InvalidRequest(
-            f"python: {python} does not run as an interpreter: {error}", field="python"
-        ) from None
-    return str(python), list(dict.fromkeys(done.stdout.split("\n")[:3]))
+            f"python: {python} does not exist on this node or is not executable.", field="python"
+        )
+    real = python.resolve()
+    # Its last part stays a link: a virtual interpreter is known by where it is called.
+    called = python.parent.resolve() / python.name
+    config = called.parent.parent / "pyvenv.cfg"
+    if config.is_file():
+        home = _home(config)
+        places = [called.parent.parent, _prefix(home.resolve())]
+        # Its links may lead there by another name.
+        named = Path(os.path.normpath(_prefix(home)))
+        binds = [*((str(place), str(place)) for place in places), (str(places[1]), str(named))]
+    else:
+        called = real
+        places = [_prefix(real.parent)]
+        binds = [(str(places[0]), str(places[0]))]
+    allowed = (Path("/usr"), Path(sys.base_prefix).resolve(), *_resolved(roots or ()))
+    for place in places:
+        if place == Path("/") or (roots is not None and not _beneath(place, allowed)):
+            raise _not_allowed(f"python: {python} needs {place}, which", roots or ())
+    if not _beneath(real, places):
+        raise _not_allowed(f"python: {python} leads to {real}, which", roots or ())
+    return str(called), list(dict.fromkeys(binds))
+
+
+def _prefix(directory: Path) -> Path:
+    return directory.parent if directory.name == "bin" else directory
+
+
+def _home(config: Path) -> Path:
+    """The directory of the interpreter that a virtual environment was made from."""
+    for line in config.read_text(errors="replace").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip().lower() == "home" and os.path.isabs(value.strip()):
+            return Path(value.strip())
+    raise InvalidRequest(f"python: {config} does not say where its base is.", field="python")
+
+
+def _resolved(roots: Iterable[Path]) -> list[Path]:
+    return [root.resolve() for root in roots]
+
+
+def _beneath(path: Path, places: Iterable[Path]) -> bool:
+    return any(place == path or place in path.parents for place in places)
+
+
+def _not_allowed(what: str, roots: tuple[Path, ...], field: str = "python") -> InvalidRequest:
+    allowed = ", ".join(str(root) for root in roots)
+    return InvalidRequest(
+        f"{what} is not beneath a template root of this node ({allowed}). "
+        "Set ATOLL_LOCAL__TEMPLATE_ROOTS to allow it.",
+        code="place_not_allowed",
+        field=field,
+    )
 
 
 def image_tree(image: Path, python: str) -> Tree:
@@ -140,10 +188,17 @@ def _image_python(image: Path, python: str) -> str:
     )
 
 
-def tree_of(template: Template, etc: Path, default_python: Path | None) -> Tree:
+def tree_of(
+    template: Template, etc: Path, default_python: Path | None, roots: tuple[Path, ...]
+) -> Tree:
     if template.image:
         return image_tree(Path(template.image), template.python)
-    return host_tree(etc, Path(template.python) if template.python else default_python)
+    if template.python:
+        return host_tree(etc, *_interpreter(Path(template.python), roots))
+    if default_python is not None:
+        # The owner of the node named it, and so allowed it.
+        return host_tree(etc, *_interpreter(default_python, None))
+    return host_tree(etc, *_own_interpreter())
 
 
 def check_usable(tree: Tree) -> None:
@@ -171,13 +226,5 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
             continue
         path = Path(value)
         real = path.resolve() if field == "image" else path.parent.resolve() / path.name
-        if not path.is_absolute() or not any(
-            root.resolve() == real or root.resolve() in real.parents for root in roots
-        ):
-            allowed = ", ".join(str(root) for root in roots)
-            raise InvalidRequest(
-                f"{field}: {value} is not beneath a template root of this node ({allowed}). "
-                "Set ATOLL_LOCAL__TEMPLATE_ROOTS to allow it.",
-                code="place_not_allowed",
-                field=field,
-            )
+        if not path.is_absolute() or not _beneath(real, _resolved(roots)):
+            raise _not_allowed(f"{field}: {value}", roots, field)

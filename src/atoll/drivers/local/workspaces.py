@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 IMAGE, DIRECTORY = "image", "directory"
 LOOPS = Path("/sys/block")
+MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 DETACH_SECONDS = 10.0
 MIN_IMAGE = 4 * 1024 * 1024
 
@@ -68,21 +69,28 @@ class Workspaces:
         if found is not None:
             return found
         self.remove(name)
-        place.mkdir(mode=0o700)
         kind = IMAGE if self.images else DIRECTORY
         workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE))
-        if kind == IMAGE:
+        try:
+            self._fill(place, workspace)
+        except BaseException:
+            self.remove(name)
+            raise
+        return workspace
+
+    def _fill(self, place: Path, workspace: Workspace) -> None:
+        place.mkdir(mode=0o700)
+        if workspace.kind == IMAGE:
             self._copy_blank(workspace.size, place / "disk")
         else:
-            files = place / "files"
-            files.mkdir(mode=0o700)
+            directory = place / "files"
+            directory.mkdir(mode=0o700)
             if workspace.uid is not None:
-                os.chown(files, workspace.uid, workspace.uid)
+                os.chown(directory, workspace.uid, workspace.uid)
         # Last, whole or not at all: a workspace without it is the rest of an interrupted call.
         temporary = place / ".workspace.json"
         temporary.write_text(json.dumps(asdict(workspace)))
         temporary.replace(place / "workspace.json")
-        return workspace
 
     def get(self, name: str) -> Workspace | None:
         try:
@@ -98,7 +106,7 @@ class Workspaces:
             return
         self._wait_until_detached(self.path(workspace))
         done = subprocess.run(
-            ["/sbin/e2fsck", "-p", str(self.path(workspace))],
+            [E2FSCK, "-p", str(self.path(workspace))],
             capture_output=True,
             timeout=600,
             check=False,
@@ -125,22 +133,7 @@ class Workspaces:
             time.sleep(0.002)
 
     def remove(self, name: str) -> None:
-        """As the executor removes trees: what user code leaves may be of any depth and rights."""
-        try:
-            top = os.open(self._root / name, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            while True:
-                try:
-                    files.empty(top, math.inf)
-                    break
-                except FileNotFoundError:
-                    continue  # Somebody else is removing it too.
-        finally:
-            os.close(top)
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(self._root / name)
+        remove_tree(self._root / name)
 
     def names(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self._root))
@@ -155,50 +148,61 @@ class Workspaces:
         blank = self._blank / str(size)
         if not blank.exists():
             self._make_blank(size, blank)
-        try:
-            with blank.open("rb") as source, target.open("xb") as copy:
-                copy.truncate(size)
-                end = 0
-                while True:
-                    try:
-                        start = os.lseek(source.fileno(), end, os.SEEK_DATA)
-                    except OSError as error:
-                        if error.errno == errno.ENXIO:
-                            break
-                        raise
-                    end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
-                    os.lseek(copy.fileno(), start, os.SEEK_SET)
-                    offset = start
-                    while offset < end:
-                        offset += os.sendfile(copy.fileno(), source.fileno(), offset, end - offset)
-        except OSError as error:
-            raise TemporaryError(
-                f"No workspace can be made on this node: {error}.", code="node_full"
-            ) from error
+        with blank.open("rb") as source, target.open("xb") as copy:
+            copy.truncate(size)
+            end = 0
+            while True:
+                try:
+                    start = os.lseek(source.fileno(), end, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno == errno.ENXIO:
+                        break
+                    raise
+                end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+                os.lseek(copy.fileno(), start, os.SEEK_SET)
+                offset = start
+                while offset < end:
+                    offset += os.sendfile(copy.fileno(), source.fileno(), offset, end - offset)
 
     def _make_blank(self, size: int, blank: Path) -> None:
         temporary = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")
-        with temporary.open("xb") as file:
-            file.truncate(size)
-        # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy
-        # of the inode table's state is enough, so it is left for the kernel to write when it is
-        # used.
-        command = [
-            "/sbin/mkfs.ext4",
-            "-q",
-            "-F",
-            "-m",
-            "0",
-            "-b",
-            "4096",
-            "-O",
-            "^has_journal,^resize_inode",
-        ]
-        options = ["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"]
-        subprocess.run(
-            [*command, *options, str(temporary)], check=True, capture_output=True, timeout=60
-        )
-        temporary.replace(blank)
+        try:
+            make_file_system(temporary, size)
+            temporary.replace(blank)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def make_file_system(image: Path, size: int) -> None:
+    with image.open("xb") as file:
+        file.truncate(size)
+    # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of
+    # the inode table's state is enough, so it is left for the kernel to write when it is used.
+    command = [
+        MKFS, "-q", "-F", "-m", "0", "-b", "4096",
+        "-O", "^has_journal,^resize_inode",
+        "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
+    ]  # fmt: skip
+    subprocess.run([*command, str(image)], check=True, capture_output=True, timeout=60)
+
+
+def remove_tree(path: Path) -> None:
+    """As the executor removes trees: what user code leaves may be of any depth and rights."""
+    try:
+        top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        while True:
+            try:
+                files.empty(top, math.inf)
+                break
+            except FileNotFoundError:
+                continue  # Somebody else is removing it too.
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def _backing(device: Path) -> str | None:

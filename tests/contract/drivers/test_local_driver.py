@@ -1,0 +1,191 @@
+"""What the local driver does when its machine does not do its part."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.drivers.local import driver as local
+from atoll.drivers.local import workspaces
+from atoll.drivers.local.cgroups import NoGroups
+from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.sandbox import Tree
+from atoll.errors import TemporaryError
+from atoll.link.client import LinkLost
+from atoll.model.instance import State
+from atoll.settings import LinkSettings, LocalSettings
+from tests.contract.drivers.conftest import printed, spec, started, template
+from tests.e2e.hostile.host import below, living
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+LINK = LinkSettings(connect_timeout=timedelta(seconds=0.3), start_timeout=timedelta(seconds=20))
+
+
+@pytest.fixture
+async def driver(bubblewrap: str, tmp_path: Path) -> AsyncIterator[LocalDriver]:
+    made = LocalDriver(tmp_path / "data", LocalSettings(), LINK)
+    await made.open()
+    yield made
+    for handle in await made.handles():
+        await made.destroy(handle)
+    for workspace in await made.workspaces():
+        await made.discard(workspace)
+    await made.close()
+
+
+def running(driver: LocalDriver) -> set[int]:
+    process = driver._nursery._process
+    return below(process.pid) if process else set()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "node_full"),
+        (errno.EDQUOT, "node_full"),
+        (errno.EIO, "instance_not_started"),
+    ],
+)
+async def test_what_runs_already_when_a_start_fails_does_not_run_on(
+    driver: LocalDriver, monkeypatch: pytest.MonkeyPatch, number: int, code: str
+) -> None:
+    await asyncio.to_thread(driver._groups.close)
+    driver._groups = NoGroups()  # Nothing but their pids to find processes by.
+    seen: set[int] = set()
+
+    def fail(*_: Any) -> None:
+        seen.update(running(driver))
+        raise OSError(number, os.strerror(number))
+
+    wanted = spec()
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_store", fail)
+        with pytest.raises(TemporaryError) as caught:
+            await driver.ensure(wanted)
+    assert caught.value.code == code
+    assert seen
+    assert not seen & living()
+    assert await driver.handles() == []
+    assert await driver.health() == caught.value.message
+
+    _, link = await started(driver, wanted)
+    assert await printed(driver, link, "print(1)") == "1"
+    assert await driver.health() is None
+    link.close()
+
+
+async def test_a_file_system_that_cannot_be_made_leaves_nothing(
+    driver: LocalDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if "disk_quota" not in driver.capabilities.provides:
+        pytest.skip("workspaces are directories here")
+    broken = tmp_path / "mkfs"
+    broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(workspaces, "MKFS", str(broken))
+    with pytest.raises(TemporaryError, match="no such luck") as caught:
+        await driver.ensure(spec())
+    assert caught.value.code == "instance_not_started"
+    assert await driver.handles() == []
+    assert await driver.workspaces() == []
+    assert list((tmp_path / "data/node/blank").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe",
+        b'{"instance_id": "i", "driver": "local", "version": 1, "data": {}}',
+        b'{"instance_id": "i", "driver": "local", "version": 1, "data": null}',
+    ],
+)  # fmt: skip
+async def test_a_damaged_handle_is_as_good_as_none(
+    driver: LocalDriver, tmp_path: Path, text: bytes
+) -> None:
+    wanted = spec()
+    first = await driver.ensure(wanted)
+    (tmp_path / "data/node/instances" / wanted.instance_id / "handle.json").write_bytes(text)
+    with capture_logs() as logs:
+        (found,) = await driver.handles()
+    assert found.instance_id == wanted.instance_id
+    assert (await driver.observe(found)).state is State.GONE
+    assert [entry["event"] for entry in logs] == ["instance.handle_damaged"]
+    if not driver._groups.provides:
+        os.kill(int(first.data["child"]), signal.SIGKILL)
+
+    # What ran under it is not left beside the next.
+    _, link = await started(driver, wanted)
+    assert (await driver.observe(first)).state is not State.RUNNING
+    assert await printed(driver, link, "print(1)") == "1"
+    link.close()
+
+
+async def test_an_instance_that_was_up_is_not_waited_for_as_a_new_one(driver: LocalDriver) -> None:
+    handle, link = await started(driver, spec())
+    link.close()
+    os.kill(int(handle.data["child"]), signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(LinkLost):
+        await driver.connect(handle)
+    assert time.monotonic() - begun < 10
+
+
+async def test_a_new_instance_is_waited_for_longer(driver: LocalDriver) -> None:
+    handle = await driver.ensure(spec())
+    os.kill(int(handle.data["child"]), signal.SIGSTOP)
+    connecting = asyncio.create_task(driver.connect(handle))
+    done, _ = await asyncio.wait([connecting], timeout=1)
+    assert not done
+    os.kill(int(handle.data["child"]), signal.SIGCONT)
+    (await connecting).close()
+
+
+async def test_an_instance_that_is_good_for_nothing_can_be_stopped(driver: LocalDriver) -> None:
+    handle = await driver.ensure(spec(template=template(preload=("no_such_module",))))
+    await driver.stop(handle, grace=timedelta(seconds=5))
+    assert (await driver.observe(handle)).state is not State.RUNNING
+
+
+async def test_a_driver_says_what_keeps_it_from_making_instances(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "bwrap"
+    own.symlink_to(bubblewrap)
+    driver = LocalDriver(tmp_path / "data", LocalSettings(bubblewrap=str(own)), LINK)
+    await driver.open()
+    assert await driver.health() is None
+    own.unlink()
+    assert str(own) in (await driver.health() or "")
+    own.symlink_to(bubblewrap)
+    node = tmp_path / "data/node"
+    node.rename(tmp_path / "elsewhere")
+    assert str(node) in (await driver.health() or "")
+    assert (await driver.metrics()).disk_free == 0
+    (tmp_path / "elsewhere").rename(node)
+    assert await driver.health() is None
+    await driver.close()
+
+
+def test_nothing_is_mounted_over_what_a_link_leads_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = tmp_path.resolve() / "first", tmp_path.resolve() / "second"
+    (first / "image").mkdir(parents=True)
+    second.mkdir()
+    (tmp_path / "link").symlink_to(first)
+    monkeypatch.setattr(local, "STAGES", (str(first), str(second)))
+    tree = Tree(((str(tmp_path / "link/image"), "/usr"),), (), "/usr/bin/python3")
+    assert LocalDriver._stage(tree, "/nowhere") == str(second)

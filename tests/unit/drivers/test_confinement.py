@@ -1,0 +1,172 @@
+"""Zygotes that come and go while they are being confined, told by a scripted executor."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.drivers.local import processes
+from atoll.drivers.local.cgroups import NoGroups
+from atoll.drivers.local.confinement import Confinement
+from atoll.errors import TemporaryError
+from atoll.executor import frames
+from atoll.link.client import Link, LinkLost
+from atoll.settings import LinkSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Executor:
+    """Says hello with `zygote`, and to each release the script's next: events, then an answer."""
+
+    zygote: int = 10
+    with_hello: list[int] = field(default_factory=list)
+    """Zygotes told of in one breath with the hello."""
+    script: list[tuple[list[int], str]] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        decoder = frames.Decoder()
+        while data := await reader.read(65536):
+            for number, kind, payload in decoder.feed(data):
+                if kind == frames.HELLO:
+                    hello = {"version": frames.VERSION, "zygote": self.zygote, "runs": []}
+                    said = frames.encode_json(0, frames.HELLO, hello)
+                    writer.write(said + b"".join(map(self.event, self.with_hello)))
+                elif kind == frames.OPEN:
+                    writer.write(self.answer(number, frames.decode_json(payload)))
+        writer.close()
+
+    @staticmethod
+    def event(zygote: int) -> bytes:
+        return frames.encode_json(0, frames.EVENT, {"event": "zygote", "pid": zygote})
+
+    def answer(self, number: int, request: dict[str, Any]) -> bytes:
+        self.released.append(request["zygote"])
+        self.heard.set()
+        events, code = self.script.pop(0) if self.script else ([], "")
+        said = b"".join(map(self.event, events))
+        if code:
+            return said + frames.encode_json(number, frames.ERROR, {"code": code, "message": code})
+        return said + frames.encode_json(number, frames.END, {"preload_failed": {}})
+
+
+@pytest.fixture
+async def executor(tmp_path: Path) -> AsyncIterator[Executor]:
+    made = Executor()
+    server = await asyncio.start_unix_server(made.serve, tmp_path / "link.sock")
+    yield made
+    server.close()
+
+
+async def connected(tmp_path: Path) -> Link:
+    settings = LinkSettings()
+    return await Link.connect(
+        str(tmp_path / "link.sock"), settings, timeout=settings.connect_timeout
+    )
+
+
+async def until_released(executor: Executor, zygotes: list[int]) -> None:
+    async with asyncio.timeout(5):
+        while executor.released != zygotes:
+            executor.heard.clear()
+            await executor.heard.wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "released"),
+    [
+        ([], [10]),
+        ([([11], "zygote_replaced")], [10, 11]),
+        ([([11, 12], "zygote_replaced")], [10, 12]),
+        ([([11], "")], [10, 11]),
+        ([([11], "zygote_replaced"), ([12], "zygote_replaced")], [10, 11, 12]),
+    ],
+    ids=["lasting", "replaced", "replaced twice", "answered for the old one", "again and again"],
+)
+async def test_the_newest_zygote_is_released(
+    executor: Executor, tmp_path: Path, script: list[tuple[list[int], str]], released: list[int]
+) -> None:
+    executor.script = script
+    link = await connected(tmp_path)
+    assert await Confinement(NoGroups(), "i", link).settle() == {}
+    assert executor.released == released
+    link.close()
+    await link.closed
+
+
+async def test_a_zygote_that_comes_later_is_released_too(
+    executor: Executor, tmp_path: Path
+) -> None:
+    link = await connected(tmp_path)
+    await Confinement(NoGroups(), "i", link).settle()
+    for zygote in (11, 12):
+        executor.writer.write(executor.event(zygote))
+        await until_released(executor, list(range(10, zygote + 1)))
+    assert link.alive
+    link.close()
+    await link.closed
+
+
+async def test_a_zygote_that_was_told_of_too_early_makes_a_new_link_necessary(
+    executor: Executor, tmp_path: Path
+) -> None:
+    executor.with_hello = [11]
+    executor.script = [([], "zygote_replaced")]
+    link = await connected(tmp_path)
+    with pytest.raises(LinkLost):
+        await Confinement(NoGroups(), "i", link).settle()
+    link.close()
+    await link.closed
+
+
+async def test_a_zygote_that_cannot_be_released_later_closes_the_link_and_is_logged(
+    executor: Executor, tmp_path: Path
+) -> None:
+    executor.script = [([], ""), ([], "something_else")]
+    link = await connected(tmp_path)
+    await Confinement(NoGroups(), "i", link).settle()
+    with capture_logs() as logs:
+        executor.writer.write(executor.event(11))
+        async with asyncio.timeout(5):
+            await link.closed
+    assert [entry["event"] for entry in logs] == ["instance.not_confined"]
+
+
+@dataclass(frozen=True)
+class Refusing(NoGroups):
+    """A kernel that has just seen the process end."""
+
+    provides: frozenset[str] = frozenset({"cgroup_memory"})
+
+    def processes(self, name: str) -> list[int]:
+        return [os.getpid()]
+
+    def confine(self, name: str, pid: int) -> None:
+        raise ProcessLookupError(errno.ESRCH, "No such process")
+
+
+async def test_a_zygote_that_ends_while_it_is_confined_is_a_temporary_error(
+    executor: Executor, tmp_path: Path
+) -> None:
+    executor.zygote = processes.namespace_pid(os.getpid()) or 0
+    link = await connected(tmp_path)
+    with pytest.raises(TemporaryError) as caught:
+        await Confinement(Refusing(), "i", link).settle()
+    assert caught.value.code == "instance_not_confined"
+    assert executor.released == []
+    link.close()
+    await link.closed

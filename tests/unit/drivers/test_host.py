@@ -1,0 +1,67 @@
+"""What the machine can give is tried, and what the try took is given back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.drivers.local import host, spawner, workspaces
+from atoll.settings import LocalSettings
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_image_troubles", {})
+
+
+def failing(path: Path, words: str) -> str:
+    path.write_text(f"import sys; sys.exit({words!r})")
+    return str(path)
+
+
+privileged = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@privileged
+def test_a_machine_that_cannot_mount_says_why_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    program = failing(tmp_path / "spawner.py", "mounting /dev/loop0: Operation not permitted")
+    monkeypatch.setattr(spawner, "__file__", program)
+
+    assert host.image_trouble(node) == "mounting /dev/loop0: Operation not permitted"
+    assert list(node.iterdir()) == []
+    (check,) = [c for c in host.checks(LocalSettings(), node) if c.requirement == "disk_quota"]
+    assert not check.ok
+    assert "Operation not permitted" in check.detail
+
+
+@privileged
+def test_a_file_system_that_cannot_be_mounted_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Really: the program that makes it makes nothing."""
+    monkeypatch.setattr(workspaces, "MKFS", "/bin/true")
+    assert host.image_trouble(tmp_path) is not None
+
+
+@privileged
+def test_it_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = host.image_trouble(tmp_path)
+    monkeypatch.setattr(spawner, "__file__", failing(tmp_path / "spawner.py", "no"))
+    assert host.image_trouble(tmp_path / "not" / "yet" / "there") == first
+
+
+def test_the_doctor_leaves_no_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    (root / "cgroup.controllers").write_text("cpu memory pids")
+    (root / "cgroup.subtree_control").touch()
+    host.checks(LocalSettings(cgroup_root=root), tmp_path)
+    assert [path for path in root.iterdir() if path.is_dir()] == []

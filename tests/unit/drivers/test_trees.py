@@ -1,0 +1,128 @@
+"""Where a template's interpreter lives, found without running it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from atoll.drivers.local import trees
+from atoll.drivers.local.sandbox import Tree
+from atoll.errors import InvalidRequest
+from atoll.model.resources import Resources
+from atoll.model.template import Template
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path.resolve() / "roots"
+    path.mkdir()
+    return path
+
+
+def program(path: Path) -> Path:
+    """What tells when it is executed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\ntouch {path}.was-run\n")
+    path.chmod(0o755)
+    return path
+
+
+def environment(place: Path, home: Path, target: Path) -> Path:
+    (place / "bin").mkdir(parents=True)
+    (place / "pyvenv.cfg").write_text(f"home = {home}\nversion = 3.11\n")
+    python = place / "bin" / "python"
+    python.symlink_to(target)
+    return python
+
+
+def tree(python: Path, *roots: Path, default: bool = False) -> Tree:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    template = Template(
+        id="t", name="t", created_at=now, updated_at=now,
+        default_resources=Resources(1, 1 << 26, 1 << 24, 16), python="" if default else str(python),
+    )  # fmt: skip
+    return trees.tree_of(template, Path("/etc"), python if default else None, roots)
+
+
+def test_an_interpreter_is_never_executed(root: Path) -> None:
+    python = program(root / "own/bin/python3")
+    assert (str(root / "own"), str(root / "own")) in tree(python, root).binds
+    assert not list(root.rglob("*.was-run"))
+
+
+def test_a_link_to_an_interpreter_stands_for_what_it_leads_to(root: Path) -> None:
+    real = program(root / "real/bin/python3.12")
+    (root / "python").symlink_to(real)
+    found = tree(root / "python", root)
+    assert found.python == str(real)
+    assert (str(root / "real"), str(root / "real")) in found.binds
+
+
+def test_a_virtual_environment_brings_its_base_under_every_name(root: Path) -> None:
+    program(root / "python-3.12.1/bin/python3")
+    (root / "python-3.12").symlink_to("python-3.12.1")
+    home = root / "python-3.12/bin"
+    python = environment(root / "venv", home, home / "python3")
+    found = tree(python, root)
+    assert found.python == str(python)
+    base = str(root / "python-3.12.1")
+    assert (str(root / "venv"), str(root / "venv")) in found.binds
+    assert (base, base) in found.binds
+    assert (base, str(root / "python-3.12")) in found.binds
+
+
+def test_the_base_may_be_of_the_system_or_atoll_s_own(root: Path) -> None:
+    own = Path(sys.base_prefix).resolve()
+    python = environment(root / "a", own / "bin", Path(sys.executable).resolve())
+    assert (str(own), str(own)) in tree(python, root).binds or str(own).startswith("/usr")
+    system = environment(root / "b", Path("/usr/bin"), Path("/usr/bin/env"))
+    assert tree(system, root).python == str(system)
+
+
+def test_a_base_elsewhere_is_refused(root: Path) -> None:
+    outside = program(root.parent / "outside/bin/python3")
+    linked = root / "linked"
+    linked.symlink_to(outside)
+    for python in (
+        linked,
+        environment(root / "a", outside.parent, outside),
+        environment(root / "b", root / "../outside/bin", outside),
+        # It claims a base that is allowed, but is another.
+        environment(root / "c", Path("/usr/bin"), outside),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            tree(python, root)
+        assert caught.value.code == "place_not_allowed", python
+    assert not list(root.parent.rglob("*.was-run"))
+
+
+def test_the_owner_s_own_choice_may_lie_anywhere(root: Path) -> None:
+    outside = program(root.parent / "outside/bin/python3")
+    assert tree(outside, root, default=True).python == str(outside)
+
+
+def test_the_whole_machine_is_never_an_interpreter_s_directory(root: Path) -> None:
+    python = environment(root / "a", Path("/bin/.."), Path("/usr/bin/env"))
+    (root / "a/pyvenv.cfg").write_text("home = /\n")
+    with pytest.raises(InvalidRequest):
+        tree(python, Path("/"))
+
+
+@pytest.mark.parametrize("case", ["missing", "directory", "not executable", "no home"])
+def test_what_is_no_interpreter_is_refused_with_a_reason(root: Path, case: str) -> None:
+    python = root / "x/bin/python3"
+    if case == "directory":
+        python.mkdir(parents=True)
+    elif case != "missing":
+        program(python)
+    if case == "not executable":
+        os.chmod(python, 0o644)
+    if case == "no home":
+        (root / "x/pyvenv.cfg").write_text("version = 3.11\n")
+    with pytest.raises(InvalidRequest, match=str(root / "x")) as caught:
+        tree(python, root)
+    assert caught.value.details["field"] == "python"

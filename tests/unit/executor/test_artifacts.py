@@ -1,0 +1,28 @@
+"""The list of files that an execution changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.executor import artifacts
+
+
+def test_the_list_is_bounded_by_the_length_of_its_paths(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(10):
+        deep = deep / ("d" * 200)
+        deep.mkdir()
+    for number in range(200):
+        (deep / f"{number:03}").touch()
+    listed, cut = artifacts.Scanner(str(tmp_path)).changed_since(0, 1000)
+    size = sum(len(item["path"]) for item in listed)
+    assert cut
+    assert artifacts.MAX_PATHS - 2100 < size <= artifacts.MAX_PATHS
+
+
+def test_a_list_that_fits_is_whole(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    for limit, expected in ((3, (["a", "b", "c"], False)), (2, (["a", "b"], True))):
+        listed, cut = artifacts.Scanner(str(tmp_path)).changed_since(0, limit)
+        assert ([item["path"] for item in listed], cut) == expected

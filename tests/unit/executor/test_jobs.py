@@ -1,0 +1,46 @@
+"""Jobs on their way to the zygote's children."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from atoll.executor import zygote
+
+Pair = tuple[Any, Any]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    theirs.settimeout(5)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_job_is_told_as_taken_or_not_run(pair: Pair) -> None:
+    ours, theirs = pair
+    for number in (1, 2):
+        zygote.send_job(ours, number, {}, [])
+    assert zygote.receive_job(theirs)[0] == 1
+    assert zygote.recall_jobs(ours) == [(1, os.getpid())]
+    # A spare that comes now gets the job but no further: it ends before any of it is run.
+    with pytest.raises(BrokenPipeError):
+        zygote.receive_job(theirs)
+    assert zygote.taken_jobs(ours) == []
+
+
+def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
+    ours, theirs = pair
+    sent = os.pipe()
+    zygote.send_job(ours, 1, {"a": 1}, list(sent))
+    _, job, received = zygote.receive_job(theirs)
+    assert job == {"a": 1}
+    assert [os.get_inheritable(fd) for fd in received] == [False, False]
+    for fd in (*sent, *received):
+        os.close(fd)

@@ -1,0 +1,75 @@
+"""PID 1's loop outlives what its callbacks do."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from atoll.executor.loop import MAX_COMPLAINTS, READ, Loop
+
+
+def fail(*arguments: int) -> None:
+    raise PermissionError("of a callback")
+
+
+def test_a_callback_that_raises_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop()
+    read, write = os.pipe()
+    seen: list[str] = []
+
+    def ready(mask: int) -> None:
+        os.read(read, 1)
+        seen.append("descriptor")
+        loop.at_end_of_turn(fail)
+        loop.at_end_of_turn(lambda: seen.append("end of turn"))
+        fail()
+
+    def stop() -> None:
+        loop.running = False
+
+    loop.add(read, READ, ready)
+    loop.after(0.01, fail)
+    loop.after(0.01, lambda: seen.append("timer"))
+    loop.after(0.02, stop)
+    os.write(write, b"x")
+    loop.run()
+    loop.close()
+    os.close(read)
+    os.close(write)
+    assert seen == ["descriptor", "end of turn", "timer"]
+    assert capsys.readouterr().err.count("PermissionError: of a callback") == 3
+
+
+def test_a_callback_that_raises_in_every_turn_does_not_fill_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loop = Loop()
+    turns = 0
+
+    def ready(mask: int) -> None:
+        nonlocal turns
+        turns += 1
+        loop.running = turns < 3 * MAX_COMPLAINTS
+        fail()
+
+    read, write = os.pipe()
+    os.write(write, b"x")
+    loop.add(read, READ, ready)
+    loop.run()
+    loop.close()
+    os.close(read)
+    os.close(write)
+    assert capsys.readouterr().err.count("PermissionError:") == MAX_COMPLAINTS
+
+
+def test_an_exit_is_an_exit() -> None:
+    loop = Loop()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    loop.after(0, leave)
+    with pytest.raises(SystemExit):
+        loop.run()
+    loop.close()

@@ -1,0 +1,94 @@
+"""The composition root's own work: directories of embedded Atolls, and the first key."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from atoll import app
+from atoll.settings import LocalSettings, Settings
+
+LOCAL = LocalSettings()
+
+
+def test_a_start_between_making_and_locking_takes_nothing_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = fcntl.flock
+    inner: list[Path] = []
+
+    def flock(fd: int, operation: int) -> None:
+        if not inner and operation == fcntl.LOCK_EX:
+            inner.append(tmp_path)  # Once.
+            with app._own_directory(tmp_path, LOCAL) as other:
+                inner[0] = other
+                assert other.is_dir()
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with app._own_directory(tmp_path, LOCAL) as place:
+        assert inner != [tmp_path]
+        (place / "used").touch()
+
+
+def test_many_starts_at_once_all_have_a_directory(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        held = list(pool.map(lambda _: app._own_directory(tmp_path, LOCAL), range(64)))
+    places = []
+    for one in held:
+        with one as place:
+            places.append(place)
+            assert place.is_dir()
+    assert len(set(places)) == 64
+
+
+def test_what_a_dead_process_left_goes_whatever_its_depth_and_rights(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    closed = dead / "node" / "closed"
+    (closed / "inner").mkdir(parents=True)
+    (closed / "inner" / "file").touch()
+    here = os.open(dead, os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    (closed / "inner").chmod(0)
+    closed.chmod(0)
+
+    with app._own_directory(tmp_path, LOCAL) as place:
+        assert list(tmp_path.iterdir()) == [place]
+
+
+def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a file").touch()
+    with capture_logs() as logs, app._own_directory(tmp_path, LOCAL) as place:
+        assert place.is_dir()
+    assert [entry["event"] for entry in logs] == ["embedded.not_removed"]
+
+
+@pytest.mark.anyio
+async def test_a_key_that_the_environment_gives_no_more_is_revoked(tmp_path: Path) -> None:
+    old, new = "the-old-secret-key", "the-new-secret-key"
+    async with app.keys(Settings(data_dir=tmp_path)) as keys:
+        for secret in (old, old, new, new):
+            assert (
+                await app.ensure_first_key(Settings(data_dir=tmp_path, api_key=secret), keys)
+                is None
+            )
+            assert await keys.find(secret) is not None
+            assert [key.name for key in await keys.list()] == ["environment"]
+        assert await keys.find(old) is None
+
+        path = await app.ensure_first_key(Settings(data_dir=tmp_path), keys)
+        assert path is not None
+        assert [key.name for key in await keys.list()] == ["first"]
+        assert await keys.find(new) is None
