@@ -178,6 +178,10 @@ class Supervisor:
         Killed by user code, or by the kernel for memory: its runs end, a new one takes its place.
         """
         self._note_taken(zygote.recall_jobs(self._jobs))
+        releases, self._releases = self._releases, []
+        for stream in releases:
+            # Of the old one: the new one is not in its control group yet.
+            stream.error("zygote_replaced", "zygote %d is gone" % self._zygote_pid)
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 from dataclasses import dataclass, field
@@ -38,6 +39,12 @@ class Executor:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A link may be closed before it has read all.
+        with contextlib.suppress(ConnectionResetError):
+            await self.talk(reader, writer)
+        writer.close()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         decoder = frames.Decoder()
         while data := await reader.read(65536):
@@ -48,7 +55,6 @@ class Executor:
                     writer.write(said + b"".join(map(self.event, self.with_hello)))
                 elif kind == frames.OPEN:
                     writer.write(self.answer(number, frames.decode_json(payload)))
-        writer.close()
 
     @staticmethod
     def event(zygote: int) -> bytes:
