@@ -34,7 +34,7 @@ MEMORY = {
     "while True:\n    m = mmap.mmap(-1, 8 << 20)\n    m.write(b'x' * (8 << 20))\n    x.append(m)",
     "files in /tmp": "import os\nfor d in ('/tmp', '/dev/shm'):\n"
     "    f = open(d + '/big', 'wb')\n    f.write(b'x' * (63 << 20))\n    f.flush()\n"
-    "x = bytearray(b'x') * (100 << 20)",
+    "x = bytearray(b'x') * (100 << 20)\nimport signal\nsignal.pause()",
 }
 
 

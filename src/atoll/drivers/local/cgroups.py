@@ -88,12 +88,14 @@ class BusyGroup(Exception):
     """A process is still in the group."""
 
 
-def _counter(path: Path, name: str) -> int:
+def _counter(path: str, name: bytes) -> int:
+    """Read at every execution, so without the comfort of paths and text."""
     try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
+        with open(path, "rb", buffering=0) as file:
+            for line in file.read(4096).split(b"\n"):
+                key, _, value = line.partition(b" ")
+                if key == name:
+                    return int(value)
     except FileNotFoundError:
         pass
     return 0
@@ -108,6 +110,7 @@ class VersionOne:
 
     def __init__(self, root: Path, name: str, controllers: frozenset[str]) -> None:
         self._tops = {controller: root / controller / name for controller in sorted(controllers)}
+        self._memory = str(self._tops["memory"]) if "memory" in self._tops else None
         self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
 
     def make(self, name: str, resources: Resources) -> None:
@@ -156,9 +159,9 @@ class VersionOne:
         return sorted(set(found))
 
     def memory_kills(self, name: str) -> int:
-        if "memory" not in self._tops:
+        if self._memory is None:
             return 0
-        return _counter(self._tops["memory"] / name / "exec" / "memory.oom_control", "oom_kill")
+        return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
 
     def remove(self, name: str) -> None:
         for top in self._tops.values():
@@ -182,6 +185,7 @@ class VersionTwo:
 
     def __init__(self, top: Path, controllers: frozenset[str]) -> None:
         self._top = top
+        self._path = str(top)
         self._controllers = controllers
         self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
 
@@ -219,7 +223,7 @@ class VersionTwo:
         return [*_pids(self._top / name / "supervisor"), *_pids(self._top / name / "exec")]
 
     def memory_kills(self, name: str) -> int:
-        return _counter(self._top / name / "exec" / "memory.events", "oom_kill")
+        return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
     def remove(self, name: str) -> None:
         for group in ("supervisor", "exec", ""):
