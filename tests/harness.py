@@ -71,7 +71,7 @@ class Server:
         # What it left running on purpose ends now: a last start that ends for good.
         if any((self.data_dir / "node" / "instances").iterdir()):
             last = type(self)(self.data_dir, "--stop-sessions", **self._env).start()
-            last.stop()
+            assert last.stop() == 0
 
     @property
     def key(self) -> str:

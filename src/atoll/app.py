@@ -297,8 +297,10 @@ async def _serve(settings: Settings, stop_sessions: bool) -> None:
     with server.listen(settings.host, settings.port) as listener:
         async with application(settings) as app:
             key_file = await ensure_first_key(settings, app.keys)
+            # Before the welcome: who reads it may want it to end at once.
+            http = server.prepare(app.web, settings)
             server.print_welcome(settings, listener.getsockname()[1], key_file)
-            await server.serve(app.web, listener, settings)
+            await http.serve(sockets=[listener])
             if stop_sessions:
                 await app.sessions.stop_all()
 

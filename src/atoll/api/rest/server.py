@@ -39,8 +39,11 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-async def serve(app: ASGIApp, listener: socket.socket, settings: Settings) -> None:
-    """Answer requests until SIGTERM or SIGINT; then let those that run finish."""
+def prepare(app: ASGIApp, settings: Settings) -> uvicorn.Server:
+    """
+    A server that ends at SIGTERM or SIGINT, also when they come before it has begun to serve, and
+    lets the requests that run finish.
+    """
     server = _Uvicorn(
         uvicorn.Config(
             app,
@@ -60,7 +63,7 @@ async def serve(app: ASGIApp, listener: socket.socket, settings: Settings) -> No
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-    await server.serve(sockets=[listener])
+    return server
 
 
 class _Uvicorn(uvicorn.Server):
