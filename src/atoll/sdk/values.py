@@ -276,6 +276,8 @@ class NodeHealth:
     id: str
     status: str
     checked_at: datetime
+    problem: str | None = None
+    """Why it is unhealthy."""
     provides: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     """What the node cannot give, and why."""

@@ -226,6 +226,7 @@ class RuntimePage(BaseModel):
 class RuntimeHealth(BaseModel):
     id: str
     status: Literal["healthy", "unhealthy", "draining"]
+    problem: str | None = Field(description="Why it is unhealthy.")
     checked_at: datetime
     provides: list[str]
     missing: dict[str, str]

@@ -39,6 +39,7 @@ async def get_health(request: Request, runtime_id: str) -> Answer:
         {
             "id": view.node.id,
             "status": view.status,
+            "problem": view.problem,
             "checked_at": timestamp(view.seen_at),
             "provides": sorted(view.capabilities.provides),
             "missing": view.capabilities.missing,
