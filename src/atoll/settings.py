@@ -156,6 +156,28 @@ class SqliteSettings(Group):
     """Time to wait for another process's write, in seconds."""
 
 
+class CoordinationSettings(Group):
+    lease_ttl: Seconds = Field(timedelta(seconds=90), gt=timedelta(0))
+    """
+    How long a lease lasts that is not renewed, in seconds. It is renewed after a third of that.
+    """
+    presence_ttl: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
+    """
+    How long after its last heartbeat a replica counts as lost, in seconds. It beats after a third of
+    that.
+    """
+    approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
+    """How long a question to a person waits for its answer, in seconds."""
+    prefix: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
+    """What the names of all keys in Redis begin with."""
+    connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time for a connection to Redis, in seconds."""
+    read_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time for Redis to answer, in seconds."""
+    max_connections: int = Field(50, ge=2)
+    """Most connections to Redis at the same time."""
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
@@ -167,6 +189,11 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
     data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
     """Where the database, the key and the workspaces live; readable by its owner alone."""
+    redis_url: str | None = Field(None, repr=False)
+    """
+    Redis for several control planes, redis:// or rediss://; without it there can be only one on a
+    database.
+    """
     api_key: str | None = Field(None, min_length=16, repr=False)
     """The first key. One is made and kept in `<data_dir>/key` when not set."""
     tls_cert: Path | None = None
@@ -194,6 +221,7 @@ class Settings(BaseSettings):
     local: LocalSettings = LocalSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
+    coordination: CoordinationSettings = CoordinationSettings()
 
     @model_validator(mode="before")
     @classmethod
