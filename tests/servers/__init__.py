@@ -1,0 +1,48 @@
+"""
+Real servers for the tests: each on a free port with data of its own, killed and started at will.
+
+A missing one is a skip on a laptop and a failure in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+EXTRA_PATHS = ("/usr/sbin", "/usr/local/sbin")
+
+
+def program(name: str, package: str, *places: str) -> str:
+    """Where a server's program is; `places` are directories beyond the usual ones."""
+    found = shutil.which(
+        name, path=os.pathsep.join([os.environ.get("PATH", ""), *EXTRA_PATHS, *places])
+    )
+    if found is not None:
+        return found
+    missing = f"{name} is not installed; install it with: apt-get install {package}"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until_ready(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for a server that has just been started; what it logged is told when it does not come."""
+    deadline = monotonic() + 60
+    while not ready():
+        if process.poll() is not None or monotonic() > deadline:
+            raise AssertionError(f"the server did not start: {log.read_text()[-4000:]}")
+        sleep(0.02)
