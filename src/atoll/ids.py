@@ -23,6 +23,14 @@ def template_id() -> str:
     return f"tmpl_{secrets.token_hex(10)}"
 
 
+def replica_id() -> str:
+    return f"repl_{secrets.token_hex(10)}"
+
+
+def cluster_id() -> str:
+    return f"clus_{secrets.token_hex(10)}"
+
+
 def key_id() -> str:
     return f"key_{secrets.token_hex(10)}"
 

@@ -150,10 +150,37 @@ class PoolSettings(Group):
 
 
 class SqliteSettings(Group):
+    journal_mode: str = Field("WAL", pattern="^(WAL|DELETE|TRUNCATE|PERSIST)$")
+    """How changes become durable; only with WAL do reads go on beside a write."""
+    synchronous: str = Field("NORMAL", pattern="^(OFF|NORMAL|FULL|EXTRA)$")
+    """When SQLite waits for the disk. With NORMAL a power cut, not a crash, loses last writes."""
+    foreign_keys: bool = True
+    """Whether SQLite holds foreign keys."""
     cache: int = Field(64 * MiB, ge=0)
     """Page cache per connection, in bytes."""
     busy_timeout: Seconds = Field(timedelta(seconds=5), ge=timedelta(0))
     """Time to wait for another process's write, in seconds."""
+
+
+class DatabaseSettings(Group):
+    """MariaDB and PostgreSQL."""
+
+    pool_size: int = Field(5, ge=1)
+    """Connections that are kept."""
+    max_overflow: int = Field(10, ge=0)
+    """Connections beyond that at a peak."""
+    pool_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time to wait for a free connection, in seconds."""
+    pool_recycle: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
+    """Age at which a connection is replaced, in seconds."""
+    pre_ping: bool = True
+    """Whether a connection is tried before it is used."""
+    connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time to connect to one address, in seconds."""
+    retries: int = Field(3, ge=0)
+    """How often a read or a write that may be repeated is tried again after a broken connection."""
+    retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
+    """Pause before the first of these, in seconds; it doubles each time."""
 
 
 class CoordinationSettings(Group):
@@ -163,8 +190,7 @@ class CoordinationSettings(Group):
     """
     presence_ttl: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
     """
-    How long after its last heartbeat a replica counts as lost, in seconds. It beats after a third of
-    that.
+    Seconds after its last beat when a replica counts as lost. It beats after a third of that.
     """
     approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """How long a question to a person waits for its answer, in seconds."""
@@ -189,6 +215,15 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
     data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
     """Where the database, the key and the workspaces live; readable by its owner alone."""
+    database_url: str | None = Field(None, repr=False)
+    """
+    The database: sqlite:///path, mysql://user:password@host/name (MariaDB) or
+    postgresql://user:password@host/name. `<data_dir>/atoll.db` when not set.
+    """
+    database_urls: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False)
+    """
+    Several addresses of one database instead, separated by commas; the first that answers is used.
+    """
     redis_url: str | None = Field(None, repr=False)
     """
     Redis for several control planes, redis:// or rediss://; without it there can be only one on a
@@ -221,16 +256,18 @@ class Settings(BaseSettings):
     local: LocalSettings = LocalSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
+    database: DatabaseSettings = DatabaseSettings()
     coordination: CoordinationSettings = CoordinationSettings()
 
     @model_validator(mode="before")
     @classmethod
-    def _split_origins(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("cors_origins"), str):
-            values = dict(values)
-            values["cors_origins"] = [
-                o.strip() for o in values["cors_origins"].split(",") if o.strip()
-            ]
+    def _split_lists(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        for name in ("cors_origins", "database_urls"):
+            if isinstance(values.get(name), str):
+                values[name] = [item.strip() for item in values[name].split(",") if item.strip()]
         return values
 
     @field_validator("data_dir")
@@ -241,6 +278,12 @@ class Settings(BaseSettings):
             return path.expanduser().resolve()
         except (OSError, RuntimeError) as error:
             raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _one_way_to_name_the_database(self) -> Self:
+        if self.database_url is not None and self.database_urls:
+            raise ValueError("give database_url or database_urls, not both")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_a_pair(self) -> Self:

@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def until_ready(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for a server that has just been started; what it logged is told when it does not come."""
+    """Wait for a server that was just started; what it logged is told when it does not come."""
     deadline = monotonic() + 60
     while not ready():
         if process.poll() is not None or monotonic() > deadline:

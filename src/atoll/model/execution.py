@@ -109,4 +109,8 @@ class Execution:
     retry_count: int = 0
     outcome: Outcome | None = None
     """Set when the status is final."""
+    holder: str | None = None
+    """The replica that sees to it until it ends."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Parts that are too large for a row, by name, and where they are in the blob store."""
     version: int = 1

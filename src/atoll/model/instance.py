@@ -64,6 +64,8 @@ class Instance:
     handle: Handle
     created_at: datetime
     session_id: str | None = None
+    holder: str | None = None
+    """The replica in whose warm pool it waits."""
 
 
 @dataclass(frozen=True, slots=True)

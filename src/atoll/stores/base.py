@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
     from atoll.model.key import Key
+    from atoll.model.keyed import KeyedRequest
     from atoll.model.page import Page
     from atoll.model.session import Session, SessionStatus
     from atoll.model.template import Template
@@ -67,8 +68,8 @@ class Executions(Protocol):
 
     async def save(self, execution: Execution) -> Execution:
         """
-        Compare-and-set of status, instance, times, retry count and outcome; the request never
-        changes.
+        Compare-and-set of status, instance, holder, times, retry count, outcome and what is kept
+        elsewhere; the request never changes.
         """
 
     async def page(
@@ -80,8 +81,16 @@ class Executions(Protocol):
         limit: int = 50,
     ) -> Page[Execution]: ...
 
-    async def unfinished(self, *, limit: int, after: str = "") -> list[Execution]:
-        """Executions that have not ended, in order of id, beyond the id `after`."""
+    async def unfinished(
+        self, *, limit: int, after: str = "", holder: str | None = None
+    ) -> list[Execution]:
+        """
+        Executions that have not ended, in order of id, beyond the id `after`; with `holder`, those
+        that it holds.
+        """
+
+    async def holders(self) -> set[str | None]:
+        """Who holds executions that have not ended."""
 
 
 class Instances(Protocol):
@@ -90,6 +99,12 @@ class Instances(Protocol):
     async def get(self, instance_id: str) -> Instance | None: ...
 
     async def all(self) -> list[Instance]: ...
+
+    async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:
+        """
+        Make an instance that waits for a session `holder`'s; False, and nothing changed, when it is
+        gone, has a session, or is not `instead_of`'s any more.
+        """
 
     async def remove(self, instance_id: str) -> None:
         """Forget it; nothing happens when it is not there."""
@@ -118,12 +133,39 @@ class Keys(Protocol):
     async def remove(self, key_id: str) -> bool: ...
 
 
+class KeyedRequests(Protocol):
+    async def claim(self, request: KeyedRequest) -> KeyedRequest | None:
+        """
+        Store it if its id is new or what is there has expired by its `created_at`; then None,
+        otherwise the one that is there.
+        """
+
+    async def take_over(self, request: KeyedRequest, holder: str) -> bool:
+        """Make one that was not answered `holder`'s; False when it has moved on meanwhile."""
+
+    async def answer(self, request: KeyedRequest) -> bool:
+        """
+        Record fingerprint and answer; False, and nothing written, when its holder is another or it
+        is answered.
+        """
+
+    async def forget(self, request_id: str, holder: str) -> None:
+        """Remove one that `holder` did not answer, so that it can be asked again."""
+
+    async def expire(self, now: datetime, *, limit: int) -> list[KeyedRequest]:
+        """Remove some that have expired; what was removed, without bodies."""
+
+
 class Store(Protocol):
     sessions: Sessions
     executions: Executions
     instances: Instances
     templates: Templates
     keys: Keys
+    requests: KeyedRequests
+
+    async def cluster(self) -> str:
+        """An id of this database, made when it is first asked for and the same for all."""
 
     async def open(self) -> None:
         """Bring the schema up where the back-end may, and connect."""

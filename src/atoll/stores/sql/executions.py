@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _ADD = """
     INSERT INTO executions (
         id, session_id, status, created_at, instance_id, started_at, completed_at, retry_count,
-        version, request, outcome, return_json, stdout, stderr
+        version, request, outcome, return_json, stdout, stderr, holder, kept
     ) VALUES (
         :id, :session_id, :status, :created_at, :instance_id, :started_at, :completed_at,
-        :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr
+        :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr, :holder, :kept
     )
 """
 _GET = "SELECT * FROM executions WHERE id = :id"
@@ -39,13 +39,20 @@ _SAVE = """
     UPDATE executions SET
         status = :status, instance_id = :instance_id, started_at = :started_at,
         completed_at = :completed_at, retry_count = :retry_count, outcome = :outcome,
-        return_json = :return_json, stdout = :stdout, stderr = :stderr, version = :version + 1
+        return_json = :return_json, stdout = :stdout, stderr = :stderr, holder = :holder,
+        kept = :kept, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _UNFINISHED = """
     SELECT * FROM executions
     WHERE status IN ('pending', 'running') AND id > :after ORDER BY id LIMIT :limit
 """
+_HELD = """
+    SELECT * FROM executions
+    WHERE status IN ('pending', 'running') AND holder = :holder AND id > :after
+    ORDER BY id LIMIT :limit
+"""
+_HOLDERS = "SELECT DISTINCT holder FROM executions WHERE status IN ('pending', 'running')"
 
 
 class SqlExecutions:
@@ -91,12 +98,23 @@ class SqlExecutions:
             )
         )
 
-    async def unfinished(self, *, limit: int, after: str = "") -> list[Execution]:
+    async def unfinished(
+        self, *, limit: int, after: str = "", holder: str | None = None
+    ) -> list[Execution]:
+        values = {"after": after, "limit": limit}
+        statement = _UNFINISHED
+        if holder is not None:
+            statement, values["holder"] = _HELD, holder
+
         def read(connection: sqlite3.Connection) -> list[Execution]:
-            rows = connection.execute(_UNFINISHED, {"after": after, "limit": limit})
-            return [_execution(row) for row in rows]
+            return [_execution(row) for row in connection.execute(statement, values)]
 
         return await self._engine.read(read)
+
+    async def holders(self) -> set[str | None]:
+        return await self._engine.read(
+            lambda connection: {row["holder"] for row in connection.execute(_HOLDERS)}
+        )
 
 
 def _progress(execution: Execution) -> dict[str, Any]:
@@ -114,6 +132,8 @@ def _progress(execution: Execution) -> dict[str, Any]:
         "return_json": None if outcome is None else outcome.return_json,
         "stdout": None if outcome is None else outcome.stdout,
         "stderr": None if outcome is None else outcome.stderr,
+        "holder": execution.holder,
+        "kept": encode(execution.kept) if execution.kept else None,
     }
 
 
@@ -174,6 +194,8 @@ def _execution(row: sqlite3.Row) -> Execution:
         completed_at=optional_moment(row["completed_at"]),
         retry_count=row["retry_count"],
         outcome=None if row["outcome"] is None else _decode_outcome(row),
+        holder=row["holder"],
+        kept={} if row["kept"] is None else decode(row["kept"]),
         version=row["version"],
     )
 

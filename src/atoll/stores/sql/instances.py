@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 
 _ADD = """
     INSERT INTO instances (
-        id, node_id, template_id, template_version, created_at, session_id, workspace, handle
+        id, node_id, template_id, template_version, created_at, session_id, workspace, handle,
+        holder
     ) VALUES (
         :id, :node_id, :template_id, :template_version, :created_at, :session_id, :workspace,
-        :handle
+        :handle, :holder
     )
 """
 _GET = "SELECT * FROM instances WHERE id = :id"
 _ALL = "SELECT * FROM instances ORDER BY id"
+_CLAIM = """
+    UPDATE instances SET holder = :holder
+    WHERE id = :id AND session_id IS NULL
+        AND (holder = :instead_of OR holder IS NULL AND :nobody = 1)
+"""
 _REMOVE = "DELETE FROM instances WHERE id = :id"
 
 
@@ -45,6 +51,17 @@ class SqlInstances:
             lambda connection: [_instance(row) for row in connection.execute(_ALL)]
         )
 
+    async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:
+        values = {
+            "id": instance_id,
+            "holder": holder,
+            "instead_of": instead_of or "",
+            "nobody": int(instead_of is None),
+        }
+        return await self._engine.write(
+            lambda connection: connection.execute(_CLAIM, values).rowcount > 0
+        )
+
     async def remove(self, instance_id: str) -> None:
         await self._engine.write(
             lambda connection: connection.execute(_REMOVE, {"id": instance_id})
@@ -60,6 +77,7 @@ def _row(instance: Instance) -> dict[str, Any]:
         "template_version": instance.template_version,
         "created_at": micros(instance.created_at),
         "session_id": instance.session_id,
+        "holder": instance.holder,
         "workspace": encode(instance.workspace),
         "handle": encode(
             {
@@ -82,4 +100,5 @@ def _instance(row: sqlite3.Row) -> Instance:
         handle=Handle(**decode(row["handle"])),
         created_at=moment(row["created_at"]),
         session_id=row["session_id"],
+        holder=row["holder"],
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration."""
 
 

@@ -74,6 +74,8 @@ CREATE TABLE executions (
     return_json BLOB,
     stdout BLOB,
     stderr BLOB,
+    holder VARCHAR(64),
+    kept TEXT,
     PRIMARY KEY (id)
 );
 
@@ -92,6 +94,7 @@ CREATE TABLE instances (
     session_id VARCHAR(64),
     workspace TEXT NOT NULL,
     handle TEXT NOT NULL,
+    holder VARCHAR(64),
     PRIMARY KEY (id)
 );
 
@@ -105,3 +108,24 @@ CREATE TABLE api_keys (
 );
 
 CREATE UNIQUE INDEX api_keys_digest ON api_keys (digest);
+
+CREATE TABLE keyed_requests (
+    id VARCHAR(64) NOT NULL,
+    holder VARCHAR(64) NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    fingerprint VARCHAR(64),
+    status INTEGER,
+    kept VARCHAR(255),
+    headers TEXT,
+    body BLOB,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX keyed_requests_expires ON keyed_requests (expires_at);
+
+CREATE TABLE properties (
+    name VARCHAR(64) NOT NULL,
+    value VARCHAR(255) NOT NULL,
+    PRIMARY KEY (name)
+);

@@ -3,8 +3,8 @@ The schema, for the migrations to follow.
 
 A column bears its field's name. Times are microseconds since 1970 in UTC. Ids and words of ours
 are plain text; text that a user wrote and structures are JSON in ASCII, because databases differ in
-the text that they take (NUL, lone surrogates) and JSON takes any. Output is bytes as they came. The
-large columns stand last, so that reading the others does not walk over them.
+the text that they take (NUL, lone surrogates) and JSON takes any. Output is bytes as they came;
+what is large is not here but in the blob store.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ executions = Table(
     Column("return_json", BYTES),
     Column("stdout", BYTES),
     Column("stderr", BYTES),
+    Column("holder", ID),
+    Column("kept", JSON),
     Index("executions_created", "created_at", "id"),
     Index("executions_status", "status", "created_at", "id"),
     # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
@@ -120,6 +122,7 @@ instances = Table(
     Column("session_id", ID),
     Column("workspace", JSON, nullable=False),
     Column("handle", JSON, nullable=False),
+    Column("holder", ID),
 )
 
 api_keys = Table(
@@ -133,3 +136,26 @@ api_keys = Table(
     Index("api_keys_digest", "digest", unique=True),
 )
 """`digest` in hexadecimal: bytes cannot be indexed everywhere."""
+
+keyed_requests = Table(
+    "keyed_requests",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("holder", ID, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("expires_at", TIME, nullable=False),
+    Column("fingerprint", ID),
+    Column("status", Integer),
+    Column("kept", NAME),
+    Column("headers", JSON),
+    Column("body", BYTES),
+    Index("keyed_requests_expires", "expires_at"),
+)
+
+properties = Table(
+    "properties",
+    metadata,
+    Column("name", ID, primary_key=True),
+    Column("value", NAME, nullable=False),
+)
+"""What a database knows of itself."""
