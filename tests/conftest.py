@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness import Server
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import PostgreSQL
 
 
 @pytest.fixture
@@ -39,4 +41,18 @@ def bubblewrap() -> str:
 def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One real `atoll serve` for the tests that need nothing special of it."""
     with Server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    """For tests that leave it running, each in a database of its own (`new_database`)."""
+    with MariaDB(tmp_path_factory.mktemp("mariadb")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+    """The same."""
+    with PostgreSQL(tmp_path_factory.mktemp("postgresql")) as running:
         yield running

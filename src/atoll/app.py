@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import mimetypes
 import os
@@ -24,55 +23,78 @@ from atoll import ids
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
+from atoll.blobs import objects
 from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination
+from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import NODE, LocalDriver
-from atoll.drivers.local.workspaces import remove_tree
-from atoll.errors import Conflict
+from atoll.errors import TemporaryError
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
+from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
+from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
+from atoll.reconcile.templates import TemplateNews
+from atoll.service.bulk import Bulk
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.keys import Keys
+from atoll.service.leases import Leases
 from atoll.service.nodes import Nodes
 from atoll.service.pool import Pool
+from atoll.service.runs import Runs
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.settings import Settings
+from atoll.stores.sql.dsn import Kind
 from atoll.stores.sql.store import SqlStore
+from atoll.stores.sql.upgrades import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from starlette.types import ASGIApp
 
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
-    from atoll.settings import LocalSettings
 
 NODE_ID = "local"
 DATABASE = "atoll.db"
 KEY_FILE = "key"
-LOCK_FILE = "lock"
-UNLOCKED = ".new-"
-"""How the name of an embedded Atoll's directory begins until it is locked."""
 ENVIRONMENT = "environment"
 """Name of the key that comes from ATOLL_API_KEY."""
 
 log = structlog.get_logger(__name__)
 
 
+def database_urls(settings: Settings) -> tuple[str, ...]:
+    return settings.database_urls or (
+        settings.database_url or f"sqlite:///{settings.data_dir / DATABASE}",
+    )
+
+
+def _names_database(settings: Settings) -> bool:
+    return settings.database_url is not None or bool(settings.database_urls)
+
+
 def open_store(settings: Settings) -> SqlStore:
-    return SqlStore(f"sqlite:///{settings.data_dir / DATABASE}", settings.sqlite)
+    return SqlStore(database_urls(settings), sqlite=settings.sqlite, database=settings.database)
 
 
-def make_data_dir(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
+def open_coordination(settings: Settings, clock: Clock) -> Coordination:
+    replica, ttl = ids.replica_id(), settings.execution.max_timeout
+    if settings.redis_url is not None:
+        # Only here: a server without Redis does not need to load its client.
+        from atoll.coordination.redis import RedisCoordination
+
+        return RedisCoordination(replica, settings.redis_url, settings.coordination, ttl)
+    return MemoryCoordination(replica, settings.coordination, ttl, clock)
 
 
 class Application:
@@ -91,53 +113,88 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
     """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(make_data_dir, settings.data_dir)
+        lock = None
         if not embedded:
-            stack.enter_context(await asyncio.to_thread(_lock, settings.data_dir))
+            shared = settings.redis_url is not None
+            lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=shared)
+            stack.callback(lock.close)
         await asyncio.to_thread(mimetypes.init)
         clock = SystemClock()
         tasks = Tasks()
         store = open_store(settings)
         stack.push_async_callback(store.close)
         await store.open()
+        if not embedded:
+            cluster, own = await store.cluster(), not _names_database(settings)
+            await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
+        blobs = objects.choose(settings)
+        bulk = Bulk(blobs, settings.blob)
+        coordination = open_coordination(settings, clock)
+        stack.push_async_callback(coordination.close)
+        await coordination.open()
+        stack.push_async_callback(_leave, coordination)
+        leases = Leases(coordination, clock, settings.coordination)
+        await leases.start()
+        stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
         driver = LocalDriver(settings.data_dir, settings.local, settings.link)
         stack.push_async_callback(driver.close)
         await driver.open()
-        templates = Templates(store, driver, clock, settings)
+        templates = Templates(store, driver, coordination, clock, settings)
         await templates.ensure_default()
-        pool = Pool(store, driver, clock, NODE_ID, ephemeral=embedded)
+        pool = Pool(store, driver, clock, NODE_ID, leases.replica, ephemeral=embedded)
         templates.changed = pool.changed.set
-        sessions = Sessions(store, driver, pool, templates, tasks, clock, settings, NODE_ID)
-        executions = Executions(store, driver, sessions, tasks, clock, settings)
+        sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, NODE_ID)
+        runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
         keys = Keys(store, clock)
         node = Node(NODE_ID, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
-            executions=executions,
+            executions=Executions(
+                store, sessions, runs, bulk, coordination, leases, tasks, clock, settings
+            ),
             files=Files(sessions),
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
+            blobs=blobs,
+            coordination=coordination,
             clock=clock,
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, executions, pool)
+        metrics.register(registry, sessions, runs, pool)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
+        adoption = Adoption(store, coordination, runs, clock, settings.coordination)
         if embedded:
             stack.push_async_callback(sessions.stop_all)
         else:
-            stack.callback(executions.let_go)
-            await Recovery(store, driver, sessions, executions, pool).run()
-        refill = PoolRefill(pool, store, settings.pool, clock)
-        sweep = Sweep(store, driver, sessions, pool, clock, settings.session)
-        loops = [
-            asyncio.create_task(refill.run(), name="pool refill"),
-            asyncio.create_task(sweep.run(), name="sweep"),
-        ]
-        stack.push_async_callback(_stop, loops)
+            stack.callback(runs.let_go)
+        if lock is not None and lock.alone:
+            await Recovery(store, driver, sessions, pool).run()
+            await asyncio.to_thread(lock.let_others_in)
+        await adoption.once()
+        sweep = Sweep(store, driver, sessions, pool, coordination, leases, clock, settings.session)
+        loops = {
+            "adoption": adoption.run(),
+            "templates": TemplateNews(coordination, templates).run(),
+            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
+            "sweep": sweep.run(),
+            "request sweep": RequestSweep(store, blobs, clock).run(),
+        }
+        running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        stack.push_async_callback(_stop, running)
         yield Application(build(found, None if embedded else keys, registry), sessions, keys)
+
+
+async def _leave(coordination: Coordination) -> None:
+    """Tell the others that this replica ends, so that they take over what it had at once."""
+    await coordination.shutdown()
+    try:
+        await coordination.tell(LEAVING)
+    except TemporaryError as error:
+        log.info("replica.left_unheard", error=error.message)
 
 
 async def _stop(loops: list[asyncio.Task[None]]) -> None:
@@ -159,80 +216,14 @@ async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
         # Left alone where the program that embeds us has its own way.
         configure_logging("warning", as_json=False)
     base = settings.data_dir / "embedded"
-    with await asyncio.to_thread(_own_directory, base, settings.local) as place:
+    with await asyncio.to_thread(own_directory, base, settings.local) as place:
         try:
             async with application(
                 settings.model_copy(update={"data_dir": place}), embedded=True
             ) as app:
                 yield app.web
         finally:
-            await asyncio.to_thread(_remove, place)
-
-
-@contextlib.contextmanager
-def _held(path: Path, lock: int) -> Iterator[Path]:
-    try:
-        yield path
-    finally:
-        os.close(lock)
-
-
-def _lock(data_dir: Path) -> contextlib.AbstractContextManager[Path]:
-    """Two servers on one data directory would both hand out its ready instances."""
-    lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise Conflict(
-            f"Another server uses {data_dir}. Stop it, or give --data-dir another directory.",
-            code="data_dir_in_use",
-        ) from None
-    return _held(data_dir, lock)
-
-
-def _own_directory(base: Path, local: LocalSettings) -> contextlib.AbstractContextManager[Path]:
-    """
-    A new directory, locked as long as this process has it; those of dead processes are removed.
-    """
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for other in base.iterdir():
-        if not other.name.startswith(UNLOCKED):
-            _remove_if_dead(other, local)
-    name = secrets.token_hex(8)
-    # Under a name that others leave alone until it is locked: they would take it for a dead one's.
-    unlocked = base / f"{UNLOCKED}{name}"
-    unlocked.mkdir(mode=0o700)
-    lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return _held(unlocked.rename(base / name), lock)
-
-
-def _remove_if_dead(place: Path, local: LocalSettings) -> None:
-    try:
-        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # Its owner was quicker.
-    except OSError as error:
-        log.warning("embedded.not_removed", path=str(place), error=str(error))
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        host.remove_leftovers(local, place / NODE)
-        _remove(place)
-    except BlockingIOError:
-        pass  # Somebody has it.
-    except OSError as error:
-        log.warning("embedded.not_removed", path=str(place), error=str(error))
-    finally:
-        os.close(lock)
-
-
-def _remove(place: Path) -> None:
-    try:
-        remove_tree(place)
-    except OSError as error:
-        log.warning("embedded.not_removed", path=str(place), error=str(error))
+            await asyncio.to_thread(remove, place)
 
 
 # Local commands
@@ -252,6 +243,22 @@ async def keys(settings: Settings) -> AsyncIterator[Keys]:
         yield Keys(store, SystemClock())
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def schema(settings: Settings, *, alone: bool = False) -> AsyncIterator[Schema]:
+    """The schema of the database; `alone` refuses while a server uses the data directory."""
+    found = Schema(database_urls(settings), sqlite=settings.sqlite, database=settings.database)
+    if found.kind is not Kind.SQLITE:
+        yield found
+        return
+    await asyncio.to_thread(make_data_dir, settings.data_dir)
+    if not alone:
+        yield found
+        return
+    lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=False)
+    with contextlib.closing(lock):
+        yield found
 
 
 async def ensure_first_key(settings: Settings, found: Keys) -> Path | None:

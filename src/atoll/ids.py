@@ -1,26 +1,36 @@
 """
 Ids: a word that says what it names, and 80 random bits. An execution's carries its day as well.
+
+With a seed, what is drawn is always the same: something that is made again gets the id it had.
 """
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 
-def session_id() -> str:
-    return f"sess_{secrets.token_hex(10)}"
+@dataclass(frozen=True, slots=True)
+class Seed:
+    digest: str
+    """At least 20 hexadecimal digits that nothing else has."""
+    at: datetime
+
+
+def session_id(seed: Seed | None = None) -> str:
+    return f"sess_{_bits(seed)}"
 
 
 def instance_id() -> str:
     return f"inst_{secrets.token_hex(10)}"
 
 
-def template_id() -> str:
-    return f"tmpl_{secrets.token_hex(10)}"
+def template_id(seed: Seed | None = None) -> str:
+    return f"tmpl_{_bits(seed)}"
 
 
 def replica_id() -> str:
@@ -35,10 +45,14 @@ def key_id() -> str:
     return f"key_{secrets.token_hex(10)}"
 
 
-def execution_id(now: datetime) -> str:
-    return f"exec_{now:%Y%m%d}_{secrets.token_hex(10)}"
+def execution_id(now: datetime, seed: Seed | None = None) -> str:
+    return f"exec_{now:%Y%m%d}_{_bits(seed)}"
 
 
 def api_key() -> str:
     """A new secret: 256 random bits."""
     return f"atoll_{secrets.token_urlsafe(32)}"
+
+
+def _bits(seed: Seed | None) -> str:
+    return secrets.token_hex(10) if seed is None else seed.digest[:20]

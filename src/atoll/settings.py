@@ -176,7 +176,9 @@ class DatabaseSettings(Group):
     pre_ping: bool = True
     """Whether a connection is tried before it is used."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time to connect to one address, in seconds."""
+    """Time to connect to one address, or for an idle connection to answer, in seconds."""
+    operation_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time for one operation on the database, in seconds."""
     retries: int = Field(3, ge=0)
     """How often a read or a write that may be repeated is tried again after a broken connection."""
     retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
@@ -202,6 +204,18 @@ class CoordinationSettings(Group):
     """Time for Redis to answer, in seconds."""
     max_connections: int = Field(50, ge=2)
     """Most connections to Redis at the same time."""
+
+
+class BlobSettings(Group):
+    """Code, input and output too large for a row of the database."""
+
+    inline_limit: int = Field(32 * 1024, ge=1024)
+    """
+    Largest request (as JSON), stdout, stderr or return value that stays in the database, in bytes
+    each; a larger one is kept as a blob.
+    """
+    head: int = Field(4096, ge=0)
+    """What lists show of a larger one: its beginning, in bytes of output or characters of code."""
 
 
 class Settings(BaseSettings):
@@ -243,6 +257,8 @@ class Settings(BaseSettings):
     """Largest request body other than an upload, in bytes."""
     max_upload: int = Field(1 * GiB, ge=1024)
     """Largest upload, in bytes."""
+    idempotency_ttl: Seconds = Field(timedelta(hours=24), gt=timedelta(0))
+    """How long the answer to a request with an `Idempotency-Key` is kept, in seconds."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Least level that is logged."""
     log_json: bool = False
@@ -258,6 +274,7 @@ class Settings(BaseSettings):
     sqlite: SqliteSettings = SqliteSettings()
     database: DatabaseSettings = DatabaseSettings()
     coordination: CoordinationSettings = CoordinationSettings()
+    blob: BlobSettings = BlobSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -94,6 +94,14 @@ def test_every_route_has_an_id_of_its_own_and_its_parameters(described: dict[str
     assert len(seen) == len(set(seen))
 
 
+def test_every_post_takes_an_idempotency_key_and_nothing_else_does(
+    described: dict[str, Any],
+) -> None:
+    for method, path, operation in operations(described):
+        headers = [item["name"] for item in operation.get("parameters", ())]
+        assert ("Idempotency-Key" in headers) == (method == "post"), f"{method} {path}"
+
+
 def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
     for reference in references(described):
         place: Any = described

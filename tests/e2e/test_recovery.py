@@ -89,7 +89,7 @@ def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> N
     crash(own)
 
     with calling(own) as api:
-        assert api.status(execution_id) == "running"
+        eventually(lambda: api.status(execution_id) == "running")
         api.put(session, "go")
         result = api.result(execution_id)
         assert result["status"] == "success"

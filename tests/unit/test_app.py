@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from atoll import app
+from atoll import app, directories
 from atoll.settings import LocalSettings, Settings
 
 LOCAL = LocalSettings()
@@ -25,20 +25,20 @@ def test_a_start_between_making_and_locking_takes_nothing_away(
     def flock(fd: int, operation: int) -> None:
         if not inner and operation == fcntl.LOCK_EX:
             inner.append(tmp_path)  # Once.
-            with app._own_directory(tmp_path, LOCAL) as other:
+            with directories.own_directory(tmp_path, LOCAL) as other:
                 inner[0] = other
                 assert other.is_dir()
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with app._own_directory(tmp_path, LOCAL) as place:
+    with directories.own_directory(tmp_path, LOCAL) as place:
         assert inner != [tmp_path]
         (place / "used").touch()
 
 
 def test_many_starts_at_once_all_have_a_directory(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        held = list(pool.map(lambda _: app._own_directory(tmp_path, LOCAL), range(64)))
+        held = list(pool.map(lambda _: directories.own_directory(tmp_path, LOCAL), range(64)))
     places = []
     for one in held:
         with one as place:
@@ -62,7 +62,7 @@ def test_what_a_dead_process_left_goes_whatever_its_depth_and_rights(tmp_path: P
     (closed / "inner").chmod(0)
     closed.chmod(0)
 
-    with app._own_directory(tmp_path, LOCAL) as place:
+    with directories.own_directory(tmp_path, LOCAL) as place:
         assert list(tmp_path.iterdir()) == [place]
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a file").touch()
-    with capture_logs() as logs, app._own_directory(tmp_path, LOCAL) as place:
+    with capture_logs() as logs, directories.own_directory(tmp_path, LOCAL) as place:
         assert place.is_dir()
     assert [entry["event"] for entry in logs] == ["embedded.not_removed"]
 

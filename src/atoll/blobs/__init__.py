@@ -1,1 +1,1 @@
-"""Objects on local disk and S3 behind one interface. Not furnished yet."""
+"""Objects on local disk and S3 behind one interface; `base` is the contract."""

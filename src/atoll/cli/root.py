@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli import doctor, keys, nodes, output, run, serve, sessions, templates, version
+from atoll.cli import db, doctor, keys, nodes, output, run, serve, sessions, templates, version
 from atoll.errors import AtollError
 
 
@@ -51,5 +51,6 @@ app.add_typer(sessions.app, name="session")
 app.add_typer(templates.app, name="template")
 app.add_typer(nodes.app, name="node")
 app.add_typer(keys.app, name="key")
+app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
 app.command("version")(version.version)

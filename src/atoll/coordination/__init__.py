@@ -1,1 +1,6 @@
-"""Leases, cancellation, approvals and queues between control planes. Not furnished yet."""
+"""
+Leases, approvals, cancellation, messages and presence: what the replicas of a control plane share.
+
+`base` is the contract. `memory` keeps it for replicas in one process, `redis` for replicas anywhere
+that reach the same Redis. Nothing here is a record, and nothing here knows what a session is.
+"""

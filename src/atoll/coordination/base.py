@@ -5,17 +5,17 @@ Nothing here is a record: all of it may be lost at any moment (a restart of the 
 and the store still holds the truth. What a lease protects must therefore also be protected by
 compare-and-set in the store; a lease only keeps two replicas from doing the same work at once.
 
-A replica is alive as long as it beats: it is lost `presence_ttl` after its last beat. Every lease is
-held by an owner of a replica. A lease ends when it is released, when it was not renewed for
-`lease_ttl`, or as soon as somebody asks for it after its holder's replica was lost. The same owner
+A replica is alive as long as it beats: it is lost `presence_ttl` after its last beat. Every lease
+is held by an owner of a replica. A lease ends when it is released, when it was not renewed for
+`lease_ttl`, or as soon as another replica asks for it after its holder's was lost. The same owner
 may acquire a lease again; that renews it. Those who wait for a lease get it in the order in which
 they came, whichever replica they are of; one whose replica is lost loses its place.
 
 Every method is safe to call twice and may be cancelled at any await; a cancelled wait leaves
 neither a lease nor a place in the line behind. A back-end that cannot be reached raises
 `TemporaryError` with code `coordination_unavailable`, in bounded time, also to those who wait.
-Everything expires by itself: leases and the window after `lease_ttl`, approvals a minute after their
-time-out, cancellations and messages after `execution_ttl`.
+Everything expires by itself: leases and the window after `lease_ttl`, approvals a minute after
+their time-out, cancellations and messages after `execution_ttl`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHUTDOWN = {"approved": False, "reason": "shutdown"}
 MAX_MESSAGES = 1000
 """Messages that wait for one execution; one more is refused."""
 MAX_MESSAGE = 65_536
-"""Bytes of one message, of a question and of an answer."""
+"""Bytes of one message, of a question and of an answer; more are `TooLarge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Coordination(Protocol):
     async def acquire(self, key: str, owner: str, *, wait: float = 0.0) -> Holder | None:
         """
         Take the lease of `key`; None when `owner` has it now, otherwise who has it. With `wait`,
-        stand in line for it for at most so many seconds. A free lease with others in line is theirs:
-        one who does not wait is then told the first of them as the holder.
+        stand in line for it for at most so many seconds. A free lease with others in line is
+        theirs: one who does not wait is then told the first of them as the holder.
         """
 
     async def renew(self, key: str, owner: str) -> bool:
@@ -100,7 +100,8 @@ class Coordination(Protocol):
 
     # The interactive window: while an execution can hear messages and cancellations
 
-    async def open_window(self, session_id: str, execution_id: str) -> None: ...
+    async def open_window(self, session_id: str, execution_id: str) -> None:
+        """Opening it again renews it."""
 
     async def close_window(self, session_id: str, execution_id: str) -> None:
         """Nothing happens when another execution has opened it meanwhile."""
@@ -125,7 +126,8 @@ class Coordination(Protocol):
     async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
         """
         Answer: `resolved` when this is the answer that counts, `already` when there was one before,
-        `gone` when nobody asks or waits any more. Of two at once, one is `resolved`.
+        `gone` when nobody asks or waits any more. Of two at once, one is `resolved`. A later
+        question of an execution takes the place of an earlier one, whose asker is told None.
         """
 
     # Cancellation
@@ -155,10 +157,14 @@ class Coordination(Protocol):
     # The end
 
     async def clean(self, session_id: str, execution_id: str) -> None:
-        """Forget an execution: its lease on the session, window, question, cancellation, messages."""
+        """
+        Forget an execution: its lease on the session, window, question, cancellation, messages.
+        """
 
     async def shutdown(self) -> None:
         """
         Answer the questions asked from here with `SHUTDOWN`, give back all leases of this replica,
-        and be present no more, so that others need not wait for an expiry.
+        and be present no more, so that others need not wait for an expiry. Who waits for a lease
+        here or asks for one later gets `TemporaryError`. Does not fail: what a back-end that cannot
+        be reached still holds expires.
         """

@@ -5,6 +5,9 @@ A run's output up to the limit and its result stay in the journal until the cont
 acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not
 slow the code: output is taken from the pipes as it comes, and beyond the limit only counted. What
 comes in small pieces is gathered, so the journal goes by the bytes and not by the writes.
+
+An id is run once: one whose result was acknowledged is refused. So a control plane that was given
+up by the others and comes back cannot run anything a second time.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
+REMEMBERED = 512
+"""How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
 """A run that ends sooner is never watched: what it wrote is read at its end."""
 
@@ -49,6 +54,18 @@ class Pipe:
         """The log's last entry of this channel, as long as it was sent to nobody and may grow."""
 
 
+class Follower:
+    """One who hears of a run, at their own pace."""
+
+    __slots__ = ("announced", "sent", "stream")
+
+    def __init__(self, stream: Stream, sent: int) -> None:
+        self.stream = stream
+        self.sent = sent
+        """Sequence number of the last log entry that went out."""
+        self.announced = False
+
+
 class Run:
     def __init__(self, request: dict[str, Any], number: int) -> None:
         self.id: str = request["id"]
@@ -59,14 +76,11 @@ class Run:
         """Accepted, and not yet handed to a zygote."""
         self.losses = 0
         """Zygotes that died with it before anybody took it."""
-        self.stream: Stream | None = None
+        self.followers: list[Follower] = []
         self.log: list[tuple[int, int, bytes | bytearray]] = []
-        self.sent = 0
-        """Sequence number of the last log entry that went to the current stream."""
         self.gathered = 0
         """Bytes that came since output was last sent."""
         self.gathering: Timer | None = None
-        self.announced = False
         self.pipes: list[Pipe] = []
         self.stdin = b""
         self.stdin_fd = -1
@@ -95,6 +109,8 @@ class Runs:
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
         self._runs: dict[str, Run] = {}
+        self._over: dict[str, None] = {}
+        self._expected: dict[str, list[Follower]] = {}
         self._by_pid: dict[int, Run] = {}
         self._count = 0
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -106,6 +122,9 @@ class Runs:
 
     def get(self, run_id: str) -> Run | None:
         return self._runs.get(run_id)
+
+    def is_over(self, run_id: str) -> bool:
+        return run_id in self._over
 
     def by_number(self, number: int) -> Run | None:
         for run in self._runs.values():
@@ -158,6 +177,8 @@ class Runs:
             run.request["timeout"], lambda: self.end(run, "timeout", 0.0)
         )
         self.attach(run, stream, 0)
+        for follower in self._expected.pop(run.id, []):
+            self._follow(run, follower)
 
     def begin(self, run: Run) -> None:
         """The run is on its way to a process."""
@@ -190,20 +211,35 @@ class Runs:
 
     def attach(self, run: Run, stream: Stream, after: int) -> None:
         """
-        Send a run's events to this stream from now on, beginning behind sequence number `after`.
+        Send a run's events to this stream too, beginning behind sequence number `after`.
         """
-        run.stream = stream
-        run.sent = after
-        run.announced = False
-        stream.on_credit = lambda: self._send(run)
-        stream.on_reset = lambda: self._detach(run, stream)
+        self._follow(run, Follower(stream, after))
+
+    def expect(self, run_id: str, stream: Stream, after: int) -> None:
+        """The same for a run that has not come yet."""
+        follower = Follower(stream, after)
+        waiting = self._expected.setdefault(run_id, [])
+        waiting.append(follower)
+
+        def leave() -> None:
+            if follower in waiting:
+                waiting.remove(follower)
+            if not waiting:
+                self._expected.pop(run_id, None)
+
+        stream.on_reset = leave
+
+    def _follow(self, run: Run, follower: Follower) -> None:
+        run.followers.append(follower)
+        follower.stream.on_credit = lambda: self._send_to(run, follower)
+        follower.stream.on_reset = lambda: self._detach(run, follower)
         if run.watched or run.result is not None:
             self._announce(run)
-        self._send(run)
+        self._send_to(run, follower)
 
-    def _detach(self, run: Run, stream: Stream) -> None:
-        if run.stream is stream:
-            run.stream = None
+    def _detach(self, run: Run, follower: Follower) -> None:
+        if follower in run.followers:
+            run.followers.remove(follower)
 
     def _unstick(self, run: Run) -> None:
         """A child that was stopped before it took the run is replaced by one that takes it."""
@@ -232,9 +268,10 @@ class Runs:
         self._announce(run)
 
     def _announce(self, run: Run) -> None:
-        if run.stream is not None and not run.announced:
-            run.announced = True
-            run.stream.event({"event": "started"})
+        for follower in run.followers:
+            if not follower.announced:
+                follower.announced = True
+                follower.stream.event({"event": "started"})
 
     def _feed(self, run: Run) -> None:
         """Write what the pipe takes of stdin; close it at the end, or when nobody reads."""
@@ -288,7 +325,7 @@ class Runs:
             data = data[room:]
         if run.gathered >= GATHER:
             self._send(run)
-        elif run.gathering is None and run.stream is not None:
+        elif run.gathering is None and run.followers:
             # The longer the log, the longer the wait: an entry costs more than its bytes.
             seconds = min(LAZY_SECONDS * (1 + len(run.log) / 256), GATHER_SECONDS)
             run.gathering = self._loop.after(seconds, lambda: self._send(run))
@@ -298,11 +335,13 @@ class Runs:
         if run.gathering is not None:
             run.gathering.cancel()
             run.gathering = None
-        stream = run.stream
-        if stream is None:
-            return
-        while run.sent < len(run.log):
-            sequence, channel, data = run.log[run.sent]
+        for follower in run.followers[:]:
+            self._send_to(run, follower)
+
+    def _send_to(self, run: Run, follower: Follower) -> None:
+        stream = follower.stream
+        while follower.sent < len(run.log):
+            sequence, channel, data = run.log[follower.sent]
             if stream.credit < len(data) + frames.OUTPUT_HEADER.size:
                 return
             self._announce(run)
@@ -312,11 +351,11 @@ class Runs:
                     if pipe.tail is data:
                         pipe.tail = None
                 data = bytes(data)
-                run.log[run.sent] = (sequence, channel, data)
+                run.log[follower.sent] = (sequence, channel, data)
             stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(sequence, channel) + data)
-            run.sent = sequence
-        if run.result is not None:
-            run.stream = None
+            follower.sent = sequence
+        if run.result is not None and follower in run.followers:
+            run.followers.remove(follower)
             stream.end(run.result)
 
     # End
@@ -447,6 +486,9 @@ class Runs:
         run = self._runs.get(run_id)
         if run is not None and run.result is not None:
             del self._runs[run_id]
+            self._over[run_id] = None
+            if len(self._over) > REMEMBERED:
+                del self._over[next(iter(self._over))]
 
     def _close(self, run: Run) -> None:
         """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""

@@ -265,6 +265,8 @@ class Supervisor:
         if known is not None:
             self._runs.attach(known, stream, 0)
             return
+        if self._runs.is_over(request["id"]):
+            raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
         self._watch.limit(request["watch"])
         run = self._runs.make(request)
         if self._released:
@@ -319,6 +321,9 @@ class Supervisor:
 
     def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
         run = self._runs.get(request["id"])
+        if run is None and request.get("expected") and not self._runs.is_over(request["id"]):
+            self._runs.expect(request["id"], stream, int(request.get("after", 0)))
+            return
         if run is None:
             raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
         self._runs.attach(run, stream, int(request.get("after", 0)))

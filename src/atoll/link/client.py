@@ -267,9 +267,15 @@ class Link(asyncio.Protocol):
         """Run something, or attach to it if the executor has it already; its result."""
         return await self._follow(self._open("run", request), listener)
 
-    async def attach(self, run_id: str, after: int, listener: RunListener) -> dict[str, Any]:
-        """Hear a run's output from behind sequence number `after` on; its result."""
-        return await self._follow(self._open("attach", {"id": run_id, "after": after}), listener)
+    async def attach(
+        self, run_id: str, after: int, listener: RunListener, *, expected: bool = False
+    ) -> dict[str, Any]:
+        """
+        Hear a run's output from behind sequence number `after` on; its result. With `expected`, a
+        run that has not come yet is waited for.
+        """
+        request = {"id": run_id, "after": after, "expected": expected}
+        return await self._follow(self._open("attach", request), listener)
 
     async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
         stream.listener = listener

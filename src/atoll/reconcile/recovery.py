@@ -1,10 +1,10 @@
 """
-After a start: what an earlier process of the control plane left.
+After a start that finds no other replica on this node: what an earlier one left there.
 
-Instances of running sessions are reached again and what runs in them is followed to its end; pooled
-ones go back to the pool; what has no owner is removed. Executions whose instance is gone are
-recorded as crashed. Sessions whose instance is gone keep their workspace and get a new one at the
-next request.
+Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
+sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
+their workspace and get a new one then. Executions that were under way are taken over by
+`executions.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.model.instance import State
-from atoll.model.session import Cause
-from atoll.service.pool import Ready
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
-    from atoll.model.execution import Execution
-    from atoll.model.instance import Handle
-    from atoll.service.executions import Executions
+    from atoll.model.instance import Handle, Instance
+    from atoll.model.template import Template
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.stores.base import Store
@@ -34,18 +31,13 @@ CONCURRENCY = 8
 
 
 class Recovery:
-    def __init__(
-        self, store: Store, driver: Driver, sessions: Sessions, executions: Executions, pool: Pool
-    ) -> None:
+    def __init__(self, store: Store, driver: Driver, sessions: Sessions, pool: Pool) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
-        self._executions = executions
         self._pool = pool
         self._kept: set[str] = set()
         """Workspaces that a session has a right to."""
-        self._found: set[str] = set()
-        """Instances that were there before; what runs in a new one was not running before."""
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(CONCURRENCY)
@@ -60,14 +52,11 @@ class Recovery:
                     log.warning("recovery.failed", instance=handle.instance_id, exc_info=error)
 
         self._kept = await self._workspaces_in_use()
-        handles = await self._driver.handles()
-        self._found = {handle.instance_id for handle in handles}
         async with asyncio.TaskGroup() as group:
-            for handle in handles:
+            for handle in await self._driver.handles():
                 group.create_task(limited(handle))
         await self._forget_lost_instances()
         await self._schedule_ends()
-        await self._executions_left()
 
     async def _instance(self, handle: Handle) -> None:
         instance = await self._store.instances.get(handle.instance_id)
@@ -75,21 +64,25 @@ class Recovery:
         if instance is not None and running:
             if instance.session_id is None:
                 template = await self._store.templates.get(instance.template_id)
-                if template is not None and template.updated_at <= instance.created_at:
-                    link = await self._driver.connect(handle)
-                    self._pool.put(template, Ready(instance, link, template.default_resources))
+                if template is not None and await self._adopted(template, instance):
                     return
             else:
                 session = await self._store.sessions.get(instance.session_id)
                 ended = session is None or session.status.ended
                 if session is not None and not ended and session.instance_id == instance.id:
-                    await self._sessions.live(session.id)
                     return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
         workspace = self._driver.workspace_of(handle)
         if workspace not in self._kept:
             await self._driver.discard(workspace)
+
+    async def _adopted(self, template: Template, instance: Instance) -> bool:
+        return (
+            template.updated_at <= instance.created_at
+            and self._pool.size(template) < template.pool_size
+            and await self._pool.adopt(template, instance)
+        )
 
     async def _workspaces_in_use(self) -> set[str]:
         found: set[str] = set()
@@ -111,26 +104,3 @@ class Recovery:
             for session in batch:
                 self._sessions.schedule_end(session)
             after = batch[-1].id
-
-    async def _executions_left(self) -> None:
-        """What runs is followed before what waits is started, which is in the order it came."""
-        waiting: list[Execution] = []
-        after = ""
-        while batch := await self._store.executions.unfinished(limit=BATCH, after=after):
-            for execution in batch:
-                live = self._sessions.reachable(execution.session_id)
-                if live is None or live.instance.id not in self._found:
-                    await self._executions.abandon(
-                        execution,
-                        Cause.INSTANCE_LOST,
-                        "The control plane was restarted and the execution was not found again.",
-                    )
-                elif any(run["id"] == execution.id for run in live.link.hello.get("runs", ())):
-                    self._executions.attach(execution, live)
-                else:
-                    # The executor forgets a run only when its result is stored: this one has not
-                    # begun.
-                    waiting.append(execution)
-            after = batch[-1].id
-        for execution in sorted(waiting, key=lambda item: item.created_at):
-            self._executions.resume(execution)

@@ -1,4 +1,8 @@
-"""The sweep: sessions whose life is over end, and what no session owns goes away."""
+"""
+The sweep: sessions whose life is over end, and what no session owns goes away.
+
+One replica sweeps at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
-    from atoll.model.instance import Handle
+    from atoll.model.instance import Handle, Instance
+    from atoll.service.leases import Leases
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.settings import SessionSettings
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LEASE = "sweep"
 YOUNG = 120.0
 """
 Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
@@ -33,6 +40,8 @@ class Sweep:
         driver: Driver,
         sessions: Sessions,
         pool: Pool,
+        coordination: Coordination,
+        leases: Leases,
         clock: Clock,
         settings: SessionSettings,
     ) -> None:
@@ -40,6 +49,8 @@ class Sweep:
         self._driver = driver
         self._sessions = sessions
         self._pool = pool
+        self._coordination = coordination
+        self._leases = leases
         self._clock = clock
         self._settings = settings
         self._first_seen: dict[str, float] = {}
@@ -48,7 +59,10 @@ class Sweep:
         while True:
             await asyncio.sleep(self._settings.sweep.total_seconds())
             try:
-                await self.once()
+                lease = await self._leases.try_lease(LEASE)
+                if lease is not None:
+                    async with lease:
+                        await self.once()
             except Exception as error:
                 log.error("sweep.failed", exc_info=error)
 
@@ -104,7 +118,15 @@ class Sweep:
                 break
             after = batch[-1].id
         for instance in await self._store.instances.all():
-            if self._pool.holds(instance.id):
+            if await self._is_ready(instance):
                 instances.add(instance.id)
                 workspaces.add(instance.workspace)
         return instances, workspaces
+
+    async def _is_ready(self, instance: Instance) -> bool:
+        """Whether it waits for a session in the pool of a replica that lives."""
+        if instance.session_id is not None or instance.holder is None:
+            return False
+        if instance.holder == self._coordination.replica:
+            return self._pool.holds(instance.id)
+        return await self._coordination.alive(instance.holder)

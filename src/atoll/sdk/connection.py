@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import Conflict, InvalidRequest, PermanentError, TemporaryError
+from atoll.sdk.patience import Patience
 from atoll.sdk.problems import error_of
 from atoll.version import __version__
 
@@ -37,6 +38,11 @@ class Connection:
         self._resources = AsyncExitStack()
         self._client: httpx.AsyncClient | None = None
         self._closed = False
+
+    @property
+    def embedded(self) -> bool:
+        """The server is in this process."""
+        return self.target.url is None
 
     async def open(self) -> httpx.AsyncClient:
         if self._client is not None:
@@ -64,11 +70,12 @@ class Connection:
         body: Any = None,
         content: bytes | AsyncIterable[bytes] | None = None,
         query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
     ) -> Any:
         """The answer's JSON; `wait` is how long the server was asked to take, in seconds."""
         async with self.stream(
-            method, path, body=body, content=content, query=query, wait=wait
+            method, path, body=body, content=content, query=query, headers=headers, wait=wait
         ) as response:
             text = await response.aread()
         if not text:
@@ -81,6 +88,26 @@ class Connection:
                 "it an Atoll server?",
                 code="bad_answer",
             ) from None
+
+    async def call_once(self, path: str, *, key: str, body: Any, wait: float = 0.0) -> Any:
+        """
+        The answer to a POST that the server does once, as often as it gets this key: when the line
+        breaks it is sent again, and a server that is started again meanwhile is waited for.
+        """
+        patience = Patience()
+        while True:
+            try:
+                return await self.call(
+                    "POST", path, body=body, headers={"idempotency-key": key}, wait=wait
+                )
+            except TemporaryError as error:
+                if error.code != "server_unreachable" or not self.answered:
+                    raise
+                await patience.endure(error)
+            except Conflict as error:
+                if error.code != "idempotency_in_flight":
+                    raise
+                await patience.endure(error)
 
     @asynccontextmanager
     async def stream(

@@ -13,8 +13,6 @@ from atoll.errors import AtollError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from atoll.errors import TemporaryError
-
 T = TypeVar("T")
 
 _UNDO_TIMEOUT = 10.0
@@ -33,7 +31,7 @@ class Patience:
         self._since: float | None = None
         self._pause = 0.1
 
-    async def endure(self, error: TemporaryError) -> None:
+    async def endure(self, error: AtollError) -> None:
         """Return when it is worth trying again; raises `error` when it was long enough."""
         now = asyncio.get_running_loop().time()
         if self._since is None:

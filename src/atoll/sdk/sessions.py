@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import NotFound
@@ -63,6 +64,7 @@ class AsyncSession:
         cwd: str | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
+        idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
@@ -71,12 +73,15 @@ class AsyncSession:
         result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
         comes. A program that fails is a result, not an exception: see `Result.ok` and
         `Result.check`. When the call itself is cancelled, so is the execution.
+
+        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
+        then survives a connection that breaks, and by others with the same key and arguments.
         """
         body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
         if on_stdout is not None or on_stderr is not None:
-            execution = await self._submit(body)
+            execution = await self._submit(body, idempotency_key)
             return await _to_the_end(execution, follow(execution, on_stdout, on_stderr))
-        answer = await undoable(self._execute(body, _FIRST_WAIT), self._cancel)
+        answer = await undoable(self._execute(body, idempotency_key, _FIRST_WAIT), self._cancel)
         if answer["status"] != "submitted":
             return decode(Result, answer)
         execution = AsyncExecution(self._connection, answer["execution_id"])
@@ -94,11 +99,11 @@ class AsyncSession:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        idempotency_key: str | None = None,
     ) -> AsyncExecution:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
-        return await self._submit(
-            execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
-        )
+        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
+        return await self._submit(body, idempotency_key)
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
@@ -129,16 +134,15 @@ class AsyncSession:
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
 
-    async def _submit(self, body: dict[str, Any]) -> AsyncExecution:
-        answer = await undoable(self._execute(body, None), self._cancel)
+    async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
+        answer = await undoable(self._execute(body, key), self._cancel)
         return AsyncExecution(self._connection, answer["execution_id"])
 
-    async def _execute(self, body: dict[str, Any], wait: float | None) -> Any:
-        if wait is not None:
-            body = {**body, "wait": wait}
-        return await self._connection.call(
-            "POST", f"{self._path}/execute", body=body, wait=wait or 0.0
-        )
+    async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
+        path, body = f"{self._path}/execute", {**body, "wait": wait} if wait else body
+        if key is not None:
+            return await self._connection.call_once(path, key=key, body=body, wait=wait)
+        return await self._connection.call("POST", path, body=body, wait=wait)
 
     async def _cancel(self, answer: Any) -> None:
         if answer["status"] == "submitted":
@@ -161,13 +165,15 @@ class AsyncSessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
         A new session, ready to run code.
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that.
+        settings after that. With an `idempotency_key`, all calls with the same key and arguments
+        give the same session, also those of other processes.
         """
         body = {
             "template_id": template,
@@ -179,10 +185,15 @@ class AsyncSessions:
             "env_vars": dict(env) if env else None,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        answer = await undoable(
-            self._connection.call("POST", "sessions", body=given),
-            lambda answer: self.delete(answer["id"]),
-        )
+        key = idempotency_key
+        if key is None and not self._connection.embedded:
+            # A session whose id gets lost on the way would be there for nobody.
+            key = secrets.token_hex(16)
+        if key is None:
+            creation = self._connection.call("POST", "sessions", body=given)
+        else:
+            creation = self._connection.call_once("sessions", key=key, body=given)
+        answer = await undoable(creation, lambda answer: self.delete(answer["id"]))
         return AsyncSession(self._connection, decode(SessionInfo, answer))
 
     async def get(self, session_id: str) -> AsyncSession:

@@ -160,6 +160,7 @@ class Session:
         cwd: str | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
+        idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
@@ -168,6 +169,9 @@ class Session:
         result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
         comes. A program that fails is a result, not an exception: see `Result.ok` and
         `Result.check`. When the call itself is cancelled, so is the execution.
+
+        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
+        then survives a connection that breaks, and by others with the same key and arguments.
         """
         return self._portal.call(
             self._async.run,
@@ -182,6 +186,7 @@ class Session:
             cwd=cwd,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
+            idempotency_key=idempotency_key,
         )
 
     def submit(
@@ -196,6 +201,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Execution:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
         return Execution(
@@ -210,6 +216,7 @@ class Session:
                 env=env,
                 args=args,
                 cwd=cwd,
+                idempotency_key=idempotency_key,
             ),
             self._portal,
         )
@@ -256,13 +263,15 @@ class Sessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Session:
         """
         A new session, ready to run code.
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that.
+        settings after that. With an `idempotency_key`, all calls with the same key and arguments
+        give the same session, also those of other processes.
         """
         return Session(
             self._portal.call(
@@ -274,6 +283,7 @@ class Sessions:
                 disk=disk,
                 max_processes=max_processes,
                 env=env,
+                idempotency_key=idempotency_key,
             ),
             self._portal,
         )

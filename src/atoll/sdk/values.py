@@ -100,6 +100,8 @@ class Result:
     stderr_truncated: bool = False
     stderr_bytes: int = 0
     artifacts_truncated: bool = False
+    shortened: tuple[str, ...] = ()
+    """Fields of which the server has lost all but the beginning."""
 
     @property
     def ok(self) -> bool:
@@ -193,6 +195,8 @@ class ExecutionInfo:
     stderr_truncated: bool = False
     stderr_bytes: int = 0
     artifacts_truncated: bool = False
+    shortened: tuple[str, ...] = ()
+    """Fields that are whole only when the execution is asked for by its id, not in a list."""
     retry_count: int = 0
     started_at: datetime | None = None
     completed_at: datetime | None = None

@@ -40,12 +40,20 @@ class Ready:
 
 class Pool:
     def __init__(
-        self, store: Store, driver: Driver, clock: Clock, node_id: str, *, ephemeral: bool
+        self,
+        store: Store,
+        driver: Driver,
+        clock: Clock,
+        node_id: str,
+        replica: str,
+        *,
+        ephemeral: bool,
     ) -> None:
         self._store = store
         self._driver = driver
         self._clock = clock
         self._node_id = node_id
+        self._replica = replica
         self._ephemeral = ephemeral
         self._ready: dict[tuple[str, datetime], list[Ready]] = {}
         self.changed = asyncio.Event()
@@ -123,6 +131,7 @@ class Pool:
                 handle=handle,
                 created_at=self._clock.now(),
                 session_id=session_id,
+                holder=self._replica if session_id is None else None,
             )
             await self._store.instances.add(instance)
             link = await self._driver.connect(handle)
@@ -130,6 +139,19 @@ class Pool:
             await asyncio.shield(self.clear(spec.instance_id, workspace is None))
             raise
         return Ready(instance, link, resources)
+
+    async def adopt(self, template: Template, instance: Instance) -> bool:
+        """
+        Take over an instance that waited in the pool of a replica that is lost; False when somebody
+        else did.
+        """
+        if not await self._store.instances.claim(
+            instance.id, holder=self._replica, instead_of=instance.holder
+        ):
+            return False
+        link = await self._driver.connect(instance.handle)
+        self.put(template, Ready(instance, link, template.default_resources))
+        return True
 
     async def clear(self, instance_id: str, workspace_too: bool) -> None:
         """Remove an instance from the node and the store."""

@@ -37,20 +37,29 @@ class Running:
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self.ended_by: Session | None = None
+        self.adopted = False
+        """Whether it may have begun already, under another replica or an earlier lease."""
+        self.in_line = False
+        """Whether it waits for other replicas to be done with its session."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was ended from outside: cancelled, or its session ended."""
+        return self.cancelled or self.ended_by is not None
 
     def started(self) -> None:
         if self.execution.status is ExecutionStatus.PENDING:
             self.execution = dataclasses.replace(self.execution, status=ExecutionStatus.RUNNING)
-            self._tell("started", b"")
+            self.tell("started", b"")
 
     def output(self, sequence: int, channel: int, data: bytes) -> None:
         self.sequence = sequence
         if channel == frames.VALUE:
             self.value += data
         else:
-            self._tell("stdout" if channel == frames.STDOUT else "stderr", data)
+            self.tell("stdout" if channel == frames.STDOUT else "stderr", data)
 
-    def _tell(self, name: str, data: bytes) -> None:
+    def tell(self, name: str, data: bytes) -> None:
         last = self.events[-1] if self.events else ("", bytearray())
         if not self.listeners and last[0] == name and len(last[1]) < MERGED:
             last[1].extend(data)
@@ -65,10 +74,14 @@ class Running:
         """Stop waiting for the session to be free: this one is not going to run."""
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(False)
+        if self.in_line and self.task is not None:
+            self.in_line = False
+            self.task.cancel()
 
     def finish(self, execution: Execution) -> None:
         self.execution = execution
-        self.done.set_result(execution)
+        if not self.done.done():
+            self.done.set_result(execution)
         self.changed.set()
 
 

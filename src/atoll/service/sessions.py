@@ -4,7 +4,7 @@ Sessions: made, found, kept alive, ended.
 A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a
 `Live` is only how to reach what the store says. An instance that has died is replaced in the same
 session, with its workspace, by the next request that needs it; requests that come at the same time
-cause one recovery.
+cause one recovery, also when they come to several replicas: it takes a lease.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from atoll.model.instance import Instance
     from atoll.model.page import Page
     from atoll.model.resources import Resources
+    from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
@@ -68,6 +69,7 @@ class Sessions:
         driver: Driver,
         pool: Pool,
         templates: Templates,
+        leases: Leases,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -77,6 +79,7 @@ class Sessions:
         self._driver = driver
         self._pool = pool
         self._templates = templates
+        self._leases = leases
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
@@ -100,7 +103,11 @@ class Sessions:
         limits: Callable[[Resources], Resources],
         timeout: int | None,
         env_vars: dict[str, str],
+        session_id: str | None = None,
     ) -> Session:
+        """A running session; the one that is there already when its id is given and known."""
+        if session_id is not None and (known := await self._store.sessions.get(session_id)):
+            return known if known.status.ended else (await self.live(session_id)).session
         template = await self._templates.get(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
@@ -108,7 +115,7 @@ class Sessions:
         seconds = self._life(timeout)
         now = self._clock.now()
         session = Session(
-            id=ids.session_id(),
+            id=session_id or ids.session_id(),
             template_id=template.id,
             status=SessionStatus.CREATING,
             wanted=Wanted.RUNNING,
@@ -153,7 +160,7 @@ class Sessions:
         except BaseException:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
-        self._keep(session, ready)
+        self._keep(session, ready.instance, ready.link)
         self.created["pool"] += 1
         return session
 
@@ -182,7 +189,7 @@ class Sessions:
             # Ended by somebody while it was being made, or never to be recorded.
             await asyncio.shield(self._pool.destroy(ready))
             raise
-        self._keep(running, ready)
+        self._keep(running, ready.instance, ready.link)
         self.created["cold"] += 1
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
@@ -193,9 +200,16 @@ class Sessions:
             template, session.resources, session_id=session.id, workspace=session.workspace
         )
 
-    def _keep(self, session: Session, ready: Ready) -> None:
-        self._lives[session.id] = Live(session, ready.instance, ready.link)
+    def _keep(self, session: Session, instance: Instance, link: Link) -> Live:
+        live = self._lives[session.id] = Live(session, instance, link)
+        # Another replica may have ended the session: nobody here would hear of it otherwise.
+        link.closed.add_done_callback(lambda _: self._drop(live))
         self.schedule_end(session)
+        return live
+
+    def _drop(self, live: Live) -> None:
+        if self._lives.get(live.session.id) is live:
+            del self._lives[live.session.id]
 
     def schedule_end(self, session: Session) -> None:
         """End the session when its life is over; the sweep does it where this process could not."""
@@ -208,6 +222,7 @@ class Sessions:
         )
 
     def _start_expiry(self, session_id: str) -> None:
+        self._timers.pop(session_id, None)
         self._tasks.start(self.expire(session_id), f"expire {session_id}")
 
     async def get(self, session_id: str) -> Session:
@@ -306,11 +321,6 @@ class Sessions:
 
     # Reaching the instance
 
-    def session_of(self, session_id: str) -> Session | None:
-        """What is known of a running session without asking the store."""
-        live = self._lives.get(session_id)
-        return None if live is None else live.session
-
     def reachable(self, session_id: str) -> Live | None:
         """The session's compute if this process reaches it right now."""
         live = self._lives.get(session_id)
@@ -332,7 +342,42 @@ class Sessions:
             recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
         return await asyncio.shield(recovering)
 
+    async def reach(self, session_id: str) -> Live | None:
+        """The session's compute as it is; None when it has died, or was never there."""
+        live = self.reachable(session_id)
+        if live is not None:
+            return live
+        session = await self._unended(session_id)
+        return await self._found(session)
+
     async def _recover(self, session_id: str) -> Live:
+        try:
+            live = await self._found(await self._unended(session_id))
+            if live is not None:
+                return live
+            owner = f"{self._leases.replica}/{session_id}"
+            async with self._leases.lease(f"instance:{session_id}", owner):
+                # Another replica may have been quicker.
+                session = await self._unended(session_id)
+                live = await self._found(session)
+                if live is None:
+                    if session.instance_id is not None:
+                        log.warning(
+                            "session.instance_lost",
+                            session_id=session_id,
+                            instance_id=session.instance_id,
+                        )
+                        await self._remove_instance(session.instance_id)
+                    live = await self._start_again(session)
+                return live
+        except (LinkLost, PermanentError, TemporaryError) as error:
+            if error.code in ("database_unavailable", "coordination_unavailable"):
+                raise
+            raise TemporaryError(
+                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
+            ) from error
+
+    async def _unended(self, session_id: str) -> Session:
         session = await self.get(session_id)
         if session.status.ended:
             raise Conflict(
@@ -340,25 +385,23 @@ class Sessions:
                 code="session_ended",
                 status_now=session.status.value,
             )
-        instance = None
-        if session.instance_id is not None:
-            instance = await self._store.instances.get(session.instance_id)
+        return session
+
+    async def _found(self, session: Session) -> Live | None:
+        """The session's instance, reached again if it lives."""
+        if session.instance_id is None:
+            return None
+        instance = await self._store.instances.get(session.instance_id)
+        if instance is None:
+            return None
+        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+            return None
         try:
-            if instance is not None:
-                if (await self._driver.observe(instance.handle)).state is State.RUNNING:
-                    try:
-                        return await self._reconnect(session, instance)
-                    except LinkLost:
-                        if not await self._is_ending(instance):
-                            raise
-                log.warning("session.instance_lost", session_id=session_id, instance_id=instance.id)
-                await self._remove_instance(instance.id)
-            session = await self._start_again(session)
-        except (LinkLost, PermanentError, TemporaryError) as error:
-            raise TemporaryError(
-                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
-            ) from error
-        return self._lives[session_id]
+            return await self._reconnect(session, instance)
+        except LinkLost:
+            if not await self._is_ending(instance):
+                raise
+            return None
 
     async def _is_ending(self, instance: Instance) -> bool:
         """Whether it goes right now: a process that ends closes its socket a moment before."""
@@ -370,12 +413,15 @@ class Sessions:
 
     async def _reconnect(self, session: Session, instance: Instance) -> Live:
         link = await self._driver.connect(instance.handle)
-        live = self._lives[session.id] = Live(session, instance, link)
-        self.schedule_end(session)
+        live = self.reachable(session.id)
+        if live is not None and live.instance.id == instance.id:
+            link.close()  # Somebody else has connected meanwhile.
+            return live
+        live = self._keep(session, instance, link)
         self.reconnected(live)
         return live
 
-    async def _start_again(self, session: Session) -> Session:
+    async def _start_again(self, session: Session) -> Live:
         ready = await self._make(session)
         now = self._clock.now()
         try:
@@ -392,8 +438,7 @@ class Sessions:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
             raise
-        self._keep(session, ready)
-        return session
+        return self._keep(session, ready.instance, ready.link)
 
     async def close(self) -> None:
         """Let go of the links; the instances stay."""

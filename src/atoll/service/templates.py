@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict, InvalidRequest, NotFound
+import structlog
+
+from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.resources import Resources, format_cpu, format_size
 from atoll.model.session import SessionStatus
 from atoll.model.template import DEFAULT_TEMPLATE, Template
@@ -14,20 +17,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
 
+log = structlog.get_logger(__name__)
+
+CHANGED = "templates"
+"""What a replica that changed one tells the others."""
+
+
 class Templates:
-    def __init__(self, store: Store, driver: Driver, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        coordination: Coordination,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
         self._store = store
+        self._coordination = coordination
         self._driver = driver
         self._clock = clock
         self._settings = settings
         self._known: dict[str, Template] = {}
-        """Read at every creation of a session; changed only through here."""
+        """Read at every creation of a session; forgotten when any replica changes one."""
         self._changes = 0
         self.changed: Callable[[], None] = lambda: None
         """Told when a template was made, changed or removed."""
@@ -49,25 +67,36 @@ class Templates:
             pool_size=self._settings.pool.size,
         )
         if found is None:
-            await self._store.templates.add(wanted)
+            with contextlib.suppress(Conflict):  # Another replica, which starts as well.
+                await self._store.templates.add(wanted)
         elif (found.default_resources, found.pool_size) != (
             wanted.default_resources,
             wanted.pool_size,
         ):
             # Its numbers are settings; the rest of it nobody can change.
-            await self._store.templates.save(
-                dataclasses.replace(wanted, created_at=found.created_at, version=found.version)
-            )
+            with contextlib.suppress(Conflict):
+                await self._store.templates.save(
+                    dataclasses.replace(wanted, created_at=found.created_at, version=found.version)
+                )
 
     async def create(self, template: Template) -> Template:
         await self._check(template)
         await self._store.templates.add(template)
-        self._forget(template.id)
+        await self._tell()
         return template
 
-    def _forget(self, template_id: str) -> None:
+    async def _tell(self) -> None:
+        self.forget()
+        try:
+            await self._coordination.tell(CHANGED)
+        except TemporaryError as error:
+            # They forget what they know when they hear of the back-end again.
+            log.info("templates.not_told", error=error.message)
+
+    def forget(self) -> None:
+        """Read what is needed anew: something was changed."""
         self._changes += 1
-        self._known.pop(template_id, None)
+        self._known.clear()
         self.changed()
 
     async def get(self, template_id: str) -> Template:
@@ -95,7 +124,7 @@ class Templates:
         template = dataclasses.replace(template, created_at=old.created_at, version=old.version)
         await self._check(template)
         template = await self._store.templates.save(template)
-        self._forget(template.id)
+        await self._tell()
         return template
 
     async def remove(self, template_id: str) -> None:
@@ -111,7 +140,7 @@ class Templates:
                 )
         if not await self._store.templates.remove(template_id):
             raise NotFound(f"No template is named {template_id}.", code="template_not_found")
-        self._forget(template_id)
+        await self._tell()
 
     async def _check(self, template: Template) -> None:
         if template.pool_size > self._settings.pool.max_size:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import delete
 
-from atoll.settings import SqliteSettings
+from atoll.settings import DatabaseSettings, SqliteSettings
+from atoll.stores.sql import migrations
+from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.store import SqlStore
+from atoll.stores.sql.tables import metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.stores.base import Store
+    from tests.servers.mariadb import MariaDB
+    from tests.servers.postgres import PostgreSQL
 
     from .store_entities import OpenFile
 
@@ -24,12 +31,60 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["sqlite-file", "sqlite-memory"])
-async def store(
-    request: pytest.FixtureRequest, path: Path, anyio_backend: str
-) -> AsyncIterator[Store]:
-    urls = {"sqlite-file": f"sqlite:///{path}", "sqlite-memory": "sqlite:///:memory:"}
-    store = SqlStore(urls[request.param], SqliteSettings())
+@pytest.fixture(params=["sqlite-file", "sqlite-memory", "mariadb", "postgresql"])
+def url(request: pytest.FixtureRequest, path: Path) -> str:
+    """An empty database that has the schema, or makes it when it is opened."""
+    match request.param:
+        case "sqlite-file":
+            return f"sqlite:///{path}"
+        case "sqlite-memory":
+            return "sqlite:///:memory:"
+        case server:
+            url: str = request.getfixturevalue(f"{server}_database")
+            asyncio.run(empty(url))
+            return url
+
+
+@pytest.fixture(params=["mariadb", "postgresql"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """The same on servers only."""
+    url: str = request.getfixturevalue(f"{request.param}_database")
+    asyncio.run(empty(url))
+    return url
+
+
+@pytest.fixture(scope="session")
+def mariadb_database(mariadb: MariaDB) -> str:
+    url = mariadb.new_database()
+    asyncio.run(migrate(url))
+    return url
+
+
+@pytest.fixture(scope="session")
+def postgresql_database(postgresql: PostgreSQL) -> str:
+    url = postgresql.new_database()
+    asyncio.run(migrate(url))
+    return url
+
+
+async def migrate(url: str) -> None:
+    engine = make_engine([url], DatabaseSettings())
+    async with engine.connect() as connection:
+        await connection.run_sync(migrations.upgrade)
+    await engine.dispose()
+
+
+async def empty(url: str) -> None:
+    engine = make_engine([url], DatabaseSettings())
+    async with engine.begin() as connection:
+        for table in metadata.tables.values():
+            await connection.execute(delete(table))
+    await engine.dispose()
+
+
+@pytest.fixture
+async def store(url: str, anyio_backend: str) -> AsyncIterator[Store]:
+    store = SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
     await store.open()
     yield store
     await store.close()
@@ -47,7 +102,11 @@ async def open_file(path: Path, anyio_backend: str) -> AsyncIterator[OpenFile]:
     async with AsyncExitStack() as stack:
 
         async def open_file(settings: SqliteSettings | None = None) -> Store:
-            store = SqlStore(f"sqlite:///{path}", settings or SqliteSettings())
+            store = SqlStore(
+                [f"sqlite:///{path}"],
+                sqlite=settings or SqliteSettings(),
+                database=DatabaseSettings(),
+            )
             stack.push_async_callback(store.close)
             await store.open()
             return store

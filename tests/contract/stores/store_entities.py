@@ -188,11 +188,12 @@ executions = st.builds(
     completed_at=st.none() | times,
     retry_count=st.integers(0, 100),
     outcome=st.none() | outcomes,
-    version=st.integers(1, 2**31 - 1),
+    version=st.integers(1, 2**31 - 2),
 )
 resources = st.builds(
     Resources,
-    cpu=floats,
+    # Not each database has infinity.
+    cpu=st.floats(allow_nan=False, allow_infinity=False),
     memory=whole,
     disk=whole,
     max_processes=st.integers(0, 2**31 - 1),
@@ -211,7 +212,7 @@ sessions = st.builds(
     ended_at=st.none() | times,
     cause=st.none() | st.sampled_from(Cause),
     message=st.none() | texts,
-    version=st.integers(1, 2**31 - 1),
+    version=st.integers(1, 2**31 - 2),
 )
 templates = st.builds(
     make_template,

@@ -16,7 +16,7 @@ import pytest
 
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import Request
-from atoll.settings import SqliteSettings
+from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.schema import ensure_schema
 from atoll.stores.sql.store import SqlStore
@@ -34,11 +34,12 @@ pytestmark = pytest.mark.anyio
 CHILD = """
 import asyncio, os, signal, sys
 from store_entities import make_execution
-from atoll.settings import SqliteSettings
+from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 
 async def main(path, name, count, end):
-    store = SqlStore(f"sqlite:///{path}", SqliteSettings())
+    urls = [f"sqlite:///{path}"]
+    store = SqlStore(urls, sqlite=SqliteSettings(), database=DatabaseSettings())
     print("ready", flush=True)
     sys.stdin.readline()
     await store.open()
@@ -53,6 +54,10 @@ async def main(path, name, count, end):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+def sqlite(url: str) -> SqlStore:
+    return SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
 
 
 class Child:
@@ -200,7 +205,7 @@ async def test_a_disk_that_takes_no_more_loses_only_what_was_refused(
 
 
 async def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    store = SqlStore(f"sqlite:///{tmp_path}/missing/atoll.db", SqliteSettings())
+    store = sqlite(f"sqlite:///{tmp_path}/missing/atoll.db")
 
     with pytest.raises(TemporaryError, match=r"missing/atoll\.db") as caught:
         await store.open()
@@ -211,7 +216,7 @@ async def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 async def test_a_path_that_is_no_file_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(TemporaryError, match="cannot be opened"):
-        await SqlStore(f"sqlite:///{tmp_path}", SqliteSettings()).open()
+        await sqlite(f"sqlite:///{tmp_path}").open()
 
 
 async def test_a_file_that_is_no_database_is_reported_as_damaged(
@@ -230,13 +235,13 @@ async def test_a_file_that_is_no_database_is_reported_as_damaged(
 )
 def test_a_url_that_names_no_sqlite_database_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        SqlStore(url, SqliteSettings())
+        sqlite(url)
 
     assert caught.value.code == "bad_database_url"
 
 
 async def test_two_databases_in_memory_are_apart() -> None:
-    first, second = (SqlStore("sqlite://", SqliteSettings()) for _ in range(2))
+    first, second = (sqlite("sqlite://") for _ in range(2))
     await first.open()
     await second.open()
 

@@ -127,10 +127,11 @@ async def test_a_database_of_a_newer_version_is_left_alone(
 def test_opening_a_database_of_this_version_loads_neither_sqlalchemy_nor_alembic() -> None:
     script = (
         "import asyncio, sys\n"
-        "from atoll.settings import SqliteSettings\n"
+        "from atoll.settings import DatabaseSettings, SqliteSettings\n"
         "from atoll.stores.sql.store import SqlStore\n"
         "async def main():\n"
-        "    store = SqlStore('sqlite://', SqliteSettings())\n"
+        "    settings = {'sqlite': SqliteSettings(), 'database': DatabaseSettings()}\n"
+        "    store = SqlStore(['sqlite://'], **settings)\n"
         "    await store.open()\n"
         "    await store.close()\n"
         "asyncio.run(main())\n"

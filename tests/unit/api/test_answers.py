@@ -14,6 +14,8 @@ from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome,
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import REQUIREMENTS, Template
+from atoll.sdk import values
+from atoll.sdk.decode import decode
 from atoll.service.files import Entry
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ OUTCOME = Outcome(
 )  # fmt: skip
 RUNNING = Execution("exec_1", "sess_1", Request(code="1"), ExecutionStatus.RUNNING, NOW)
 ENDED = replace(RUNNING, status=ExecutionStatus.COMPLETED, outcome=OUTCOME, completed_at=NOW)
+KEPT = {
+    part: f"executions/20250104/exec_1/{part}-9-ab"
+    for part in ("request", "stdout", "stderr", "return_json")
+}
+LONG = replace(
+    ENDED,
+    outcome=replace(OUTCOME, stdout=b"head", stdout_size=9, return_json=None, stderr=b"x" * 9),
+    kept=KEPT,
+)
 SESSION = Session(
     "sess_1", "python", SessionStatus.RUNNING, Wanted.RUNNING, "local", "local", RESOURCES, 300,
     NOW, NOW, NOW,
@@ -59,6 +70,10 @@ ANSWERS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "artifact": (answers.ArtifactOut, answers.artifact_out(ARTIFACT)),
     "execution": (answers.ExecutionOut, answers.execution_out(RUNNING)),
     "execution at the end": (answers.ExecutionOut, answers.execution_out(ENDED)),
+    "execution of which parts are elsewhere": (
+        answers.ExecutionOut,
+        answers.execution_out(LONG),
+    ),
     "template": (answers.TemplateOut, answers.template_out(TEMPLATE)),
     "entry": (answers.EntryOut, files._entry_out(ENTRY)),
 }
@@ -86,6 +101,36 @@ def test_a_result_that_was_lost_has_the_fields_too() -> None:
 
     assert answers.ResultOut.model_validate(answer).status == "error"
     assert answer["metrics"] is None
+
+
+def test_an_execution_says_which_of_its_fields_are_cut_short() -> None:
+    answer = answers.execution_out(LONG)
+
+    assert answer["shortened"] == ["code", "stdout", "return_value"]
+    assert (answer["stdout"], answer["stdout_truncated"]) == ("head", True)
+    assert answer["stdout_bytes"] == 9
+    command = replace(LONG, request=Request(command=("ls",)))
+    assert answers.execution_out(command)["shortened"][0] == "command"
+    assert answers.execution_out(ENDED)["shortened"] == []
+
+
+def test_a_result_says_which_of_its_fields_are_cut_short() -> None:
+    assert LONG.outcome is not None
+
+    assert answers.result_out(LONG, LONG.outcome)["shortened"] == ["stdout", "return_value"]
+    assert answers.result_out(ENDED, OUTCOME)["shortened"] == []
+
+
+def test_the_client_understands_what_is_cut_short() -> None:
+    assert LONG.outcome is not None
+    result = decode(values.Result, answers.result_out(LONG, LONG.outcome))
+    info = decode(values.ExecutionInfo, answers.execution_out(LONG))
+
+    assert result.shortened == ("stdout", "return_value")
+    assert info.shortened == ("code", "stdout", "return_value")
+    older = answers.execution_out(ENDED)
+    del older["shortened"]
+    assert decode(values.ExecutionInfo, older).shortened == ()
 
 
 def test_times_are_utc_with_a_z() -> None:

@@ -43,6 +43,7 @@ STATUSES: dict[str, tuple[AtollError, int]] = {
     "busy": (TemporaryError("x", code="session_busy"), 429),
     "disk full": (Conflict("x", code="disk_full"), 507),
     "node full": (TemporaryError("x", code="node_full"), 507),
+    "in flight": (TemporaryError("x", code="idempotency_in_flight"), 409),
     "preload": (PermanentError("x", code="preload_failed"), 422),
 }
 

@@ -60,6 +60,12 @@ class Outside:
     bodies: list[Any] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     failure: JSONResponse | None = None
+    lost_answers: int = 0
+    """How many answers to POSTs get lost on their way."""
+    in_flight: int = 0
+    """How many POSTs after those are told to come back."""
+    keys: list[str | None] = field(default_factory=list)
+    """The idempotency key of each POST."""
     cut_events_after: int | None = None
     key: str | None = KEY
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -82,6 +88,16 @@ class Outside:
             answer = self.failure
             if self.key and self.headers.get("authorization") != f"Bearer {self.key}":
                 answer = problem(401, "unauthenticated", "The key is missing or wrong.")
+            if scope["method"] == "POST":
+                self.keys.append(self.headers.get("idempotency-key"))
+                if self.lost_answers:
+                    self.lost_answers -= 1
+                    head = {"status": 201, "headers": [(b"content-length", b"10")]}
+                    await send({"type": "http.response.start", **head})
+                    return
+                if self.in_flight:
+                    self.in_flight -= 1
+                    answer = problem(409, "idempotency_in_flight")
             if answer is not None:
                 await answer(scope, receive, send)
                 return

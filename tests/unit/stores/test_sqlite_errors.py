@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import PermanentError, TemporaryError
-from atoll.stores.sql.engine import translate
+from atoll.stores.sql.sqlite import translate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,15 @@ from pydantic import BaseModel, Field
 
 from atoll.model.execution import RESULT_STATUS
 from atoll.model.resources import format_cpu, format_size
+from atoll.service.bulk import shortened
 
 if TYPE_CHECKING:
     from atoll.model.execution import Artifact, Execution, Outcome
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.model.template import Template
+
+_SHORTENED = "Fields of which only the beginning is here, or nothing."
 
 
 class ResourcesOut(BaseModel):
@@ -106,6 +109,7 @@ class ResultOut(BaseModel):
     stderr_truncated: bool
     stderr_bytes: int
     artifacts_truncated: bool
+    shortened: list[str] = Field(description=f"{_SHORTENED} Empty unless the rest was lost.")
 
 
 class StatusOut(BaseModel):
@@ -151,6 +155,9 @@ class ExecutionOut(BaseModel):
     stderr_truncated: bool
     stderr_bytes: int
     artifacts_truncated: bool
+    shortened: list[str] = Field(
+        description=f"{_SHORTENED} In a list: `GET executions/{{id}}` has all of them."
+    )
     retry_count: int
     created_at: datetime
     started_at: datetime | None
@@ -339,12 +346,23 @@ _NO_OUTCOME: dict[str, Any] = {
 }
 
 
+_SHOWN_AS = {"stdout": "stdout", "stderr": "stderr", "return_json": "return_value"}
+
+
+def _shortened(execution: Execution) -> list[str]:
+    if not execution.kept:
+        return []
+    given = "command" if execution.request.code is None else "code"
+    return [_SHOWN_AS.get(part, given) for part in shortened(execution)]
+
+
 def result_out(execution: Execution, outcome: Outcome) -> dict[str, Any]:
     return {
         "execution_id": execution.id,
         "status": RESULT_STATUS[outcome.status],
         **_outcome_out(outcome),
         "artifacts": [artifact.path for artifact in outcome.artifacts],
+        "shortened": [name for name in _shortened(execution) if name in _SHOWN_AS.values()],
     }
 
 
@@ -384,6 +402,7 @@ def execution_out(execution: Execution) -> dict[str, Any]:
         "status": execution.status,
         **(_NO_OUTCOME if outcome is None else _outcome_out(outcome)),
         "artifacts": [] if outcome is None else [artifact_out(a) for a in outcome.artifacts],
+        "shortened": _shortened(execution),
         "retry_count": execution.retry_count,
         "created_at": timestamp(execution.created_at),
         "started_at": timestamp(execution.started_at),

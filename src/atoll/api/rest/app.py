@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
 from atoll.api.rest.answers import Problem
 from atoll.api.rest.hot import HotRoutes
+from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
 from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError
@@ -56,6 +57,14 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
 def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
     app = HotRoutes(JsonByDefault(app), found)
+    app = Idempotency(
+        app,
+        store=found.store,
+        blobs=found.blobs,
+        coordination=found.coordination,
+        clock=found.clock,
+        ttl=found.settings.idempotency_ttl,
+    )
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
     app = Authentication(app, keys)
     if found.settings.cors_origins:
@@ -63,13 +72,29 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
+            expose_headers=["Idempotency-Replayed", "Retry-After"],
         )
     return app
 
 
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": (
+        "Makes it safe to send the request again: with the same key and body it is done once, and "
+        "its first answer is given again. 409 `idempotency_in_flight` while the first is being "
+        "worked on; 422 `idempotency_key_reused` for another request with this key."
+    ),
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The generated schema, with the key, the body of `execute` and the problem documents added."""
+    """
+    The generated schema, with the keys, the body of `execute` and the problem documents added.
+    """
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -89,8 +114,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
         for path in schema["paths"].values():
-            for operation in path.values():
+            for method, operation in path.items():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = answer
+                if method == "post":
+                    operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
         app.openapi_schema = schema
     return app.openapi_schema

@@ -11,7 +11,9 @@ from starlette.responses import Response
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from atoll.blobs.base import Blobs
     from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.nodes import Nodes
@@ -29,6 +31,8 @@ class Services:
     templates: Templates
     nodes: Nodes
     store: Store
+    blobs: Blobs
+    coordination: Coordination
     clock: Clock
     settings: Settings
 

@@ -52,7 +52,9 @@ async def execute(request: Request, session_id: str) -> Answer:
     Run something. Answers at once with the execution's id; with `wait`, with the result itself if
     it comes in that many seconds.
     """
-    status, answer = await hot.execute(services(request), session_id, await request.body())
+    status, answer = await hot.execute(
+        services(request), session_id, await request.body(), request.scope.get("atoll.seed")
+    )
     return Answer(answer, status)
 
 

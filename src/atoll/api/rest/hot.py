@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from atoll import ids
 from atoll.api.rest.answers import result_out, submitted_out
 from atoll.api.rest.context import encode_json
 from atoll.api.rest.problems import invalid, on_unexpected, problem
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
-async def execute(found: Services, session_id: str, data: bytes) -> tuple[int, dict[str, Any]]:
+async def execute(
+    found: Services, session_id: str, data: bytes, seed: ids.Seed | None
+) -> tuple[int, dict[str, Any]]:
     """Status and answer of `POST sessions/{id}/execute`."""
     try:
         body = Execute.model_validate_json(data)
@@ -46,6 +49,7 @@ async def execute(found: Services, session_id: str, data: bytes) -> tuple[int, d
             cwd=body.cwd,
             timeout=body.timeout or found.settings.execution.timeout.total_seconds(),
         ),
+        execution_id=None if seed is None else ids.execution_id(seed.at, seed),
     )
     if body.wait:
         execution = await found.executions.await_end(running, body.wait)
@@ -71,7 +75,8 @@ class HotRoutes:
             await self._app(scope, receive, send)
             return
         try:
-            status, answer = await execute(self._found, session_id, await _body(receive))
+            data, seed = await _body(receive), scope.get("atoll.seed")
+            status, answer = await execute(self._found, session_id, data, seed)
             content = encode_json(answer)
         except _Gone:
             return

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from atoll.service.executions import Executions
     from atoll.service.pool import Pool
+    from atoll.service.runs import Runs
     from atoll.service.sessions import Sessions
 
 
 class _Collector:
-    def __init__(self, sessions: Sessions, executions: Executions, pool: Pool) -> None:
+    def __init__(self, sessions: Sessions, runs: Runs, pool: Pool) -> None:
         self._sessions = sessions
-        self._executions = executions
+        self._runs = runs
         self._pool = pool
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -37,16 +37,16 @@ class _Collector:
         ended = CounterMetricFamily(
             "atoll_executions", "Executions that have ended, by status.", labels=["status"]
         )
-        for status, count in self._executions.finished.items():
+        for status, count in self._runs.finished.items():
             ended.add_metric([status], count)
         yield ended
         yield CounterMetricFamily(
-            "atoll_execution_seconds", "Time that executions took.", self._executions.seconds
+            "atoll_execution_seconds", "Time that executions took.", self._runs.seconds
         )
         yield GaugeMetricFamily(
             "atoll_executions_running",
             "Executions under way, waiting ones too.",
-            self._executions.running_count,
+            self._runs.count,
         )
         ready = GaugeMetricFamily(
             "atoll_pool_ready", "Ready instances, by template.", labels=["template"]
@@ -57,6 +57,6 @@ class _Collector:
 
 
 def register(
-    registry: CollectorRegistry, sessions: Sessions, executions: Executions, pool: Pool
+    registry: CollectorRegistry, sessions: Sessions, runs: Runs, pool: Pool
 ) -> None:
-    registry.register(_Collector(sessions, executions, pool))
+    registry.register(_Collector(sessions, runs, pool))

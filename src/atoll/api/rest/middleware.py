@@ -62,6 +62,7 @@ class Authentication:
             raise Unauthenticated("This API key is not known.", code="key_unknown")
         if key.scope is Scope.READ and scope.get("method", "GET") not in SAFE_METHODS:
             raise Forbidden("This API key may only read.", code="key_read_only")
+        scope["atoll.key"] = key.id
 
 
 class JsonByDefault:

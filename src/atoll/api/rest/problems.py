@@ -43,6 +43,7 @@ _BY_CODE = {
     "bad_cursor": HTTPStatus.BAD_REQUEST,
     "bad_path": HTTPStatus.BAD_REQUEST,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request
 
+from atoll import ids
 from atoll.api.rest.answers import ProcessPage, SessionOut, SessionPage, session_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateSession
@@ -23,11 +24,13 @@ async def create_session(
     this answers.
     """
     body = body or CreateSession()
+    seed = request.scope.get("atoll.seed")
     session = await services(request).sessions.create(
         template_id=body.template_id,
         limits=body.limits,
         timeout=body.timeout,
         env_vars=body.env_vars,
+        session_id=None if seed is None else ids.session_id(seed),
     )
     return Answer(session_out(session), 201)
 

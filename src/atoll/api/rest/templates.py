@@ -11,6 +11,7 @@ from atoll import ids
 from atoll.api.rest.answers import TemplateOut, TemplatePage, template_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateTemplate, TemplateIn
+from atoll.errors import Conflict
 from atoll.model.template import Template
 
 if TYPE_CHECKING:
@@ -42,7 +43,15 @@ def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
 async def create_template(request: Request, body: CreateTemplate) -> Answer:
     """Create a template. What it demands and this node cannot give is refused, not weakened."""
     found = services(request)
-    template = await found.templates.create(_template(body.id or ids.template_id(), body, found))
+    seed = request.scope.get("atoll.seed")
+    wanted = _template(body.id or ids.template_id(seed), body, found)
+    try:
+        template = await found.templates.create(wanted)
+    except Conflict:
+        if body.id is not None or seed is None:
+            raise
+        # Its id comes from this very request, which was begun before and not answered.
+        template = await found.templates.get(wanted.id)
     return Answer(template_out(template), 201)
 
 

@@ -101,7 +101,7 @@ class LocalDriver:
         program = seccomp.program()
         self._seccomp = self._node / "seccomp.bpf"
         if program is not None:
-            self._seccomp.write_bytes(program)
+            trees.write_once(self._seccomp, program)
         hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
         provides = set(self._groups.provides)

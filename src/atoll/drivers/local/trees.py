@@ -49,13 +49,22 @@ _ETC = {
 }
 
 
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file unless it is as it should be: other replicas start instances with it."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.chmod(0o644)
+    temporary.replace(path)
+
+
 def write_etc(directory: Path) -> Path:
     """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
     etc = directory / "etc"
     etc.mkdir(exist_ok=True, mode=0o755)
     for name, text in _ETC.items():
-        (etc / name).write_text(text)
-        (etc / name).chmod(0o644)
+        write_once(etc / name, text.encode())
     for name in ETC_DIRECTORIES:
         (etc / name).mkdir(parents=True, exist_ok=True)
     for name in ETC_FILES:

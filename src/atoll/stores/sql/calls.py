@@ -7,18 +7,15 @@ answer whose caller was cancelled meanwhile is dropped; its operation has run al
 
 from __future__ import annotations
 
-import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
-T = TypeVar("T")
-
-Operation = Callable[[sqlite3.Connection], T]
+    from atoll.stores.sql.engine import Operation
 
 
 @dataclass(slots=True, eq=False)

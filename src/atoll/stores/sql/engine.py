@@ -1,186 +1,66 @@
 """
-SQLite: where the database is, how a connection is set up, what its errors mean.
+What the modules of the nouns ask of a database: to run an operation.
 
-A file is shared with other processes: WAL lets reads go on beside a write, and writes of several
-processes wait for each other up to the busy timeout. `:memory:` lives in one connection, so there
-the writer's thread does the reads as well.
+An operation is a function of a connection: plain SQL, short, free of side effects beyond the
+database and safe to run twice, because a transaction that failed is run again. It may hand over
+values that its statement does not name, and reads columns by their names.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sqlite3
-import time
-from contextlib import ExitStack, closing, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
-from atoll.errors import InvalidRequest, PermanentError, TemporaryError
-from atoll.stores.sql.calls import Answers, Call, Operation, T
-from atoll.stores.sql.reader import Readers
-from atoll.stores.sql.schema import ensure_schema
-from atoll.stores.sql.writer import Writer
-
-if TYPE_CHECKING:
-    from atoll.settings import SqliteSettings
-
-MEMORY = ":memory:"
-READERS = 2
-
-# Pages in the log before a commit moves them to the database file, which costs two fsyncs. Four
-# times SQLite's own number saves a tenth of each write and still keeps the log at 16 MB.
-CHECKPOINT_PAGES = 4000
+T = TypeVar("T")
 
 
-class Engine:
-    """Runs operations in database threads. Belongs to the event loop that opened it."""
+class Row(Protocol):
+    def __getitem__(self, column: str, /) -> Any: ...
 
-    def __init__(self, url: str, settings: SqliteSettings) -> None:
-        self._database = database(url)
-        self._settings = settings
-        self._writer: Writer | None = None
-        self._readers: Readers | None = None
+    def __iter__(self) -> Iterator[Any]:
+        """The values."""
 
-    async def open(self) -> None:
-        writer, readers = await asyncio.to_thread(self._connections)
-        answers = Answers(asyncio.get_running_loop())
-        self._writer = Writer(writer, answers, self._translate)
-        self._readers = Readers(readers, answers, self._translate) if readers else None
+
+class Cursor(Protocol):
+    @property
+    def rowcount(self) -> int:
+        """Rows that an update or a delete matched, changed or not."""
+
+    def fetchone(self) -> Row | None: ...
+
+    def fetchall(self) -> list[Row]: ...
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+
+class Connection(Protocol):
+    def execute(self, statement: str, values: Mapping[str, object] = ..., /) -> Cursor:
+        """Values are named `:name` in the statement. Raises `Taken` or `sqlite3.IntegrityError`."""
+
+
+Operation = Callable[[Connection], T]
+
+
+class Taken(Exception):
+    """A unique value is there already."""
+
+
+class Engine(Protocol):
+    """Belongs to the event loop that opened it. Every operation is a transaction."""
+
+    rows_at_once: int | None
+    """How many rows of a result may be in memory at once; None where they come one by one."""
+
+    async def open(self) -> None: ...
 
     async def close(self) -> None:
         """Returns when what was asked for before is done."""
-        threads = [thread for thread in (self._readers, self._writer) if thread is not None]
-        self._readers = self._writer = None
-        for thread in threads:
-            thread.stop()
-        for thread in threads:
-            await asyncio.to_thread(thread.join)
 
-    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
-        """Run it in a transaction of its own or with others; durable when the future is done."""
-        return self._put(self._writer, operation)
-
-    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def read(self, operation: Operation[T]) -> Awaitable[T]:
         """Run it where it may not write."""
-        return self._put(self._readers or self._writer, operation)
 
-    def _put(self, thread: Writer | Readers | None, operation: Operation[T]) -> asyncio.Future[T]:
-        if thread is None:
-            raise TemporaryError(
-                f"The database {self._database} is not open.", code="database_unavailable"
-            )
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        thread.put(Call(operation, future))
-        return future
-
-    def _connections(self) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
-        """The writer's, with the schema brought up, and the readers'."""
-        try:
-            with ExitStack() as opened:
-                if self._database != MEMORY:
-                    create_file(Path(self._database))
-                writer = opened.enter_context(closing(self._connect()))
-                ensure_schema(writer)
-                readers = []
-                for _ in range(0 if self._database == MEMORY else READERS):
-                    reader = opened.enter_context(closing(self._connect()))
-                    reader.execute("PRAGMA query_only = ON")
-                    readers.append(reader)
-                opened.pop_all()
-                return writer, readers
-        except (sqlite3.Error, OSError) as error:
-            raise self._translate(error) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        # Made in one thread and used in another, never in two at a time.
-        connection = sqlite3.connect(
-            self._database,
-            timeout=self._settings.busy_timeout.total_seconds(),
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            connection.row_factory = sqlite3.Row
-            connection.execute(f"PRAGMA cache_size = -{self._settings.cache // 1024}")
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA temp_store = MEMORY")
-            self._switch_to_wal(connection)
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}").fetchall()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
-        """Waits for others that do the same; SQLite's busy timeout leaves this statement out."""
-        deadline = time.monotonic() + self._settings.busy_timeout.total_seconds()
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchall()
-            except sqlite3.OperationalError as error:
-                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                if not busy or time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.005)
-            else:
-                return
-
-    def _translate(self, error: Exception) -> Exception:
-        return translate(error, self._database)
-
-
-def database(url: str) -> str:
-    """The file that a URL names, or `:memory:`."""
-    scheme, separator, path = url.partition("://")
-    if scheme != "sqlite" or not separator or not (path in ("", "/") or path.startswith("/")):
-        raise InvalidRequest(
-            f"{url!r} names no SQLite database; write sqlite:///file, sqlite:////path/to/file or "
-            "sqlite:///:memory:.",
-            code="bad_database_url",
-        )
-    return path.removeprefix("/") or MEMORY
-
-
-def create_file(path: Path) -> None:
-    """Make a new database readable by its owner alone; SQLite gives its log the same mode."""
-    # Never open one that exists: closing it again would drop the locks that other connections of
-    # this process hold on it.
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-
-
-def translate(error: Exception, database: str) -> Exception:
-    """The error of our families that says what `error` means; itself where it is a defect."""
-    translated: Exception
-    match error:
-        case sqlite3.OperationalError() | OSError():
-            translated = TemporaryError(_unavailable(error, database), code="database_unavailable")
-        case UnicodeEncodeError():
-            translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
-        case _ if type(error) is sqlite3.DatabaseError:
-            translated = PermanentError(
-                f"The database {database} is damaged ({error}); restore it from a backup.",
-                code="database_damaged",
-            )
-        case _:
-            return error
-    translated.__cause__ = error
-    return translated
-
-
-def _unavailable(error: sqlite3.OperationalError | OSError, database: str) -> str:
-    if isinstance(error, OSError):
-        return f"The database {database} cannot be made: {error.strerror}."
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:
-        case sqlite3.SQLITE_FULL:
-            return f"The disk that holds the database {database} is full; free some space on it."
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"The database {database} is locked by another process that writes for too long."
-        case sqlite3.SQLITE_READONLY:
-            return f"The database {database} may not be written by this process; check its mode."
-        case sqlite3.SQLITE_CANTOPEN:
-            return f"The database {database} cannot be opened; check its directory and mode."
-        case _:
-            return f"The database {database} does not answer: {error}."
+    def write(self, operation: Operation[T], *, again: Operation[T] | None = None) -> Awaitable[T]:
+        """
+        Durable when the answer is there. After an attempt of which nobody knows whether it was
+        committed `again` is run, which has to find out; without it such a write has failed.
+        """

@@ -1,4 +1,8 @@
-"""Executions. Two writes for every request, so no statement is built at call time."""
+"""
+Executions. Two writes for every request, so no statement is built at call time.
+
+Both writes are single statements and may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from atoll.model.session import Cause
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
+    compare_and_set_again,
     decode,
     encode,
     insert,
+    insert_again,
     micros,
     moment,
     optional_micros,
@@ -20,10 +26,8 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO executions (
@@ -64,10 +68,13 @@ class SqlExecutions:
         row["session_id"] = execution.session_id
         row["created_at"] = micros(execution.created_at)
         row["request"] = _encode_request(execution.request)
-        await self._engine.write(lambda connection: insert(connection, _ADD, row, "Execution"))
+        await self._engine.write(
+            lambda connection: insert(connection, _ADD, row, "Execution"),
+            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
+        )
 
     async def get(self, execution_id: str) -> Execution | None:
-        def read(connection: sqlite3.Connection) -> Execution | None:
+        def read(connection: Connection) -> Execution | None:
             row = connection.execute(_GET, {"id": execution_id}).fetchone()
             return None if row is None else _execution(row)
 
@@ -76,7 +83,10 @@ class SqlExecutions:
     async def save(self, execution: Execution) -> Execution:
         row = _progress(execution)
         await self._engine.write(
-            lambda connection: compare_and_set(connection, _SAVE, row, "Execution")
+            lambda connection: compare_and_set(connection, _SAVE, row, "Execution"),
+            again=lambda connection: compare_and_set_again(
+                connection, _SAVE, _GET, row, "Execution"
+            ),
         )
         return replace(execution, version=execution.version + 1)
 
@@ -95,6 +105,7 @@ class SqlExecutions:
                 cursor=cursor,
                 limit=limit,
                 entity=_execution,
+                rows_at_once=self._engine.rows_at_once,
             )
         )
 
@@ -106,7 +117,7 @@ class SqlExecutions:
         if holder is not None:
             statement, values["holder"] = _HELD, holder
 
-        def read(connection: sqlite3.Connection) -> list[Execution]:
+        def read(connection: Connection) -> list[Execution]:
             return [_execution(row) for row in connection.execute(statement, values)]
 
         return await self._engine.read(read)
@@ -182,7 +193,7 @@ def _encode_outcome(outcome: Outcome) -> str:
     )
 
 
-def _execution(row: sqlite3.Row) -> Execution:
+def _execution(row: Row) -> Execution:
     return Execution(
         id=row["id"],
         session_id=row["session_id"],
@@ -210,7 +221,7 @@ def _decode_request(text: str) -> Request:
     return Request(**fields)
 
 
-def _decode_outcome(row: sqlite3.Row) -> Outcome:
+def _decode_outcome(row: Row) -> Outcome:
     fields = decode(row["outcome"])
     fields["status"] = ExecutionStatus(fields["status"])
     if fields["cause"] is not None:

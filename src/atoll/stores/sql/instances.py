@@ -1,16 +1,19 @@
-"""Instances. Their owner is written with the session that takes them; see `sessions`."""
+"""
+Instances. Their owner is written with the session that takes them; see `sessions`.
+
+`add` and `remove` may be repeated. `claim` may not: a second one cannot tell its own first from
+another task's of the same holder.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from atoll.model.instance import Handle, Instance
-from atoll.stores.sql.rows import decode, encode, insert, micros, moment
+from atoll.stores.sql.rows import decode, encode, insert, insert_again, micros, moment
 
 if TYPE_CHECKING:
-    import sqlite3
-
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO instances (
@@ -37,10 +40,13 @@ class SqlInstances:
 
     async def add(self, instance: Instance) -> None:
         row = _row(instance)
-        await self._engine.write(lambda connection: insert(connection, _ADD, row, "Instance"))
+        await self._engine.write(
+            lambda connection: insert(connection, _ADD, row, "Instance"),
+            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Instance"),
+        )
 
     async def get(self, instance_id: str) -> Instance | None:
-        def read(connection: sqlite3.Connection) -> Instance | None:
+        def read(connection: Connection) -> Instance | None:
             row = connection.execute(_GET, {"id": instance_id}).fetchone()
             return None if row is None else _instance(row)
 
@@ -63,9 +69,10 @@ class SqlInstances:
         )
 
     async def remove(self, instance_id: str) -> None:
-        await self._engine.write(
-            lambda connection: connection.execute(_REMOVE, {"id": instance_id})
-        )
+        def write(connection: Connection) -> None:
+            connection.execute(_REMOVE, {"id": instance_id})
+
+        await self._engine.write(write, again=write)
 
 
 def _row(instance: Instance) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def _row(instance: Instance) -> dict[str, Any]:
     }
 
 
-def _instance(row: sqlite3.Row) -> Instance:
+def _instance(row: Row) -> Instance:
     return Instance(
         id=row["id"],
         node_id=row["node_id"],

@@ -1,16 +1,19 @@
-"""Keys of the API, by what is stored of their secret."""
+"""
+Keys of the API, by what is stored of their secret.
+
+`add` may be repeated. `remove` may not: a second one would say that nothing was there.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.errors import Conflict
 from atoll.model.key import Key, Scope
 from atoll.stores.sql.rows import decode, encode, insert, micros, moment
 
 if TYPE_CHECKING:
-    import sqlite3
-
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO api_keys (id, digest, scope, created_at, name)
@@ -34,11 +37,15 @@ class SqlKeys:
             "name": encode(key.name),
         }
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             if connection.execute(_KNOWN, row).fetchone() is None:
                 insert(connection, _ADD, row, "Key")
 
-        await self._engine.write(write)
+        try:
+            await self._engine.write(write, again=write)
+        except Conflict:
+            # Another replica came between the look and the insert, unless it is the id that exists.
+            await self._engine.write(write, again=write)
 
     async def all(self) -> list[Key]:
         return await self._engine.read(
@@ -51,7 +58,7 @@ class SqlKeys:
         )
 
 
-def _key(row: sqlite3.Row) -> Key:
+def _key(row: Row) -> Key:
     return Key(
         id=row["id"],
         name=decode(row["name"]),

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from atoll.errors import InvalidRequest
 from atoll.model.page import Page
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from atoll.stores.sql.calls import Operation
+    from atoll.stores.sql.engine import Connection, Operation, Row
 
 T = TypeVar("T")
 
@@ -32,30 +32,25 @@ def page_of(
     where: Mapping[str, str | None],
     cursor: str | None,
     limit: int,
-    entity: Callable[[sqlite3.Row], T],
+    entity: Callable[[Row], T],
+    rows_at_once: int | None = None,
 ) -> Operation[Page[T]]:
-    """Reads one page of the rows whose columns have the values in `where`; None allows any."""
+    """
+    Reads one page of the rows whose columns have the values in `where`; None allows any. Where rows
+    do not come one by one, they are asked for by `rows_at_once`.
+    """
     if limit < 1:
         raise InvalidRequest(f"limit: {limit} is not a number of items; it is 1 or more.")
     values: dict[str, object] = {
         name: str(value) for name, value in where.items() if value is not None
     }
-    conditions = [f"{name} = :{name}" for name in values]
-    if cursor is not None:
-        values["after_time"], values["after_id"] = read_cursor(cursor)
-        conditions.append("(created_at, id) < (:after_time, :after_id)")
-    # One more than asked for tells whether there is a next page.
-    values["limit"] = limit + 1
-    statement = (
-        f"SELECT * FROM {table} "  # noqa: S608 names of ours, values are bound
-        + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
-        + "ORDER BY created_at DESC, id DESC LIMIT :limit"
-    )
+    start = None if cursor is None else read_cursor(cursor)
 
-    def read(connection: sqlite3.Connection) -> Page[T]:
-        rows: list[sqlite3.Row] = []
+    def read(connection: Connection) -> Page[T]:
+        rows: list[Row] = []
         size, more = 0, False
-        for row in connection.execute(statement, values):
+        # One more than asked for tells whether there is a next page.
+        for row in _rows(connection, table, values, start, limit + 1, rows_at_once):
             size += sum(len(value) for value in row if isinstance(value, (str, bytes)))
             more = len(rows) == limit or (size > PAGE_BYTES and bool(rows))
             if more:
@@ -67,6 +62,45 @@ def page_of(
         )
 
     return read
+
+
+def _rows(
+    connection: Connection,
+    table: str,
+    where: Mapping[str, object],
+    start: tuple[int, str] | None,
+    limit: int,
+    at_once: int | None,
+) -> Iterator[Row]:
+    """At most `limit` rows beyond `start`, fetched as they are asked for."""
+    while limit > 0:
+        ask = min(limit, at_once or limit)
+        values = {**where, "limit": ask}
+        if start is not None:
+            values["after_time"], values["after_id"] = start
+        row, got = None, 0
+        for row in connection.execute(statement(table, tuple(where), start is not None), values):
+            got += 1
+            yield row
+        if row is None or got < ask:
+            return
+        start = row["created_at"], row["id"]
+        limit -= got
+
+
+@lru_cache
+def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
+    """The names are ours, values are bound."""
+    conditions = [f"{name} = :{name}" for name in columns]
+    if continued:
+        # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.
+        conditions.append("created_at <= :after_time")
+        conditions.append("(created_at < :after_time OR id < :after_id)")
+    return (
+        f"SELECT * FROM {table} "  # noqa: S608
+        + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
+        + "ORDER BY created_at DESC, id DESC LIMIT :limit"
+    )
 
 
 def make_cursor(created_at: int, id: str) -> str:

@@ -1,4 +1,9 @@
-"""Requests with an idempotency key, and their answers."""
+"""
+Requests with an idempotency key, and their answers.
+
+`answer` may be repeated. The others may not: a second attempt cannot tell what its first did from
+what another request of the same holder did.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,9 @@ from atoll.model.keyed import KeyedRequest
 from atoll.stores.sql.rows import decode, encode, insert, micros, moment
 
 if TYPE_CHECKING:
-    import sqlite3
     from datetime import datetime
 
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO keyed_requests (
@@ -48,7 +52,7 @@ class SqlKeyedRequests:
     async def claim(self, request: KeyedRequest) -> KeyedRequest | None:
         row = _row(request)
 
-        def write(connection: sqlite3.Connection) -> KeyedRequest | None:
+        def write(connection: Connection) -> KeyedRequest | None:
             connection.execute(_DROP_EXPIRED, row)
             found = connection.execute(_GET, row).fetchone()
             if found is not None:
@@ -70,9 +74,14 @@ class SqlKeyedRequests:
 
     async def answer(self, request: KeyedRequest) -> bool:
         row = _row(request)
-        return await self._engine.write(
-            lambda connection: connection.execute(_ANSWER, row).rowcount > 0
-        )
+
+        def write(connection: Connection) -> bool:
+            return connection.execute(_ANSWER, row).rowcount > 0
+
+        def again(connection: Connection) -> bool:
+            return write(connection) or _answered(connection.execute(_GET, row).fetchone(), row)
+
+        return await self._engine.write(write, again=again)
 
     async def forget(self, request_id: str, holder: str) -> None:
         values = {"id": request_id, "holder": holder}
@@ -81,7 +90,7 @@ class SqlKeyedRequests:
     async def expire(self, now: datetime, *, limit: int) -> list[KeyedRequest]:
         values = {"now": micros(now), "limit": limit}
 
-        def write(connection: sqlite3.Connection) -> list[KeyedRequest]:
+        def write(connection: Connection) -> list[KeyedRequest]:
             removed = []
             for row in connection.execute(_EXPIRED, values).fetchall():
                 gone = {"id": row["id"], "now": values["now"]}
@@ -106,7 +115,13 @@ def _row(request: KeyedRequest) -> dict[str, Any]:
     }
 
 
-def _without_body(row: sqlite3.Row) -> KeyedRequest:
+def _answered(found: Row | None, row: dict[str, Any]) -> bool:
+    """Whether the answer that is there is this one."""
+    names = ("holder", "fingerprint", "status", "kept", "headers", "body")
+    return found is not None and all(found[name] == row[name] for name in names)
+
+
+def _without_body(row: Row) -> KeyedRequest:
     return KeyedRequest(
         id=row["id"],
         holder=row["holder"],
@@ -118,5 +133,5 @@ def _without_body(row: sqlite3.Row) -> KeyedRequest:
     )
 
 
-def _request(row: sqlite3.Row) -> KeyedRequest:
+def _request(row: Row) -> KeyedRequest:
     return replace(_without_body(row), headers=decode(row["headers"]), body=row["body"])

@@ -1,4 +1,8 @@
-"""Between fields and columns, and the two kinds of write that can be refused."""
+"""
+Between fields and columns, and the two kinds of write that can be refused.
+
+Each has a second form for an attempt after one of which nobody knows whether it was committed.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
+from atoll.stores.sql.engine import Taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from atoll.stores.sql.engine import Connection, Row
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -44,23 +51,54 @@ def optional_moment(value: int | None) -> datetime | None:
     return None if value is None else moment(value)
 
 
-def insert(
-    connection: sqlite3.Connection, statement: str, row: Mapping[str, object], what: str
-) -> None:
+def insert(connection: Connection, statement: str, row: Mapping[str, object], what: str) -> None:
     try:
         connection.execute(statement, row)
-    except sqlite3.IntegrityError as error:
-        if error.sqlite_errorcode not in _EXISTS:
+    except (sqlite3.IntegrityError, Taken) as error:
+        if isinstance(error, sqlite3.IntegrityError) and error.sqlite_errorcode not in _EXISTS:
             raise
-        raise Conflict(f"{what} {row['id']} exists already.") from error
+        raise _exists(row, what) from error
+
+
+def insert_again(
+    connection: Connection, statement: str, get: str, row: Mapping[str, object], what: str
+) -> None:
+    """Insert what an attempt may have inserted that was cut off; `get` reads the row."""
+    found = connection.execute(get, row).fetchone()
+    if found is None:
+        insert(connection, statement, row, what)
+    elif not _holds(found, row):
+        raise _exists(row, what)
 
 
 def compare_and_set(
-    connection: sqlite3.Connection, statement: str, row: Mapping[str, object], what: str
+    connection: Connection, statement: str, row: Mapping[str, object], what: str
 ) -> None:
     """Run an update that names `id` and `version`; `row` holds the version that was read."""
     if connection.execute(statement, row).rowcount == 0:
-        raise Conflict(
-            f"{what} {row['id']} is no longer at version {row['version']}: somebody else changed "
-            "or removed it. Read it again."
-        )
+        raise _moved_on(row, what)
+
+
+def compare_and_set_again(
+    connection: Connection, statement: str, get: str, row: Mapping[str, Any], what: str
+) -> None:
+    """The same where an attempt was cut off: what it would have left is as good."""
+    if connection.execute(statement, row).rowcount == 0:
+        found = connection.execute(get, row).fetchone()
+        if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
+            raise _moved_on(row, what)
+
+
+def _holds(found: Row, row: Mapping[str, object]) -> bool:
+    return all(found[name] == value for name, value in row.items())
+
+
+def _exists(row: Mapping[str, object], what: str) -> Conflict:
+    return Conflict(f"{what} {row['id']} exists already.")
+
+
+def _moved_on(row: Mapping[str, object], what: str) -> Conflict:
+    return Conflict(
+        f"{what} {row['id']} is no longer at version {row['version']}: somebody else changed or "
+        "removed it. Read it again."
+    )

@@ -1,20 +1,53 @@
 """
-Bringing a SQLite database up to the schema of this version.
+Which schema a database has, and which one this version wants.
 
-A new database gets `schema.sql` at once, an older one the migrations that it lacks; a test holds
-the two to the same result. Either way in one transaction, for which other processes wait.
+A SQLite database is brought up when it is opened: a new one gets `schema.sql` at once, an older one
+the migrations that it lacks; a test holds the two to the same result. Either way in one
+transaction, for which other processes wait. A database on a server is shared by replicas of maybe
+different versions, so there only `atoll db upgrade` changes it; `revision_of` and `state_of` say
+what to tell.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import sqlite3
 
-HEAD = "0002"
+    from sqlalchemy import Connection
+
+REVISIONS = ("0001", "0002")
+"""All migrations, the oldest first."""
+
+HEAD = REVISIONS[-1]
 """The newest migration."""
+
+
+class State(StrEnum):
+    MISSING = "missing"
+    OUTDATED = "outdated"
+    CURRENT = "current"
+    UNKNOWN = "unknown"
+    """Of another version of Atoll, probably a newer one."""
+
+
+def state_of(revision: str | None) -> State:
+    if not revision:
+        return State.MISSING
+    if revision == HEAD:
+        return State.CURRENT
+    return State.OUTDATED if revision in REVISIONS else State.UNKNOWN
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The migration that a database is at, none before the first; any database, by `run_sync`."""
+    if not connection.dialect.has_table(connection, "alembic_version"):
+        return None
+    row = connection.exec_driver_sql("SELECT version_num FROM alembic_version").fetchone()
+    return None if row is None else str(row[0])
 
 
 def ensure_schema(connection: sqlite3.Connection) -> None:
@@ -29,7 +62,7 @@ def ensure_schema(connection: sqlite3.Connection) -> None:
 
 
 def current(connection: sqlite3.Connection) -> str | None:
-    """The migration that the database is at; none when it is new."""
+    """The migration that a SQLite database is at; none when it is new."""
     if not connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alembic_version'"
     ).fetchone():

@@ -1,4 +1,8 @@
-"""Sessions, and with them which instance belongs to whom."""
+"""
+Sessions, and with them which instance belongs to whom.
+
+`add` and `save` may be repeated unless they write to the instance too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
+    compare_and_set_again,
     decode,
     decode_optional,
     encode,
     encode_optional,
     insert,
+    insert_again,
     micros,
     moment,
     optional_micros,
@@ -23,11 +29,10 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
-    import sqlite3
     from datetime import datetime
 
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO sessions (
@@ -64,7 +69,7 @@ _UNFINISHED = """
     SELECT * FROM sessions
     WHERE status IN ('creating', 'running') AND id > :after ORDER BY id LIMIT :limit
 """
-_COUNT = "SELECT count(*) FROM sessions WHERE status = :status"
+_COUNT = "SELECT count(*) AS number FROM sessions WHERE status = :status"
 
 
 class SqlSessions:
@@ -74,14 +79,17 @@ class SqlSessions:
     async def add(self, session: Session) -> None:
         row = _row(session)
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             insert(connection, _ADD, row, "Session")
             _own(connection, row)
 
-        await self._engine.write(write)
+        def again(connection: Connection) -> None:
+            insert_again(connection, _ADD, _GET, row, "Session")
+
+        await self._engine.write(write, again=again if row["instance_id"] is None else None)
 
     async def get(self, session_id: str) -> Session | None:
-        def read(connection: sqlite3.Connection) -> Session | None:
+        def read(connection: Connection) -> Session | None:
             row = connection.execute(_GET, {"id": session_id}).fetchone()
             return None if row is None else _session(row)
 
@@ -90,12 +98,16 @@ class SqlSessions:
     async def save(self, session: Session) -> Session:
         row = _row(session)
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             compare_and_set(connection, _SAVE, row, "Session")
             if not session.status.ended:
                 _own(connection, row)
 
-        await self._engine.write(write)
+        def again(connection: Connection) -> None:
+            compare_and_set_again(connection, _SAVE, _GET, row, "Session")
+
+        alone = session.status.ended or session.instance_id is None
+        await self._engine.write(write, again=again if alone else None)
         return replace(session, version=session.version + 1)
 
     async def page(
@@ -113,6 +125,7 @@ class SqlSessions:
                 cursor=cursor,
                 limit=limit,
                 entity=_session,
+                rows_at_once=self._engine.rows_at_once,
             )
         )
 
@@ -123,19 +136,20 @@ class SqlSessions:
         return await self._list(_UNFINISHED, {"after": after, "limit": limit})
 
     async def count(self, status: SessionStatus) -> int:
-        def read(connection: sqlite3.Connection) -> int:
-            return int(connection.execute(_COUNT, {"status": status.value}).fetchone()[0])
+        def read(connection: Connection) -> int:
+            (row,) = connection.execute(_COUNT, {"status": status.value})
+            return int(row["number"])
 
         return await self._engine.read(read)
 
     async def _list(self, statement: str, values: dict[str, Any]) -> list[Session]:
-        def read(connection: sqlite3.Connection) -> list[Session]:
+        def read(connection: Connection) -> list[Session]:
             return [_session(row) for row in connection.execute(statement, values)]
 
         return await self._engine.read(read)
 
 
-def _own(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
+def _own(connection: Connection, row: dict[str, Any]) -> None:
     if row["instance_id"] is not None and connection.execute(_OWN, row).rowcount == 0:
         raise Conflict(
             f"Session {row['id']} cannot have instance {row['instance_id']}: it is gone, or it "
@@ -169,7 +183,7 @@ def _row(session: Session) -> dict[str, Any]:
     }
 
 
-def _session(row: sqlite3.Row) -> Session:
+def _session(row: Row) -> Session:
     return Session(
         id=row["id"],
         template_id=row["template_id"],

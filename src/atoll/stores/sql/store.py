@@ -5,31 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.stores.sql.engine import Engine
+from atoll.errors import Conflict
+from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.requests import SqlKeyedRequests
+from atoll.stores.sql.rows import insert
 from atoll.stores.sql.sessions import SqlSessions
+from atoll.stores.sql.sqlite import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 
 if TYPE_CHECKING:
-    import sqlite3
+    from collections.abc import Sequence
 
-    from atoll.settings import SqliteSettings
+    from atoll.settings import DatabaseSettings, SqliteSettings
     from atoll.stores.base import Executions, Instances, KeyedRequests, Keys, Sessions, Templates
+    from atoll.stores.sql.engine import Connection, Engine
 
-_PROPERTY = "SELECT value FROM properties WHERE name = :name"
-_SET_PROPERTY = "INSERT INTO properties (name, value) VALUES (:name, :value)"
+_PROPERTY = "SELECT value FROM properties WHERE name = :id"
+_SET_PROPERTY = "INSERT INTO properties (name, value) VALUES (:id, :value)"
 _PING = "SELECT version_num FROM alembic_version"
 
 
 class SqlStore:
     """Keeps the contract of `stores.base`, on the event loop that opened it."""
 
-    def __init__(self, url: str, settings: SqliteSettings) -> None:
-        """`url` is `sqlite:///file`, `sqlite:////path/to/file` or `sqlite:///:memory:`."""
-        self._engine = Engine(url, settings)
+    def __init__(
+        self, urls: Sequence[str], *, sqlite: SqliteSettings, database: DatabaseSettings
+    ) -> None:
+        """`urls` are the addresses of one database (see `dsn`), in the order to try them."""
+        self._engine = _engine(addresses(urls), urls, sqlite, database)
         self.sessions: Sessions = SqlSessions(self._engine)
         self.executions: Executions = SqlExecutions(self._engine)
         self.instances: Instances = SqlInstances(self._engine)
@@ -46,16 +52,34 @@ class SqlStore:
 
     async def cluster(self) -> str:
         """An id of this database, made when it is first asked for and the same for all."""
-        new = {"name": "cluster", "value": ids.cluster_id()}
+        new = {"id": "cluster", "value": ids.cluster_id()}
 
-        def write(connection: sqlite3.Connection) -> str:
+        def write(connection: Connection) -> str:
             found = connection.execute(_PROPERTY, new).fetchone()
             if found is None:
-                connection.execute(_SET_PROPERTY, new)
+                insert(connection, _SET_PROPERTY, new, "Property")
                 return new["value"]
             return str(found["value"])
 
-        return await self._engine.write(write)
+        try:
+            return await self._engine.write(write, again=write)
+        except Conflict:
+            # Another replica came between the look and the insert.
+            return await self._engine.write(write, again=write)
 
     async def ping(self) -> None:
         await self._engine.read(lambda connection: connection.execute(_PING).fetchone())
+
+
+def _engine(
+    found: Sequence[Address],
+    urls: Sequence[str],
+    sqlite: SqliteSettings,
+    database: DatabaseSettings,
+) -> Engine:
+    if found[0].kind is Kind.SQLITE:
+        return SqliteEngine(found[0].name, sqlite)
+    # Only here: loading SQLAlchemy takes longer than everything else that a start does.
+    from atoll.stores.sql.server import ServerEngine
+
+    return ServerEngine(urls, database)

@@ -25,9 +25,19 @@ from sqlalchemy.dialects import mysql
 
 metadata = MetaData()
 
-ID = String(64)
-WORD = String(32)
-NAME = String(255)
+
+def words(length: int) -> String:
+    """Text that compares by its bytes everywhere, as it does in SQLite."""
+    return (
+        String(length)
+        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
+        .with_variant(String(length, collation="C"), "postgresql")
+    )
+
+
+ID = words(64)
+WORD = words(32)
+NAME = words(255)
 TIME = BigInteger()
 JSON = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
@@ -129,7 +139,7 @@ api_keys = Table(
     "api_keys",
     metadata,
     Column("id", ID, primary_key=True),
-    Column("digest", String(128), nullable=False),
+    Column("digest", words(128), nullable=False),
     Column("scope", WORD, nullable=False),
     Column("created_at", TIME, nullable=False),
     Column("name", JSON, nullable=False),

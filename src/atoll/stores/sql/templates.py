@@ -1,4 +1,8 @@
-"""Templates."""
+"""
+Templates.
+
+`add` and `save` may be repeated. `remove` may not: a second one would say that nothing was there.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from atoll.model.resources import Resources
 from atoll.model.template import Template
 from atoll.stores.sql.paging import page_of
-from atoll.stores.sql.rows import compare_and_set, decode, encode, insert, micros, moment
+from atoll.stores.sql.rows import (
+    compare_and_set,
+    compare_and_set_again,
+    decode,
+    encode,
+    insert,
+    insert_again,
+    micros,
+    moment,
+)
 
 if TYPE_CHECKING:
-    import sqlite3
-
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Engine
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO templates (
@@ -44,10 +55,13 @@ class SqlTemplates:
 
     async def add(self, template: Template) -> None:
         row = _row(template)
-        await self._engine.write(lambda connection: insert(connection, _ADD, row, "Template"))
+        await self._engine.write(
+            lambda connection: insert(connection, _ADD, row, "Template"),
+            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Template"),
+        )
 
     async def get(self, template_id: str) -> Template | None:
-        def read(connection: sqlite3.Connection) -> Template | None:
+        def read(connection: Connection) -> Template | None:
             row = connection.execute(_GET, {"id": template_id}).fetchone()
             return None if row is None else _template(row)
 
@@ -56,7 +70,10 @@ class SqlTemplates:
     async def save(self, template: Template) -> Template:
         row = _row(template)
         await self._engine.write(
-            lambda connection: compare_and_set(connection, _SAVE, row, "Template")
+            lambda connection: compare_and_set(connection, _SAVE, row, "Template"),
+            again=lambda connection: compare_and_set_again(
+                connection, _SAVE, _GET, row, "Template"
+            ),
         )
         return replace(template, version=template.version + 1)
 
@@ -67,7 +84,14 @@ class SqlTemplates:
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]:
         return await self._engine.read(
-            page_of("templates", where={}, cursor=cursor, limit=limit, entity=_template)
+            page_of(
+                "templates",
+                where={},
+                cursor=cursor,
+                limit=limit,
+                entity=_template,
+                rows_at_once=self._engine.rows_at_once,
+            )
         )
 
 
@@ -93,7 +117,7 @@ def _row(template: Template) -> dict[str, Any]:
     }
 
 
-def _template(row: sqlite3.Row) -> Template:
+def _template(row: Row) -> Template:
     return Template(
         id=row["id"],
         name=decode(row["name"]),

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from atoll.stores.sql.migrations import steps
 
 revision = "0001"
 down_revision = None
 
-ID = sa.String(64)
-WORD = sa.String(32)
-NAME = sa.String(255)
+
+def words(length: int) -> sa.String:
+    """Text that compares by its bytes everywhere, as it does in SQLite."""
+    return (
+        sa.String(length)
+        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
+        .with_variant(sa.String(length, collation="C"), "postgresql")
+    )
+
+
+ID = words(64)
+WORD = words(32)
+NAME = words(255)
 TIME = sa.BigInteger()
 JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    op.create_table(
+    steps.create_table(
         "templates",
         sa.Column("id", ID, primary_key=True),
         sa.Column("version", sa.Integer, nullable=False),
@@ -38,8 +49,8 @@ def upgrade() -> None:
         sa.Column("preload", JSON, nullable=False),
         sa.Column("env", JSON, nullable=False),
     )
-    op.create_index("templates_created", "templates", ["created_at", "id"])
-    op.create_table(
+    steps.create_index("templates_created", "templates", ["created_at", "id"])
+    steps.create_table(
         "sessions",
         sa.Column("id", ID, primary_key=True),
         sa.Column("template_id", ID, nullable=False),
@@ -63,11 +74,11 @@ def upgrade() -> None:
         sa.Column("message", JSON),
         sa.Column("env_vars", JSON, nullable=False),
     )
-    op.create_index("sessions_created", "sessions", ["created_at", "id"])
-    op.create_index("sessions_status", "sessions", ["status", "created_at", "id"])
-    op.create_index("sessions_template", "sessions", ["template_id", "created_at", "id"])
-    op.create_index("sessions_expires", "sessions", ["status", "expires_at", "id"])
-    op.create_table(
+    steps.create_index("sessions_created", "sessions", ["created_at", "id"])
+    steps.create_index("sessions_status", "sessions", ["status", "created_at", "id"])
+    steps.create_index("sessions_template", "sessions", ["template_id", "created_at", "id"])
+    steps.create_index("sessions_expires", "sessions", ["status", "expires_at", "id"])
+    steps.create_table(
         "executions",
         sa.Column("id", ID, primary_key=True),
         sa.Column("session_id", ID, nullable=False),
@@ -84,10 +95,10 @@ def upgrade() -> None:
         sa.Column("stdout", BYTES),
         sa.Column("stderr", BYTES),
     )
-    op.create_index("executions_created", "executions", ["created_at", "id"])
-    op.create_index("executions_status", "executions", ["status", "created_at", "id"])
-    op.create_index("executions_session", "executions", ["session_id", "created_at", "id"])
-    op.create_table(
+    steps.create_index("executions_created", "executions", ["created_at", "id"])
+    steps.create_index("executions_status", "executions", ["status", "created_at", "id"])
+    steps.create_index("executions_session", "executions", ["session_id", "created_at", "id"])
+    steps.create_table(
         "instances",
         sa.Column("id", ID, primary_key=True),
         sa.Column("node_id", NAME, nullable=False),
@@ -98,20 +109,20 @@ def upgrade() -> None:
         sa.Column("workspace", JSON, nullable=False),
         sa.Column("handle", JSON, nullable=False),
     )
-    op.create_table(
+    steps.create_table(
         "api_keys",
         sa.Column("id", ID, primary_key=True),
-        sa.Column("digest", sa.String(128), nullable=False),
+        sa.Column("digest", words(128), nullable=False),
         sa.Column("scope", WORD, nullable=False),
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("name", JSON, nullable=False),
     )
-    op.create_index("api_keys_digest", "api_keys", ["digest"], unique=True)
+    steps.create_index("api_keys_digest", "api_keys", ["digest"], unique=True)
 
 
 def downgrade() -> None:
-    op.drop_table("api_keys")
-    op.drop_table("instances")
-    op.drop_table("executions")
-    op.drop_table("sessions")
-    op.drop_table("templates")
+    steps.drop_table("api_keys")
+    steps.drop_table("instances")
+    steps.drop_table("executions")
+    steps.drop_table("sessions")
+    steps.drop_table("templates")

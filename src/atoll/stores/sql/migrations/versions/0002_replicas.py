@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from atoll.stores.sql.migrations import steps
 
 revision = "0002"
 down_revision = "0001"
 
-ID = sa.String(64)
-NAME = sa.String(255)
+
+def words(length: int) -> sa.String:
+    """Text that compares by its bytes everywhere, as it does in SQLite."""
+    return (
+        sa.String(length)
+        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
+        .with_variant(sa.String(length, collation="C"), "postgresql")
+    )
+
+
+ID = words(64)
+NAME = words(255)
 TIME = sa.BigInteger()
 JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    op.add_column("executions", sa.Column("holder", ID))
-    op.add_column("executions", sa.Column("kept", JSON))
-    op.add_column("instances", sa.Column("holder", ID))
-    op.create_table(
+    steps.add_column("executions", sa.Column("holder", ID))
+    steps.add_column("executions", sa.Column("kept", JSON))
+    steps.add_column("instances", sa.Column("holder", ID))
+    steps.create_table(
         "keyed_requests",
         sa.Column("id", ID, primary_key=True),
         sa.Column("holder", ID, nullable=False),
@@ -32,8 +43,8 @@ def upgrade() -> None:
         sa.Column("headers", JSON),
         sa.Column("body", BYTES),
     )
-    op.create_index("keyed_requests_expires", "keyed_requests", ["expires_at"])
-    op.create_table(
+    steps.create_index("keyed_requests_expires", "keyed_requests", ["expires_at"])
+    steps.create_table(
         "properties",
         sa.Column("name", ID, primary_key=True),
         sa.Column("value", NAME, nullable=False),
@@ -41,8 +52,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("properties")
-    op.drop_table("keyed_requests")
-    op.drop_column("instances", "holder")
-    op.drop_column("executions", "kept")
-    op.drop_column("executions", "holder")
+    steps.drop_table("properties")
+    steps.drop_table("keyed_requests")
+    steps.drop_column("instances", "holder")
+    steps.drop_column("executions", "kept")
+    steps.drop_column("executions", "holder")

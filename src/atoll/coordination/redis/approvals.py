@@ -1,0 +1,159 @@
+"""
+Questions to people in Redis.
+
+The record of a question says who asks and until when, so that an answer to one who is no longer
+there can be refused. It is put before its asker first waits and looked at whenever the asker is
+woken, so an answer that comes in between is found. An answered one stays until it expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from atoll.coordination.base import CANCELLED, SHUTDOWN
+from atoll.coordination.content import packed, unpacked
+from atoll.coordination.redis import scripts
+from atoll.coordination.redis.commands import complete
+from atoll.errors import TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atoll.coordination.base import Resolution
+    from atoll.coordination.redis.commands import Commands
+    from atoll.coordination.redis.waiting import Waiting
+    from atoll.settings import CoordinationSettings
+
+KEPT = 60.0
+"""Seconds that an approval outlives its time-out."""
+
+
+class Approvals:
+    def __init__(
+        self,
+        replica: str,
+        settings: CoordinationSettings,
+        commands: Commands,
+        waiting: Waiting,
+        alive: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._replica = replica
+        self._prefix = settings.prefix
+        self._look = settings.presence_ttl.total_seconds() / 3
+        self._commands = commands
+        self._waiting = waiting
+        self._alive = alive
+        self._asked: dict[str, str] = {}
+        """Executions by the tokens of their questions."""
+
+    async def ask(
+        self, execution_id: str, question: dict[str, Any], timeout: float
+    ) -> dict[str, Any] | None:
+        text = packed(question)
+        with self._waiting.bell() as (token, bell):
+            self._asked[token] = execution_id
+            deadline = asyncio.get_running_loop().time() + timeout
+            try:
+                answer = await complete(self._put(execution_id, text, token, timeout))
+                while answer is None:
+                    if self._waiting.ended:
+                        return dict(SHUTDOWN)
+                    left = deadline - asyncio.get_running_loop().time()
+                    if left <= 0:
+                        answer = await complete(self._withdraw(execution_id, token))
+                        break
+                    await bell.wait(min(left, self._look))
+                    current, answer = await self._commands.send(
+                        "HMGET", self._keys(execution_id)[0], "token", "answer"
+                    )
+                    if current != token:  # Forgotten, or another question took its place.
+                        return None
+                return None if answer is None else unpacked(answer)
+            except asyncio.CancelledError:
+                await complete(self._forget(execution_id, token))
+                raise
+            except TemporaryError:
+                if self._waiting.ended:
+                    return dict(SHUTDOWN)
+                raise
+            finally:
+                del self._asked[token]
+
+    async def _put(
+        self, execution_id: str, question: str, token: str, timeout: float
+    ) -> str | None:
+        answer: str | None = await self._commands.run(
+            scripts.ASK,
+            self._keys(execution_id),
+            self._prefix,
+            question,
+            self._replica,
+            token,
+            int(timeout * 1000),
+            int((timeout + KEPT) * 1000),
+            packed(CANCELLED),
+        )
+        return answer
+
+    async def _withdraw(self, execution_id: str, token: str) -> str | None:
+        """The answer after all, or nothing, and then nobody can give one any more."""
+        answer: str | None = await self._commands.run(
+            scripts.WITHDRAW, self._keys(execution_id)[:1], self._prefix, token
+        )
+        return answer
+
+    async def _forget(self, execution_id: str, token: str) -> None:
+        try:
+            await self._withdraw(execution_id, token)
+        except TemporaryError:
+            return  # It expires.
+
+    async def question(self, execution_id: str) -> dict[str, Any] | None:
+        pending = await self._commands.run(
+            scripts.QUESTION, self._keys(execution_id)[:1], self._prefix
+        )
+        if pending is None or await self._lost(pending[1]):
+            return None
+        return unpacked(pending[0])
+
+    async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
+        text = packed(answer)
+        asker = await self._commands.send("HGET", self._keys(execution_id)[0], "replica")
+        if asker is None or await self._lost(asker):
+            return "gone"
+        return await self._resolve(execution_id, text)
+
+    async def _resolve(self, execution_id: str, answer: str, token: str = "") -> Resolution:
+        resolution: Resolution = await self._commands.run(
+            scripts.RESOLVE, self._keys(execution_id)[:1], self._prefix, answer, token
+        )
+        return resolution
+
+    async def _lost(self, replica: str) -> bool:
+        return replica != self._replica and not await self._alive(replica)
+
+    async def cancel(self, execution_id: str, reason: str, ttl: int) -> None:
+        keys = self._keys(execution_id)
+        answer = packed(CANCELLED)
+        await self._commands.run(
+            scripts.CANCEL, keys, self._prefix, execution_id, reason, ttl, answer
+        )
+
+    async def cancelled(self, execution_id: str) -> str | None:
+        reason: str | None = await self._commands.send("GET", self._keys(execution_id)[1])
+        return reason
+
+    async def clean(self, execution_id: str, queue: str) -> None:
+        keys = (*self._keys(execution_id), queue)
+        await self._commands.run(scripts.CLEAN_EXECUTION, keys, self._prefix)
+
+    async def end(self) -> None:
+        """Answer all that was asked from here, as far as the server can be reached."""
+        answer = packed(SHUTDOWN)
+        resolved = [self._resolve(asker, answer, token) for token, asker in self._asked.items()]
+        await asyncio.gather(*resolved, return_exceptions=True)
+
+    def _keys(self, execution_id: str) -> tuple[str, str]:
+        tag = f"{{{self._prefix}:{execution_id}}}"
+        return f"{tag}:approval", f"{tag}:cancel"

@@ -1,0 +1,84 @@
+"""
+Executions whose replica is lost are taken over by another.
+
+A replica is lost when it does not beat any more; one that ends on purpose says so, and is not
+waited for. Two replicas may look at the same time: whose compare-and-set comes first has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.model.execution import Execution
+    from atoll.service.runs import Runs
+    from atoll.settings import CoordinationSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+BATCH = 100
+LEAVING = "leaving"
+"""What a replica that ends on purpose tells."""
+STRAY = timedelta(seconds=60)
+"""
+How old an execution of this replica is that it knows nothing of: its record was written though the
+store did not say so, and who submitted it was told that it failed.
+"""
+
+
+class Adoption:
+    def __init__(
+        self,
+        store: Store,
+        coordination: Coordination,
+        runs: Runs,
+        clock: Clock,
+        settings: CoordinationSettings,
+    ) -> None:
+        self._store = store
+        self._coordination = coordination
+        self._runs = runs
+        self._clock = clock
+        self._pause = settings.presence_ttl.total_seconds() / 3
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with self._coordination.listen(LEAVING) as heard:
+                    await heard.wait(self._pause)
+                await self.once()
+            except Exception as error:
+                log.warning("adoption.failed", exc_info=error)
+                await asyncio.sleep(self._pause)
+
+    async def once(self) -> None:
+        for holder in await self._store.executions.holders():
+            if holder == self._coordination.replica:
+                await self._revoke_strays()
+            elif holder is None or not await self._coordination.alive(holder):
+                for execution in await self._held_by(holder):
+                    await self._runs.adopt(execution)
+
+    async def _held_by(self, holder: str | None) -> list[Execution]:
+        """In the order in which they were submitted."""
+        found: list[Execution] = []
+        after = ""
+        while batch := await self._store.executions.unfinished(
+            limit=BATCH, after=after, holder=holder
+        ):
+            found += [execution for execution in batch if execution.holder == holder]
+            after = batch[-1].id
+        return sorted(found, key=lambda execution: execution.created_at)
+
+    async def _revoke_strays(self) -> None:
+        old = self._clock.now() - STRAY
+        for execution in await self._held_by(self._coordination.replica):
+            if execution.created_at < old and self._runs.get(execution.id) is None:
+                await self._runs.revoke(execution)

@@ -1,0 +1,135 @@
+"""
+Connections to MariaDB and PostgreSQL.
+
+A new connection goes to the first address that answers, in the order given: a secondary is used
+while the primary does not answer, and by no connection made after it is back. A connection that was
+idle is tried before it is used; one that fails this takes all older ones with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from atoll.stores.sql.dsn import Address, Kind, addresses
+from atoll.stores.sql.faults import Unreached
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from atoll.settings import DatabaseSettings
+
+DIALECTS = {Kind.MARIADB: "mysql+aiomysql://", Kind.POSTGRESQL: "postgresql+asyncpg://"}
+
+Ping = Callable[[Any], Awaitable[object]]
+
+# Whatever the server is configured to: text that does not fit is an error, never cut off.
+SQL_MODE = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
+
+
+def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
+    """An engine on one database by all its addresses. It connects when it is first used."""
+    found = addresses(urls)
+    engine = create_async_engine(
+        DIALECTS[found[0].kind],
+        async_creator=partial(connect_first, found, settings.connect_timeout),
+        # Sets `autocommit` as well, whatever the URL says of it.
+        isolation_level="READ COMMITTED",
+        pool_size=settings.pool_size,
+        max_overflow=settings.max_overflow,
+        pool_timeout=settings.pool_timeout.total_seconds(),
+        pool_recycle=int(settings.pool_recycle.total_seconds()),
+        # Whoever uses a connection ends its transaction; a second ROLLBACK is a round trip.
+        pool_reset_on_return=None,
+    )
+    if settings.pre_ping:
+        # Not SQLAlchemy's own, which waits for ever where a host is silent.
+        try_out = partial(_try_out, _PING[found[0].kind], settings.connect_timeout)
+        sa.event.listen(engine.sync_engine, "checkout", try_out)
+    return engine
+
+
+async def connect_first(found: Sequence[Address], timeout: timedelta) -> Any:
+    """The driver's connection to the first address that answers, each within `timeout`."""
+    failures: list[str] = []
+    for address in found:
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                return await _CONNECT[address.kind](address)
+        except TimeoutError:
+            failures.append(f"{address.name}: no answer within {timeout.total_seconds():g} s")
+        except Exception as error:  # noqa: BLE001 drivers raise anything, and the next may answer
+            failures.append(f"{address.name}: {_reason(error)}")
+    raise Unreached(f"The database cannot be reached ({'; '.join(failures)}).")
+
+
+async def _connect_mariadb(address: Address) -> Any:
+    import aiomysql
+    from pymysql.constants import CLIENT
+
+    given = {"charset": "utf8mb4", "sql_mode": SQL_MODE, **address.arguments}
+    # Rows that matched, not those that changed, as on the other databases.
+    connection = await aiomysql.connect(client_flag=CLIENT.FOUND_ROWS, **given)
+    # The driver goes on in the clear when the server, or who stands between, offers no TLS.
+    if "ssl" in given and connection._writer.get_extra_info("ssl_object") is None:
+        connection.close()
+        raise ConnectionError("the server offers no TLS")
+    return connection
+
+
+async def _connect_postgresql(address: Address) -> Any:
+    import asyncpg
+
+    return await asyncpg.connect(**address.arguments)
+
+
+_CONNECT = {Kind.MARIADB: _connect_mariadb, Kind.POSTGRESQL: _connect_postgresql}
+
+
+def _reason(error: Exception) -> str:
+    """What the driver says, without the numbers that it puts before."""
+    text = str(error.args[-1]) if error.args else ""
+    if isinstance(error, OSError):
+        text = error.strerror or text
+    return " ".join(text.split()).rstrip(".") or type(error).__name__
+
+
+_PING: dict[Kind, Ping] = {
+    Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
+    Kind.POSTGRESQL: lambda driver: driver.execute(";"),
+}
+
+
+def _try_out(ping: Ping, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
+    if "used" not in record.info:
+        record.info["used"] = True
+        return
+
+    async def answer(driver: Any) -> None:
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await ping(driver)
+        except Exception as error:
+            sever(driver)
+            raise sa.exc.InvalidatePoolError from error
+        except BaseException:
+            sever(driver)
+            raise
+
+    connection.run_async(answer)
+
+
+def sever(driver: Any) -> None:
+    """Cut a driver's connection without a word to the server, which may not be listening."""
+    if hasattr(driver, "terminate"):
+        driver.terminate()
+    elif driver._writer is not None:
+        # Closing alone waits until what is buffered has been sent.
+        driver._writer.transport.abort()
+        driver.close()

@@ -1,0 +1,121 @@
+"""
+What an error of a database server means.
+
+Beyond its message, it matters what became of the transaction. `Unreached`: there was no connection,
+so nothing happened. `RolledBack`: the server undid it. `Lost`: nobody knows, a commit may have been
+under way. The errors of SQLAlchemy and of the drivers end here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import exc
+
+from atoll.errors import AtollError, InvalidRequest, TemporaryError
+
+UNAVAILABLE = "database_unavailable"
+
+# What the server undid by itself: deadlock, serialisation, a wait for a lock or a statement that
+# took too long.
+ROLLED_BACK = {"40001", "40P01", "55P03", "57014", 1205, 1213, 1969, 3024}
+# A secondary that was not made the primary.
+READ_ONLY = {"25006", 1290, 1792, 1836}
+# No room: connections, memory, disk.
+EXHAUSTED = {"53000", "53100", "53200", "53300", 1021, 1040, 1041, 1114, 1203, 1226}
+TAKEN = {"23505", 1062}
+# Text that is too long or that the server does not take, numbers out of range.
+VALUES = {"22001", "22003", "22021", "22P05", 1264, 1366, 1406}
+
+
+class Unreached(TemporaryError):
+    code = UNAVAILABLE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after=5.0)
+
+
+class RolledBack(TemporaryError):
+    code = UNAVAILABLE
+
+
+class Lost(TemporaryError):
+    code = UNAVAILABLE
+
+
+def number(error: BaseException) -> str | int | None:
+    """The SQLSTATE that PostgreSQL gave, or MariaDB's number of the error."""
+    source: Any = getattr(error, "orig", None) or error
+    if state := getattr(source, "sqlstate", None):
+        return str(state)
+    first = source.args[0] if source.args else None
+    return first if isinstance(first, int) and not isinstance(source, OSError) else None
+
+
+def usable(error: BaseException) -> bool:
+    """Whether the connection is as good as before the statement, after a rollback."""
+    if isinstance(error, exc.DBAPIError):
+        found = number(error)
+        return found in TAKEN | VALUES | ROLLED_BACK or (
+            isinstance(error, exc.IntegrityError | exc.ProgrammingError | exc.DataError)
+            and not error.connection_invalidated
+        )
+    return isinstance(error, Exception) and not isinstance(
+        error, exc.SQLAlchemyError | OSError | EOFError | TemporaryError
+    )
+
+
+def translate(error: Exception, name: str) -> Exception:
+    """The error of our families that says what `error` means; itself where it is a defect."""
+    found = number(error)
+    said = _said(error)
+    translated: Exception
+    match error:
+        case AtollError():
+            return error
+        case UnicodeEncodeError():
+            translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
+        case exc.TimeoutError():
+            translated = Unreached(
+                f"All connections to the database {name} are in use; raise database.pool_size or "
+                "database.max_overflow."
+            )
+        case _ if found in ROLLED_BACK:
+            translated = RolledBack(f"The database {name} undid a transaction: {said}.")
+        case _ if found in VALUES or isinstance(error, exc.DataError):
+            translated = InvalidRequest(f"The database does not take a value: {said}.")
+        case _ if found in READ_ONLY:
+            translated = RolledBack(
+                f"The database {name} takes no writes: {said}. Is it a secondary?"
+            )
+        case _ if found in EXHAUSTED:
+            translated = RolledBack(f"The database {name} has no room: {said}.")
+        case TimeoutError():
+            translated = Lost(f"The database {name} does not answer in time.")
+        case _ if _broken(error):
+            translated = Lost(f"The connection to the database {name} broke: {said}.")
+        case _:
+            return error
+    translated.__cause__ = error
+    return translated
+
+
+def _broken(error: Exception) -> bool:
+    if isinstance(error, OSError | EOFError):
+        return True
+    if not isinstance(error, exc.DBAPIError):
+        return False
+    found = number(error)
+    return (
+        error.connection_invalidated
+        or isinstance(error, exc.InterfaceError | exc.InternalError | exc.OperationalError)
+        or (isinstance(found, str) and found[:2] in ("08", "57"))
+    )
+
+
+def _said(error: BaseException) -> str:
+    """The words of the server, without the numbers that drivers put before and the SQL after."""
+    source: Any = getattr(error, "orig", None) or error
+    inner = source.__cause__ or source
+    text = str(inner.args[-1]) if inner.args else ""
+    return " ".join(text.split()).rstrip(".") or type(inner).__name__

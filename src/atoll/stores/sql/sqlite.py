@@ -1,0 +1,184 @@
+"""
+SQLite: where the database is, how a connection is set up, what its errors mean.
+
+A file is shared with other processes: WAL lets reads go on beside a write, and writes of several
+processes wait for each other up to the busy timeout. `:memory:` lives in one connection, so there
+the writer's thread does the reads as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.stores.sql.calls import Answers, Call
+from atoll.stores.sql.dsn import MEMORY
+from atoll.stores.sql.reader import Readers
+from atoll.stores.sql.schema import ensure_schema
+from atoll.stores.sql.writer import Writer
+
+if TYPE_CHECKING:
+    from atoll.settings import SqliteSettings
+    from atoll.stores.sql.engine import Operation, T
+
+READERS = 2
+
+# Pages in the log before a commit moves them to the database file, which costs two fsyncs. Four
+# times SQLite's own number saves a tenth of each write and still keeps the log at 16 MB.
+CHECKPOINT_PAGES = 4000
+
+
+class SqliteEngine:
+    """Runs operations in database threads. Belongs to the event loop that opened it."""
+
+    rows_at_once: int | None = None
+
+    def __init__(self, database: str, settings: SqliteSettings) -> None:
+        """`database` is a file's path or `:memory:`."""
+        self._database = database
+        self._settings = settings
+        self._writer: Writer | None = None
+        self._readers: Readers | None = None
+
+    async def open(self) -> None:
+        writer, readers = await asyncio.to_thread(self._connections)
+        answers = Answers(asyncio.get_running_loop())
+        self._writer = Writer(writer, answers, self._translate)
+        self._readers = Readers(readers, answers, self._translate) if readers else None
+
+    async def close(self) -> None:
+        """Returns when what was asked for before is done."""
+        threads = [thread for thread in (self._readers, self._writer) if thread is not None]
+        self._readers = self._writer = None
+        for thread in threads:
+            thread.stop()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+
+    def write(
+        self, operation: Operation[T], *, again: Operation[T] | None = None
+    ) -> asyncio.Future[T]:
+        """
+        Run it in a transaction of its own or with others; durable when the future is done. How a
+        transaction ended is always known, so there is no use for `again`.
+        """
+        return self._put(self._writer, operation)
+
+    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run it where it may not write."""
+        return self._put(self._readers or self._writer, operation)
+
+    def _put(self, thread: Writer | Readers | None, operation: Operation[T]) -> asyncio.Future[T]:
+        if thread is None:
+            raise TemporaryError(
+                f"The database {self._database} is not open.", code="database_unavailable"
+            )
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        thread.put(Call(operation, future))
+        return future
+
+    def _connections(self) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
+        """The writer's, with the schema brought up, and the readers'."""
+        try:
+            with ExitStack() as opened:
+                if self._database != MEMORY:
+                    create_file(Path(self._database))
+                writer = opened.enter_context(closing(self._connect()))
+                ensure_schema(writer)
+                readers = []
+                for _ in range(0 if self._database == MEMORY else READERS):
+                    reader = opened.enter_context(closing(self._connect()))
+                    reader.execute("PRAGMA query_only = ON")
+                    readers.append(reader)
+                opened.pop_all()
+                return writer, readers
+        except (sqlite3.Error, OSError) as error:
+            raise self._translate(error) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        # Made in one thread and used in another, never in two at a time.
+        connection = sqlite3.connect(
+            self._database,
+            timeout=self._settings.busy_timeout.total_seconds(),
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.row_factory = sqlite3.Row
+            connection.execute(f"PRAGMA cache_size = -{self._settings.cache // 1024}")
+            connection.execute(f"PRAGMA foreign_keys = {int(self._settings.foreign_keys)}")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            self._set_journal_mode(connection)
+            connection.execute(f"PRAGMA synchronous = {self._settings.synchronous}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_journal_mode(self, connection: sqlite3.Connection) -> None:
+        """Waits for others that do the same; SQLite's busy timeout leaves this statement out."""
+        mode = self._settings.journal_mode
+        deadline = time.monotonic() + self._settings.busy_timeout.total_seconds()
+        while True:
+            try:
+                connection.execute(f"PRAGMA journal_mode = {mode}").fetchall()
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.005)
+            else:
+                return
+
+    def _translate(self, error: Exception) -> Exception:
+        return translate(error, self._database)
+
+
+def create_file(path: Path) -> None:
+    """Make a new database readable by its owner alone; SQLite gives its log the same mode."""
+    # Never open one that exists: closing it again would drop the locks that other connections of
+    # this process hold on it.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def translate(error: Exception, database: str) -> Exception:
+    """The error of our families that says what `error` means; itself where it is a defect."""
+    translated: Exception
+    match error:
+        case sqlite3.OperationalError() | OSError():
+            translated = TemporaryError(_unavailable(error, database), code="database_unavailable")
+        case UnicodeEncodeError():
+            translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
+        case _ if type(error) is sqlite3.DatabaseError:
+            translated = PermanentError(
+                f"The database {database} is damaged ({error}); restore it from a backup.",
+                code="database_damaged",
+            )
+        case _:
+            return error
+    translated.__cause__ = error
+    return translated
+
+
+def _unavailable(error: sqlite3.OperationalError | OSError, database: str) -> str:
+    if isinstance(error, OSError):
+        return f"The database {database} cannot be made: {error.strerror}."
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"The disk that holds the database {database} is full; free some space on it."
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"The database {database} is locked by another process that writes for too long."
+        case sqlite3.SQLITE_READONLY:
+            return f"The database {database} may not be written by this process; check its mode."
+        case sqlite3.SQLITE_CANTOPEN:
+            return f"The database {database} cannot be opened; check its directory and mode."
+        case _:
+            return f"The database {database} does not answer: {error}."

@@ -1,0 +1,153 @@
+"""What files alone can go through: kills, full disks, directories that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.blobs.objects import LocalObjects, choose
+from atoll.errors import TemporaryError
+from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 64 * 2**20
+WRITER = """
+import asyncio, pathlib, sys
+from atoll.blobs.objects import LocalObjects
+
+async def write():
+    blobs = LocalObjects(pathlib.Path(sys.argv[1]))
+    while True:
+        await blobs.put("big/object", b"n" * int(sys.argv[2]))
+
+asyncio.run(write())
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no mounts here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def kill_in_the_middle(directory: Path, known: set[str]) -> None:
+    """Begin to replace `big/object` by `SIZE` times "n", and die before it is done."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(directory), str(SIZE)])
+    deadline = time.monotonic() + 60
+    try:
+        while not unfinished(directory) - known:
+            assert time.monotonic() < deadline
+            assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def unfinished(directory: Path) -> set[str]:
+    """Files of puts that are not done."""
+    return {path.name for path in directory.glob("big/*#*")}
+
+
+async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory: Path) -> None:
+    blobs = LocalObjects(directory)
+    old, new = b"old", b"n" * SIZE
+    await blobs.put("big/object", old)
+
+    for _ in range(4):
+        await asyncio.to_thread(kill_in_the_middle, directory, unfinished(directory))
+        assert await blobs.get("big/object") in (old, new)
+
+
+async def test_what_a_kill_left_is_in_nobodys_way_and_goes_with_its_directory(
+    directory: Path,
+) -> None:
+    blobs = LocalObjects(directory)
+    await blobs.put("big/object", b"old")
+    await asyncio.to_thread(kill_in_the_middle, directory, set())
+    left = directory / "big" / "object#1"
+    left.write_bytes(b"half")  # As every kill in the middle leaves it; that one may have been late.
+
+    await blobs.put("big/object", b"after")
+
+    assert await blobs.get("big/object") == b"after"
+    assert left.read_bytes() == b"half"
+    await blobs.remove("big/object")
+    assert await blobs.get("big/object") is None
+    await blobs.remove_all("big/")
+    assert os.listdir(directory) == []
+
+
+async def test_a_full_disk_is_temporary_and_leaves_what_was_there(tiny: Path) -> None:
+    blobs = LocalObjects(tiny / "blobs")
+    await blobs.put("a/old", b"old")
+
+    for key in ("a/old", "a/new"):
+        with pytest.raises(TemporaryError, match="No space left") as caught:
+            await blobs.put(key, b"n" * 2**21)
+        assert caught.value.code == "blobs_unavailable"
+        assert "\n" not in caught.value.message
+
+    assert await blobs.get("a/old") == b"old"
+    assert await blobs.get("a/new") is None
+    assert [path.name for path in (tiny / "blobs" / "a").iterdir()] == ["old"]
+    await blobs.put("a/old", b"room again")
+    assert await blobs.get("a/old") == b"room again"
+
+
+async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> None:
+    (tmp_path / "blobs").write_text("in the way")
+    blobs = LocalObjects(tmp_path / "blobs")
+
+    for call in (blobs.put("a", b""), blobs.get("a"), blobs.remove("a"), blobs.remove_all("a/")):
+        with pytest.raises(TemporaryError) as caught:
+            await call
+        assert caught.value.code == "blobs_unavailable"
+
+    (tmp_path / "blobs").unlink()
+    await blobs.put("a", b"1")
+    assert await blobs.get("a") == b"1"
+
+
+async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    await choose(settings).put("a/b", b"1")
+
+    assert await choose(settings).get("a/b") == b"1"
+    assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
+
+
+async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+    await choose(Settings(data_dir=tmp_path)).remove_all("a/")
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_obstore_is_imported_by_the_first_use_only() -> None:
+    program = (
+        "import sys, atoll, atoll.app, atoll.blobs.objects, atoll.service.bulk\n"
+        "from atoll.settings import Settings\n"
+        "atoll.blobs.objects.choose(Settings())\n"
+        "sys.exit('obstore' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

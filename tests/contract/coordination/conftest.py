@@ -1,0 +1,35 @@
+"""The back-ends that the contract is held against."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.servers.redis import RedisServer
+
+from .ground import Ground, memory_ground, redis_ground
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis"), password="a secret/word") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis-cluster"), cluster=True) as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis", "redis-cluster"])
+async def ground(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Ground]:
+    if request.param == "memory":
+        async with memory_ground() as memory:
+            yield memory
+        return
+    fixture = {"redis": "redis_server", "redis-cluster": "redis_cluster"}[request.param]
+    server: RedisServer = request.getfixturevalue(fixture)
+    async with redis_ground(server.url) as redis:
+        yield redis

@@ -1,0 +1,203 @@
+"""
+Two replicas and what a test can do to them from outside, the same on every back-end.
+
+The replicas beat by themselves until they are lost. Time-outs in the tests are long ones: they say
+when a test has failed, and are not waited for when it passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+
+from atoll.coordination.memory import MemoryCoordination, MemoryState
+from atoll.coordination.redis import RedisCoordination
+from atoll.errors import TemporaryError
+from atoll.settings import CoordinationSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+    from atoll.coordination.base import Coordination
+
+LONG = 60.0
+EXECUTION_TTL = timedelta(hours=1)
+
+
+class MovedClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.time, UTC)
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def settings(**values: Any) -> CoordinationSettings:
+    # Those who wait look again after a third of the presence.
+    values = {"lease_ttl": timedelta(hours=10), "presence_ttl": timedelta(seconds=6)} | values
+    return CoordinationSettings(prefix=f"t-{uuid.uuid4().hex}", **values)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LONG):
+        while not await condition():  # noqa: ASYNC110 - it is in another process, mostly
+            await asyncio.sleep(0.01)
+
+
+class Ground(ABC):
+    a: Coordination
+    b: Coordination
+
+    @abstractmethod
+    def replica(self, name: str) -> Coordination:
+        """Another one, not open yet."""
+
+    @abstractmethod
+    async def leases_expire(self) -> None:
+        """All leases and windows come to their end, with nobody lost."""
+
+    @abstractmethod
+    async def lose(self, replica: Coordination) -> None:
+        """It has not beaten for too long, yet is still there."""
+
+    async def die(self, replica: Coordination) -> None:
+        """It is no longer there at all."""
+        await self.lose(replica)
+        await replica.close()
+
+    @abstractmethod
+    async def in_line(self, key: str) -> int:
+        """How many wait for a lease."""
+
+    @abstractmethod
+    async def nothing_left(self) -> bool:
+        """Whether the back-end holds nothing at all."""
+
+    async def until_in_line(self, key: str, count: int) -> None:
+        async def as_many() -> bool:
+            return await self.in_line(key) == count
+
+        await until(as_many)
+
+
+class MemoryGround(Ground):
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.state = MemoryState(self.clock)
+        self.settings = settings()
+        self.a, self.b = self.replica("a"), self.replica("b")
+
+    def replica(self, name: str) -> Coordination:
+        return MemoryCoordination(name, self.settings, EXECUTION_TTL, self.clock, state=self.state)
+
+    async def _pass(self, time: timedelta, *, without: Coordination | None = None) -> None:
+        living = [each for each in (self.a, self.b) if await each.alive(each.replica)]
+        self.clock.time += time.total_seconds()
+        for replica in living:
+            if replica is not without:
+                await replica.beat()
+
+    async def leases_expire(self) -> None:
+        await self._pass(self.settings.lease_ttl)
+
+    async def lose(self, replica: Coordination) -> None:
+        await self._pass(self.settings.presence_ttl, without=replica)
+
+    async def in_line(self, key: str) -> int:
+        return len(self.state.lines.get(key, ()))
+
+    async def nothing_left(self) -> bool:
+        state = self.state
+        shelves = (state.leases.all(), state.windows.all(), state.approvals.all())
+        more = (state.cancellations.all(), state.messages.all(), state.present.all())
+        return not any((*shelves, *more, state.lines, state.listeners))
+
+
+class RedisGround(Ground):
+    def __init__(self, url: str, client: Redis) -> None:
+        self.url = url
+        self.client = client
+        self.settings = settings()
+        self.a, self.b = self.replica("a"), self.replica("b")
+        self.beating: dict[str, asyncio.Task[None]] = {}
+
+    def replica(self, name: str) -> Coordination:
+        return RedisCoordination(name, self.url, self.settings, EXECUTION_TTL)
+
+    def beat(self, replica: Coordination) -> None:
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(0.5)
+                with suppress(TemporaryError):
+                    await replica.beat()
+
+        self.beating[replica.replica] = asyncio.create_task(beat())
+
+    async def _stop(self, name: str) -> None:
+        if (task := self.beating.pop(name, None)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def stop(self) -> None:
+        for name in list(self.beating):
+            await self._stop(name)
+
+    def key(self, name: str, kind: str) -> str:
+        return f"{{{self.settings.prefix}:{name}}}:{kind}"
+
+    async def keys(self, kind: str) -> list[str]:
+        return [key async for key in self.client.scan_iter(self.key("*", kind))]
+
+    async def leases_expire(self) -> None:
+        for key in await self.keys("lease") + await self.keys("window"):
+            await self.client.delete(key)
+
+    async def lose(self, replica: Coordination) -> None:
+        await self._stop(replica.replica)
+        await self.client.delete(self.key(replica.replica, "alive"))
+
+    async def in_line(self, key: str) -> int:
+        count: int = await self.client.zcard(self.key(key, "line"))
+        return count
+
+    async def nothing_left(self) -> bool:
+        keys = await self.keys("*")
+        for key in keys:
+            assert await self.client.pttl(key) != -1, f"{key} never expires"
+        return not keys
+
+
+@asynccontextmanager
+async def memory_ground() -> AsyncIterator[MemoryGround]:
+    ground = MemoryGround()
+    await ground.a.open()
+    await ground.b.open()
+    yield ground
+    await ground.a.close()
+    await ground.b.close()
+
+
+@asynccontextmanager
+async def redis_ground(url: str) -> AsyncIterator[RedisGround]:
+    async with Redis.from_url(url, decode_responses=True) as client:
+        ground = RedisGround(url, client)
+        try:
+            await ground.a.open()
+            await ground.b.open()
+            ground.beat(ground.a)
+            ground.beat(ground.b)
+            yield ground
+        finally:
+            await ground.stop()
+            await ground.a.close()
+            await ground.b.close()

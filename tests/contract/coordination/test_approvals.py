@@ -1,0 +1,155 @@
+"""Questions to people: answered once, never missed, never waited for in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atoll.coordination.base import CANCELLED, MAX_MESSAGE, SHUTDOWN
+from atoll.errors import TooLarge
+
+from .ground import LONG, Ground, until
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = {"tool": "rm", "arguments": ["-r", "ø"]}
+YES: dict[str, Any] = {"approved": True}
+NO: dict[str, Any] = {"approved": False, "reason": "no"}
+
+
+async def until_asked(ground: Ground, execution_id: str = "e") -> None:
+    async def asked() -> bool:
+        return await ground.b.question(execution_id) is not None
+
+    await until(asked)
+
+
+async def test_an_answer_from_another_replica_arrives_and_counts_once(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    assert await ground.b.question("e") == QUESTION
+
+    assert await ground.b.resolve("e", YES) == "resolved"
+    assert await ground.a.resolve("e", NO) == "already"
+    assert await asked == YES
+    assert await ground.b.resolve("e", NO) == "already"
+    assert await ground.a.question("e") is None
+
+
+async def test_an_answer_to_nothing_is_gone(ground: Ground) -> None:
+    assert await ground.a.resolve("e", YES) == "gone"
+    assert await ground.a.question("e") is None
+
+
+async def test_a_question_without_an_answer_in_time_is_gone(ground: Ground) -> None:
+    assert await ground.a.ask("e", QUESTION, timeout=0.05) is None
+    assert await ground.b.question("e") is None
+    assert await ground.b.resolve("e", YES) == "gone"
+
+
+async def test_an_answer_that_comes_while_the_question_is_put_is_not_missed(
+    ground: Ground,
+) -> None:
+    for number in range(20):
+        execution_id = f"e{number}"
+
+        async def resolve(execution_id: str = execution_id) -> None:
+            async def resolved() -> bool:
+                return await ground.b.resolve(execution_id, YES) == "resolved"
+
+            await until(resolved)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(resolve())
+            assert await ground.a.ask(execution_id, QUESTION, timeout=LONG) == YES
+
+
+async def test_of_two_answers_at_once_one_counts(ground: Ground) -> None:
+    for number in range(10):
+        execution_id = f"e{number}"
+        asked = asyncio.create_task(ground.a.ask(execution_id, QUESTION, timeout=LONG))
+        await until_asked(ground, execution_id)
+        answers = [YES, NO, YES, NO]
+        outcomes = await asyncio.gather(
+            *(
+                replica.resolve(execution_id, answer)
+                for replica, answer in zip([ground.a, ground.b] * 2, answers, strict=True)
+            )
+        )
+        assert sorted(outcomes) == ["already", "already", "already", "resolved"]
+        assert await asked == answers[outcomes.index("resolved")]
+
+
+async def test_an_execution_that_is_cancelled_gets_its_answer(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    await ground.b.cancel("e", "user")
+    assert await asked == CANCELLED
+    assert await ground.b.resolve("e", YES) == "already"
+
+
+async def test_a_cancelled_execution_asks_nobody(ground: Ground) -> None:
+    await ground.b.cancel("e", "user")
+    assert await ground.a.ask("e", QUESTION, timeout=LONG) == CANCELLED
+    assert await ground.b.question("e") is None
+
+
+async def test_an_answer_before_the_cancellation_stands(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    await asyncio.gather(ground.b.resolve("e", YES))
+    await ground.b.cancel("e", "user")
+    assert await asked == YES
+
+
+async def test_shutdown_answers_what_was_asked_from_there(ground: Ground) -> None:
+    here = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    there = asyncio.create_task(ground.b.ask("f", QUESTION, timeout=LONG))
+    await until_asked(ground, "e")
+    await until_asked(ground, "f")
+    await ground.a.shutdown()
+    assert await here == SHUTDOWN
+    assert await ground.b.resolve("e", YES) == "gone"
+    assert await ground.a.ask("g", QUESTION, timeout=LONG) == SHUTDOWN
+    assert await ground.b.resolve("f", YES) == "resolved"
+    assert await there == YES
+
+
+async def test_a_question_whose_asker_is_cancelled_is_gone(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await ground.b.question("e") is None
+    assert await ground.b.resolve("e", YES) == "gone"
+
+
+async def test_a_question_from_a_lost_replica_is_gone(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    await ground.die(ground.a)
+    assert await ground.b.question("e") is None
+    assert await ground.b.resolve("e", YES) == "gone"
+    asked.cancel()
+    await asyncio.wait({asked})
+
+
+async def test_a_later_question_takes_the_place_of_an_earlier_one(ground: Ground) -> None:
+    earlier = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    later = asyncio.create_task(ground.b.ask("e", {"tool": "ls"}, timeout=LONG))
+    assert await earlier is None
+    assert await ground.a.question("e") == {"tool": "ls"}
+    assert await ground.a.resolve("e", YES) == "resolved"
+    assert await later == YES
+
+
+async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
+    long = {"text": "ø" * MAX_MESSAGE}
+    with pytest.raises(TooLarge):
+        await ground.a.ask("e", long, timeout=LONG)
+    with pytest.raises(TooLarge):
+        await ground.a.resolve("e", long)

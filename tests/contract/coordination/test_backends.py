@@ -1,0 +1,181 @@
+"""What is not the same on every back-end: speed in memory, keys and addresses of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from atoll.clock import SystemClock
+from atoll.coordination.base import Holder
+from atoll.coordination.memory import MemoryCoordination
+from atoll.coordination.redis import RedisCoordination
+from atoll.coordination.redis.commands import complete
+from atoll.errors import InvalidRequest, TemporaryError
+from tests.servers.redis import RedisServer
+
+from .ground import EXECUTION_TTL, LONG, memory_ground, redis_ground, settings
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_in_memory_a_free_lease_is_taken_without_giving_up_the_turn() -> None:
+    async with memory_ground() as ground:
+        for call in (ground.a.acquire("s", "x", wait=LONG), ground.a.release("s", "x")):
+            with pytest.raises(StopIteration):
+                call.send(None)
+
+
+async def test_in_memory_what_nobody_asks_for_any_more_is_swept_away() -> None:
+    async with memory_ground() as ground:
+        await ground.a.push("e", "hello")
+        await ground.a.cancel("e", "user")
+        ground.clock.time += EXECUTION_TTL.total_seconds()
+        await ground.a.beat()
+        assert await ground.a.drain("e") == []
+        assert await ground.a.cancelled("e") is None
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_those_who_wait_get_a_lease_as_it_expires(
+    kind: str, redis_server: RedisServer
+) -> None:
+    short = settings(lease_ttl=timedelta(seconds=0.3), presence_ttl=timedelta(seconds=LONG))
+    if kind == "memory":
+        a: MemoryCoordination | RedisCoordination = MemoryCoordination(
+            "a", short, EXECUTION_TTL, SystemClock()
+        )
+    else:
+        a = RedisCoordination("a", redis_server.url, short, EXECUTION_TTL)
+    await a.open()
+    try:
+        await a.acquire("s", "x")
+        # A third of the presence is longer than this.
+        assert await a.acquire("s", "y", wait=LONG / 6) is None
+        assert not await a.renew("s", "x")
+        assert await a.acquire("s", "z", wait=LONG / 6) is None
+    finally:
+        await a.close()
+
+
+async def test_a_replica_that_does_not_beat_is_lost(redis_server: RedisServer) -> None:
+    short = settings(presence_ttl=timedelta(seconds=0.3))
+    a = RedisCoordination("a", redis_server.url, short, EXECUTION_TTL)
+    b = RedisCoordination("b", redis_server.url, short, EXECUTION_TTL)
+    await a.open()
+    await b.open()
+    try:
+        await a.acquire("s", "x")
+        assert await b.acquire("s", "y", wait=LONG) is None
+        assert not await a.beat()
+    finally:
+        await a.close()
+        await b.close()
+
+
+async def test_every_key_has_its_tag_and_expires(redis_server: RedisServer) -> None:
+    async with redis_ground(redis_server.url) as ground:
+        await ground.a.acquire("s", "e")
+        await ground.a.open_window("s", "e")
+        waiter = asyncio.create_task(ground.b.acquire("s", "f", wait=LONG))
+        await ground.until_in_line("s", 1)
+        await ground.a.push("e", "hello")
+        await ground.a.cancel("e", "user")
+        await ground.a.ask("e", {}, timeout=LONG)
+        assert not await ground.nothing_left()
+        kinds = {key.partition("}:")[2] for key in await ground.keys("*")}
+        assert kinds == {
+            "alive", "approval", "cancel", "lease", "line", "places", "queue", "window",
+        }  # fmt: skip
+        await ground.a.release("s", "e")
+        assert await waiter is None
+
+
+async def test_a_server_that_forgot_the_scripts_learns_them_again(
+    redis_server: RedisServer,
+) -> None:
+    async with redis_ground(redis_server.url) as ground:
+        await ground.a.acquire("s", "x")
+        async with Redis.from_url(redis_server.url) as client:
+            await client.script_flush()
+        assert await ground.b.acquire("s", "y") == Holder("a", "x")
+
+
+async def test_a_claim_whose_answer_was_lost_is_taken_back_with_a_beat(
+    redis_server: RedisServer,
+) -> None:
+    hasty = settings(
+        read_timeout=timedelta(seconds=0.2),
+        connect_timeout=timedelta(seconds=0.2),
+        presence_ttl=timedelta(seconds=LONG),
+    )
+    a = RedisCoordination("a", redis_server.url, hasty, EXECUTION_TTL)
+    await a.open()
+    try:
+        redis_server.pause()
+        try:
+            for owner in ("x", "y"):
+                with pytest.raises(TemporaryError):
+                    await a.acquire("s", owner, wait=LONG)
+        finally:
+            redis_server.resume()
+        # It got the lease when the server went on, or will not get it.
+        assert await a.beat()
+        assert await a.holder("s") is None
+        assert await a.acquire("s", "z") is None
+        await a.release("s", "z")
+    finally:
+        await a.close()
+
+
+async def test_a_socket_is_an_address_too(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, password="secret", socket=True) as server:
+        a = RedisCoordination("a", server.socket_url, settings(), EXECUTION_TTL)
+        await a.open()
+        assert await a.acquire("s", "x") is None
+        await a.close()
+
+
+async def test_the_password_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as bad:
+        RedisCoordination("a", "redis://:sec/ret@host:1/0", settings(), EXECUTION_TTL)
+    assert "sec" not in str(bad.value)
+    assert bad.value.__cause__ is None
+
+    with RedisServer(tmp_path, password="right") as server:
+        wrong = server.url.replace("right", "wrongsecret")
+        a = RedisCoordination("a", wrong, settings(), EXECUTION_TTL)
+        with pytest.raises(TemporaryError) as refused:
+            await a.open()
+        server.kill()
+        with pytest.raises(TemporaryError) as gone:
+            await a.open()
+        await a.close()
+    for error in (refused.value, gone.value):
+        assert error.code == "coordination_unavailable"
+        assert "wrongsecret" not in str(error)
+        assert f"127.0.0.1:{server.port}" in str(error)
+
+
+async def test_work_goes_on_until_its_end_when_its_caller_is_cancelled_twice() -> None:
+    go_on = asyncio.Event()
+    done = False
+
+    async def work() -> None:
+        nonlocal done
+        await go_on.wait()
+        done = True
+
+    caller = asyncio.create_task(complete(work()))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert done

@@ -1,0 +1,261 @@
+"""Who holds what, in which order, and what becomes of it when somebody goes away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from atoll.coordination.base import Holder
+
+from .ground import LONG, Ground
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_free_lease_is_taken_and_others_are_told_the_holder(ground: Ground) -> None:
+    assert await ground.a.holder("s") is None
+    assert await ground.a.acquire("s", "x") is None
+
+    told = Holder("a", "x")
+    assert await ground.a.holder("s") == await ground.b.holder("s") == told
+    assert await ground.b.acquire("s", "y") == told
+    assert await ground.a.acquire("s", "y") == told
+    assert await ground.b.acquire("another", "y") is None
+
+
+async def test_owners_of_the_same_name_on_two_replicas_are_two(ground: Ground) -> None:
+    assert await ground.a.acquire("s", "x") is None
+    assert await ground.b.acquire("s", "x") == Holder("a", "x")
+    await ground.b.release("s", "x")
+    assert not await ground.b.renew("s", "x")
+    assert await ground.b.holder("s") == Holder("a", "x")
+
+
+async def test_the_same_owner_may_take_it_again(ground: Ground) -> None:
+    assert await ground.a.acquire("s", "x") is None
+    assert await ground.a.acquire("s", "x") is None
+    assert await ground.a.acquire("s", "x", wait=LONG) is None
+    assert await ground.a.renew("s", "x")
+    await ground.a.release("s", "x")
+    assert await ground.a.holder("s") is None
+
+
+async def test_only_the_owner_gives_it_back(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    await ground.a.release("s", "y")
+    await ground.b.release("s", "y")
+    assert await ground.a.holder("s") == Holder("a", "x")
+    await ground.a.release("s", "x")
+    await ground.a.release("s", "x")
+    assert await ground.b.acquire("s", "y") is None
+
+
+async def test_an_expired_lease_is_free_and_cannot_be_renewed(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    await ground.leases_expire()
+    assert await ground.a.holder("s") is None
+    assert not await ground.a.renew("s", "x")
+    assert await ground.b.acquire("s", "y") is None
+
+
+async def test_a_late_release_does_not_free_the_next_holders(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    await ground.leases_expire()
+    await ground.b.acquire("s", "y")
+    await ground.a.release("s", "x")
+    assert not await ground.a.renew("s", "x")
+    assert await ground.a.holder("s") == Holder("b", "y")
+
+
+async def test_one_who_waits_gets_it_when_it_is_given_back(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    async with asyncio.TaskGroup() as group:
+        waiter = group.create_task(ground.b.acquire("s", "y", wait=LONG))
+        await ground.until_in_line("s", 1)
+        await ground.a.release("s", "x")
+        assert await waiter is None
+    assert await ground.a.holder("s") == Holder("b", "y")
+    assert await ground.in_line("s") == 0
+
+
+async def test_one_who_waited_in_vain_is_told_the_holder_and_leaves_the_line(
+    ground: Ground,
+) -> None:
+    await ground.a.acquire("s", "x")
+    assert await ground.b.acquire("s", "y", wait=0.05) == Holder("a", "x")
+    assert await ground.a.acquire("s", "y", wait=0.05) == Holder("a", "x")
+    assert await ground.in_line("s") == 0
+    await ground.a.release("s", "x")
+    assert await ground.a.acquire("s", "z") is None
+
+
+async def test_those_who_wait_get_it_in_the_order_in_which_they_came(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    replicas = [ground.b, ground.a, ground.a, ground.b, ground.a, ground.b]
+    got: list[str] = []
+
+    async def take(place: int) -> None:
+        owner = f"y{place}"
+        assert await replicas[place].acquire("s", owner, wait=LONG) is None
+        got.append(owner)
+        await replicas[place].release("s", owner)
+
+    async with asyncio.TaskGroup() as group:
+        for place in range(len(replicas)):
+            group.create_task(take(place))
+            await ground.until_in_line("s", place + 1)
+        await ground.a.release("s", "x")
+    assert got == [f"y{place}" for place in range(len(replicas))]
+    assert await ground.in_line("s") == 0
+
+
+async def test_a_free_lease_with_others_in_line_is_theirs(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
+    await ground.until_in_line("s", 1)
+    release = asyncio.create_task(ground.a.release("s", "x"))
+    told = await ground.a.acquire("s", "z")
+    await release
+    assert told in (Holder("a", "x"), Holder("b", "y"))
+    assert await waiter is None
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "second"])
+async def test_a_cancelled_waiter_leaves_no_place(ground: Ground, which: int) -> None:
+    await ground.a.acquire("s", "x")
+    waiters = []
+    for count, replica in enumerate([ground.b, ground.a]):
+        waiters.append(asyncio.create_task(replica.acquire("s", f"y{count}", wait=LONG)))
+        await ground.until_in_line("s", count + 1)
+    waiters[which].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiters[which]
+    assert await ground.in_line("s") == 1
+
+    await ground.a.release("s", "x")
+    assert await waiters[1 - which] is None
+
+
+async def test_one_cancelled_as_its_turn_comes_leaves_no_lease(ground: Ground) -> None:
+    for round_ in range(20):
+        await ground.a.acquire("s", "x")
+        waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
+        await ground.until_in_line("s", 1)
+        await ground.a.release("s", "x")
+        for _ in range(round_):
+            await asyncio.sleep(0)
+        waiter.cancel()
+        try:
+            assert await waiter is None
+            await ground.b.release("s", "y")
+        except asyncio.CancelledError:
+            pass
+        assert await ground.b.holder("s") is None
+        assert await ground.in_line("s") == 0
+
+
+async def test_one_cancelled_while_it_takes_a_free_lease_leaves_none(ground: Ground) -> None:
+    for round_ in range(20):
+        taker = asyncio.create_task(ground.a.acquire("s", "x"))
+        for _ in range(round_):
+            await asyncio.sleep(0)
+        taker.cancel()
+        try:
+            assert await taker is None
+            await ground.a.release("s", "x")
+        except asyncio.CancelledError:
+            pass
+        assert await ground.a.holder("s") is None
+
+
+async def test_a_holder_cancelled_while_it_takes_its_lease_again_keeps_it(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    for round_ in range(20):
+        taker = asyncio.create_task(ground.a.acquire("s", "x"))
+        for _ in range(round_):
+            await asyncio.sleep(0)
+        taker.cancel()
+        await asyncio.wait({taker})
+        assert await ground.a.renew("s", "x")
+
+
+async def test_the_lease_of_a_lost_replica_is_taken_over(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    await ground.die(ground.a)
+    assert not await ground.b.alive("a")
+    assert await ground.b.holder("s") == Holder("a", "x")
+    assert await ground.b.acquire("s", "y") is None
+    assert await ground.b.holder("s") == Holder("b", "y")
+
+
+async def test_one_who_waits_takes_over_the_lease_of_a_lost_replica(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    waiters = []
+    for count in range(2):
+        waiters.append(asyncio.create_task(ground.b.acquire("s", f"y{count}", wait=LONG)))
+        await ground.until_in_line("s", count + 1)
+    await ground.die(ground.a)
+    assert await waiters[0] is None
+    assert not waiters[1].done()
+    await ground.b.release("s", "y0")
+    assert await waiters[1] is None
+
+
+async def test_one_who_does_not_wait_leaves_a_lost_lease_to_the_first_in_line(
+    ground: Ground,
+) -> None:
+    await ground.a.acquire("s", "x")
+    waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
+    await ground.until_in_line("s", 1)
+    await ground.die(ground.a)
+    assert await ground.b.acquire("s", "z") == Holder("b", "y")
+    assert await waiter is None
+
+
+async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    lost = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
+    await ground.until_in_line("s", 1)
+    waiter = asyncio.create_task(ground.a.acquire("s", "z", wait=LONG))
+    await ground.until_in_line("s", 2)
+    await ground.die(ground.b)
+    await ground.a.release("s", "x")
+    assert await waiter is None
+    lost.cancel()
+    await asyncio.wait({lost})
+
+
+async def test_a_replica_that_was_lost_is_told_with_its_next_beat(ground: Ground) -> None:
+    assert await ground.a.beat()
+    await ground.lose(ground.a)
+    assert not await ground.b.alive("a")
+    assert not await ground.a.beat()
+    assert await ground.b.alive("a")
+    assert await ground.a.beat()
+
+
+async def test_a_replica_does_not_take_itself_for_lost(ground: Ground) -> None:
+    await ground.a.acquire("s", "x")
+    await ground.lose(ground.a)
+    assert await ground.a.acquire("s", "y") == Holder("a", "x")
+
+
+async def test_many_at_once_hold_it_one_at_a_time(ground: Ground) -> None:
+    holding = 0
+
+    async def take(owner: str, replica_of: int) -> None:
+        nonlocal holding
+        replica = (ground.a, ground.b)[replica_of]
+        assert await replica.acquire("s", owner, wait=LONG) is None
+        holding += 1
+        assert holding == 1
+        await asyncio.sleep(0)
+        holding -= 1
+        await replica.release("s", owner)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(take(f"y{number}", number % 2))
+    assert await ground.a.holder("s") is None
+    assert await ground.in_line("s") == 0

@@ -1,0 +1,328 @@
+"""What is put away comes back equal, rows stay small, and small executions pay nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import PermanentError, TemporaryError
+from atoll.model.execution import Execution, Request
+from atoll.service.bulk import Bulk, shortened
+from atoll.settings import BlobSettings
+from tests.contract.stores import store_entities as make
+from tests.contract.stores.store_entities import ODD_BYTES, ODD_TEXT
+
+LIMIT, HEAD = 1024, 16
+OUTPUTS = ("stdout", "stderr", "return_json")
+LARGE = b"0123456789" * 200
+ODD = make.completed(
+    make.make_execution(
+        request=Request(
+            code=ODD_TEXT,
+            command=(ODD_TEXT, ""),
+            event={ODD_TEXT: [ODD_TEXT, None, 1.5, True, 2**70]},
+            stdin=ODD_TEXT,
+            args=("", ODD_TEXT),
+            env={"A": ODD_TEXT},
+        )
+    ),
+    stdout=ODD_BYTES,
+    stderr=ODD_BYTES,
+    return_json=b"null",
+)
+
+
+class Shelf:
+    """A blob store in a dictionary, which can be away."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.puts = 0
+        self.away = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.away:
+            raise TemporaryError("away", code="blobs_unavailable")
+        self.puts += 1
+        self.objects[key] = data
+
+    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+        if self.away:
+            raise TemporaryError("away", code="blobs_unavailable")
+        return self.objects[key][start:end] if key in self.objects else None
+
+    async def remove(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+    async def remove_all(self, prefix: str) -> None:
+        for key in [key for key in self.objects if key.startswith(prefix)]:
+            del self.objects[key]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def bulk(shelf: Shelf) -> Bulk:
+    return Bulk(shelf, BlobSettings(inline_limit=LIMIT, head=HEAD))
+
+
+def at_once(coroutine: Any) -> Any:
+    """What a coroutine gives that awaits nothing."""
+    with pytest.raises(StopIteration) as stopped:
+        coroutine.send(None)
+    return stopped.value.value
+
+
+def request_of_size(size: int, **given: Any) -> Request:
+    """A request whose fields are so many bytes of JSON together."""
+    fields: dict[str, Any] = dict.fromkeys(("code", "command", "event", "stdin", "args", "env"))
+    fields |= {"code": "", "event": {}, "args": (), "env": {}} | given
+    bare = len(json.dumps(fields, separators=(",", ":")))
+    return Request(**({"event": {}} | given), code="x" * (size - bare))
+
+
+everything = settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@everything
+@given(
+    execution=make.executions,
+    limit=st.sampled_from([0, 20, 110, 200, 10_000]),
+    head=st.sampled_from([0, 3, 50]),
+)
+@example(execution=ODD, limit=0, head=3)
+def test_what_is_put_away_comes_back_equal(
+    runner: asyncio.Runner, execution: Execution, limit: int, head: int
+) -> None:
+    shelf = Shelf()
+    bulk = Bulk(shelf, BlobSettings.model_construct(inline_limit=limit, head=head))
+
+    row = runner.run(bulk.put_away(execution))
+
+    assert runner.run(bulk.fetch(row)) == execution
+    assert runner.run(bulk.request_of(row)) == execution.request
+    assert set(shelf.objects) == set(row.kept.values())
+    # A second time changes nothing: the beginning of a part is not put away in its place.
+    puts = shelf.puts
+    assert runner.run(bulk.put_away(row)) is row
+    assert shelf.puts == puts
+
+
+@everything
+@given(execution=make.executions, limit=st.sampled_from([0, 20, 110, 200]))
+def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
+    runner: asyncio.Runner, execution: Execution, limit: int
+) -> None:
+    bulk = Bulk(Shelf(), BlobSettings.model_construct(inline_limit=limit, head=5))
+
+    row = runner.run(bulk.put_away(execution))
+
+    for part in OUTPUTS:
+        content = getattr(row.outcome, part, None) or b""
+        assert len(content) <= (5 if part in row.kept else limit)
+    request = row.request
+    if "request" in row.kept:
+        assert len(request.code or "") + len("".join(request.command or ())) <= 10
+        assert (request.event, request.stdin, request.args, request.env) == (None, None, (), {})
+    else:
+        fields = {name: getattr(request, name) for name in ("code", "event", "stdin", "env")}
+        more = {"command": request.command, "args": request.args}
+        assert len(json.dumps(fields | more, separators=(",", ":"))) <= limit
+    assert (row.request.code is None) == (execution.request.code is None)
+    assert (row.request.command is None) == (execution.request.command is None)
+
+
+@pytest.mark.parametrize("part", OUTPUTS)
+def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner, part: str
+) -> None:
+    at_bound = make.completed(make.make_execution(), **{part: b"x" * LIMIT})
+    beyond = make.completed(make.make_execution(), **{part: b"x" * (LIMIT + 1)})
+
+    assert at_once(bulk.put_away(at_bound)) is at_bound
+    row = runner.run(bulk.put_away(beyond))
+
+    assert set(row.kept) == {part}
+    assert list(shelf.objects.values()) == [b"x" * (LIMIT + 1)]
+    left = None if part == "return_json" else b"x" * HEAD
+    assert getattr(row.outcome, part) == left
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"stdin": "in"},
+        {"event": {"a": [1, 2.5, None, "ä", {"b": "𝄞\n"}]}},
+        {"args": ("a", "b"), "env": {"A": "1"}},
+        {"stdin": "\ud800\0" * 30},
+    ],
+    ids=["code", "stdin", "event", "arguments", "odd text"],
+)
+def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
+    bulk: Bulk, runner: asyncio.Runner, given: dict[str, Any]
+) -> None:
+    at_bound = make.make_execution(request=request_of_size(LIMIT, **given))
+    beyond = make.make_execution(request=request_of_size(LIMIT + 1, **given))
+
+    assert at_once(bulk.put_away(at_bound)) is at_bound
+    row = runner.run(bulk.put_away(beyond))
+
+    assert set(row.kept) == {"request"}
+    assert row.request.code == "x" * HEAD
+    assert runner.run(bulk.fetch(row)) == beyond
+
+
+def test_a_large_event_is_noticed_wherever_it_is_large(bulk: Bulk, runner: asyncio.Runner) -> None:
+    long = "x" * LIMIT
+    events: list[Any] = [long, [[[long]]], {long: 1}, {"a": {"b": [long]}}, [0] * LIMIT, [[]] * 500]
+
+    for event in events:
+        execution = make.make_execution(request=Request(code="", event=event))
+        row = runner.run(bulk.put_away(execution))
+        assert set(row.kept) == {"request"}
+        assert runner.run(bulk.fetch(row)) == execution
+
+
+def test_a_small_execution_is_not_touched_and_nothing_is_awaited(bulk: Bulk, shelf: Shelf) -> None:
+    shelf.away = True
+    execution = make.completed(make.make_execution(), stdout=b"42\n", stdout_size=3)
+
+    assert at_once(bulk.put_away(execution)) is execution
+    assert at_once(bulk.fetch(execution)) is execution
+    assert at_once(bulk.request_of(execution)) is execution.request
+
+
+def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
+    bulk: Bulk, runner: asyncio.Runner
+) -> None:
+    execution = make.make_execution(request=Request(code="x" * 5000, env={"A": "1"}))
+    row = runner.run(bulk.put_away(execution))
+
+    ended = runner.run(bulk.put_away(make.completed(row, stdout=LARGE)))
+
+    assert set(ended.kept) == {"request", "stdout"}
+    assert runner.run(bulk.fetch(ended)) == make.completed(execution, stdout=LARGE)
+
+
+def test_the_same_save_repeated_writes_the_same_objects(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+) -> None:
+    execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE)
+
+    rows = [runner.run(bulk.put_away(execution)) for _ in range(3)]
+
+    assert rows[0] == rows[1] == rows[2]
+    assert len(shelf.objects) == 2
+
+
+def test_two_results_of_one_execution_do_not_touch_each_other(
+    bulk: Bulk, runner: asyncio.Runner
+) -> None:
+    pending = make.make_execution()
+    one, other = (make.completed(pending, stdout=LARGE + end) for end in (b"1", b"2"))
+
+    stored = runner.run(bulk.put_away(one))
+    runner.run(bulk.put_away(other))
+
+    assert runner.run(bulk.fetch(stored)) == one
+
+
+@pytest.mark.parametrize("damage", [None, b"", LARGE[:-1]], ids=["gone", "empty", "cut"])
+def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
+) -> None:
+    execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE, return_json=LARGE)
+    row = runner.run(bulk.put_away(execution))
+    for part in ("stdout", "return_json"):
+        if damage is None:
+            del shelf.objects[row.kept[part]]
+        else:
+            shelf.objects[row.kept[part]] = damage
+
+    got = runner.run(bulk.fetch(row))
+
+    assert shortened(got) == list(got.kept) == ["stdout", "return_json"]
+    assert got.outcome is not None
+    assert got.outcome.stdout == LARGE[:HEAD]
+    assert got.outcome.stderr == LARGE
+    assert got.outcome.return_json is None
+
+
+def test_half_a_request_is_never_given_to_be_run(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+) -> None:
+    row = runner.run(bulk.put_away(make.make_execution(request=Request(code="x" * 5000))))
+    shelf.objects.clear()
+
+    with pytest.raises(PermanentError, match=row.id) as caught:
+        runner.run(bulk.request_of(row))
+
+    assert caught.value.code == "request_lost"
+    assert shortened(runner.run(bulk.fetch(row))) == ["request"]
+
+
+def test_a_store_that_is_away_is_told(bulk: Bulk, shelf: Shelf, runner: asyncio.Runner) -> None:
+    execution = make.completed(make.make_execution(), stdout=LARGE)
+    row = runner.run(bulk.put_away(execution))
+    shelf.away = True
+
+    for call in (bulk.put_away(execution), bulk.fetch(row)):
+        with pytest.raises(TemporaryError) as caught:
+            runner.run(call)
+        assert caught.value.code == "blobs_unavailable"
+
+
+def test_only_what_is_cut_counts_as_shortened(bulk: Bulk, runner: asyncio.Runner) -> None:
+    request = Request(code="pass", stdin="x" * 5000)
+    execution = make.completed(make.make_execution(request=request), stdout=LARGE)
+
+    row = runner.run(bulk.put_away(execution))
+
+    assert set(row.kept) == {"request", "stdout"}
+    assert shortened(row) == ["stdout"]
+    assert shortened(replace(execution, kept=row.kept)) == []
+    assert shortened(execution) == []
+
+
+def test_of_a_long_command_the_first_words_are_left(bulk: Bulk, runner: asyncio.Runner) -> None:
+    command = ("sh", "-c", "y" * 5000, "never seen")
+
+    row = runner.run(bulk.put_away(make.make_execution(request=Request(command=command))))
+
+    assert row.request.command == ("sh", "-c", "y" * (HEAD - 6))
+    assert shortened(row) == ["request"]
+
+
+def test_what_is_forgotten_is_gone_and_the_rest_is_not(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+) -> None:
+    first, second = (make.completed(make.make_execution(), stdout=LARGE) for _ in range(2))
+    kept = runner.run(bulk.put_away(second))
+    runner.run(bulk.put_away(first))
+
+    # As it was read before the save that wrote the blob.
+    runner.run(bulk.forget(replace(first, outcome=None)))
+    runner.run(bulk.forget(first))
+
+    assert list(shelf.objects) == [kept.kept["stdout"]]
