@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from atoll import ids
+from atoll import ids, workers
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
@@ -50,12 +50,14 @@ from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.settings import Settings
+from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.dsn import Kind
 from atoll.stores.sql.store import SqlStore
 from atoll.stores.sql.upgrades import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import socket
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -121,7 +123,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         await asyncio.to_thread(mimetypes.init)
         clock = SystemClock()
         tasks = Tasks()
-        store = open_store(settings)
+        store = RecallingStore(open_store(settings), clock, settings.recall)
         stack.push_async_callback(store.close)
         await store.open()
         if not embedded:
@@ -145,7 +147,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         templates.changed = pool.changed.set
         sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, NODE_ID)
         runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
-        keys = Keys(store, clock)
+        keys = Keys(store, clock, settings.recall)
         node = Node(NODE_ID, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
@@ -240,7 +242,7 @@ async def keys(settings: Settings) -> AsyncIterator[Keys]:
     store = open_store(settings)
     await store.open()
     try:
-        yield Keys(store, SystemClock())
+        yield Keys(store, SystemClock(), settings.recall)
     finally:
         await store.close()
 
@@ -296,20 +298,41 @@ def _read_or_make_key(path: Path) -> str:
 def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
     server.check_exposure(settings)
+    workers.check(settings)
     configure_logging(settings.log_level, as_json=settings.log_json)
-    server.run(_serve(settings, stop_sessions))
-
-
-async def _serve(settings: Settings, stop_sessions: bool) -> None:
     with server.listen(settings.host, settings.port) as listener:
-        async with application(settings) as app:
-            key_file = await ensure_first_key(settings, app.keys)
-            # Before the welcome: who reads it may want it to end at once.
-            http = server.prepare(app.web, settings)
-            server.print_welcome(settings, listener.getsockname()[1], key_file)
-            await http.serve(sockets=[listener])
-            if stop_sessions:
-                await app.sessions.stop_all()
+        port = listener.getsockname()[1]
+
+        def welcome() -> None:
+            key_file = None if settings.api_key else settings.data_dir / KEY_FILE
+            server.print_welcome(settings, port, key_file)
+
+        def work(number: int, ready: workers.Ready) -> None:
+            # One is enough to end the sessions of all.
+            last = stop_sessions and number == 0
+            server.run(_serve(settings, listener, ready, ready.parent, last))
+
+        if settings.workers == 1:
+            server.run(_serve(settings, listener, welcome, None, stop_sessions))
+        elif code := workers.Workers(settings, work).run(welcome):
+            raise SystemExit(code)
+
+
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    parent: int | None,
+    stop_sessions: bool,
+) -> None:
+    async with application(settings) as app:
+        await ensure_first_key(settings, app.keys)
+        # Before the welcome: who reads it may want it to end at once.
+        http = server.prepare(app.web, settings, parent)
+        ready()
+        await http.serve(sockets=[listener])
+        if stop_sessions:
+            await app.sessions.stop_all()
 
 
 def configure_logging(level: str, *, as_json: bool) -> None:

@@ -185,6 +185,17 @@ class DatabaseSettings(Group):
     """Pause before the first of these, in seconds; it doubles each time."""
 
 
+class RecallSettings(Group):
+    """What is shown of sessions and executions while the database is away, marked as stale."""
+
+    ttl: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
+    """Greatest age of what is shown, in seconds."""
+    items: int = Field(10_000, ge=0)
+    """Most sessions, and most executions, that are remembered."""
+    size: int = Field(64 * MiB, ge=0)
+    """Most bytes that are remembered of sessions, and of executions."""
+
+
 class CoordinationSettings(Group):
     lease_ttl: Seconds = Field(timedelta(seconds=90), gt=timedelta(0))
     """
@@ -227,6 +238,8 @@ class Settings(BaseSettings):
     """Address to listen on. Beyond loopback it needs TLS or `insecure`."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes that serve; more than one needs `redis_url`."""
     data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
     """Where the database, the key and the workspaces live; readable by its owner alone."""
     database_url: str | None = Field(None, repr=False)
@@ -273,6 +286,7 @@ class Settings(BaseSettings):
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
     database: DatabaseSettings = DatabaseSettings()
+    recall: RecallSettings = RecallSettings()
     coordination: CoordinationSettings = CoordinationSettings()
     blob: BlobSettings = BlobSettings()
 

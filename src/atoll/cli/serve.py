@@ -12,6 +12,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; ATOLL_HOST.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; ATOLL_PORT.")] = None,
     data_dir: DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that serve, with Redis; ATOLL_WORKERS.")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     insecure: Annotated[
@@ -33,6 +36,7 @@ def serve(
         host=host,
         port=port,
         data_dir=data_dir,
+        workers=workers,
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure=insecure or None,

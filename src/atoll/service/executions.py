@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
     from atoll.settings import Settings
-    from atoll.stores.base import Store
+    from atoll.stores.recall import RecallingStore
 
 
 class Executions:
     def __init__(
         self,
-        store: Store,
+        store: RecallingStore,
         sessions: Sessions,
         runs: Runs,
         bulk: Bulk,
@@ -131,6 +131,19 @@ class Executions:
         if execution is None:
             raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
         return await self._bulk.fetch(execution)
+
+    async def look(self, execution_id: str, *, wait: float = 0.0) -> tuple[Execution, float | None]:
+        """
+        The execution, waited for as `wait` does, and while the database is away what is remembered
+        of it with its age in seconds. To show, not to decide by.
+        """
+        try:
+            return await self.wait(execution_id, wait), None
+        except TemporaryError:
+            remembered = self._store.recent_executions.recall(execution_id)
+            if remembered is None:
+                raise
+            return await self._bulk.fetch(remembered.entity), remembered.age
 
     async def list(
         self,

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import TYPE_CHECKING
 
 from atoll import ids
+from atoll.errors import TemporaryError
 from atoll.model.key import Key, Scope, digest
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
+    from atoll.settings import RecallSettings
     from atoll.stores.base import Store
 
 RELOAD_SECONDS = 2.0
+PATIENCE_SECONDS = 1.0
+"""How long the database may take to tell the keys, when others are known from before."""
 
 
 class Keys:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, settings: RecallSettings) -> None:
         self._store = store
         self._clock = clock
+        self._kept = settings.ttl.total_seconds()
         self._known: list[Key] = []
-        self._loaded = float("-inf")
+        self._loaded = self._read = float("-inf")
 
     async def find(self, secret: str) -> Key | None:
         """
         The key that this secret belongs to.
 
         Every stored key is compared, each in constant time, so the answer's time tells nothing.
-        Keys made or removed by another process count within seconds.
+        Keys made or removed by another process count within seconds. While the database is away,
+        those that were known last are good for as long as other things are remembered.
         """
         if self._clock.monotonic() - self._loaded > RELOAD_SECONDS:
-            self._known = await self._store.keys.all()
-            self._loaded = self._clock.monotonic()
+            await self._reload()
         given = digest(secret)
         found = None
         for key in self._known:
             if hmac.compare_digest(key.digest, given):
                 found = key
         return found
+
+    async def _reload(self) -> None:
+        now = self._clock.monotonic()
+        try:
+            known = self._read > float("-inf")
+            async with asyncio.timeout(PATIENCE_SECONDS if known else None):
+                self._known = await self._store.keys.all()
+            self._read = now
+        except (TemporaryError, TimeoutError) as error:
+            if now - self._read > self._kept:
+                raise TemporaryError(
+                    "The database does not answer, so keys cannot be checked.",
+                    code="database_unavailable",
+                ) from error
+        self._loaded = self._clock.monotonic()
 
     async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
         """A new key and its secret, which is shown this once."""

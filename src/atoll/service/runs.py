@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
+from atoll.errors import AtollError, Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost, parse_value
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
@@ -291,7 +291,15 @@ class Runs:
         await self._driver.out_of_memory(live.instance.handle)
         if running.stopped:
             return self._cut_short(running)
-        execution = await self._bulk.fetch(execution)
+        if running.adopted:
+            # From the record, which may have only the beginning of it.
+            try:
+                request = await self._bulk.request_of(execution)
+            except PermanentError as error:
+                return lost(
+                    ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
+                )
+            execution = dataclasses.replace(execution, request=request)
         running.execution = execution = dataclasses.replace(
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
@@ -509,7 +517,11 @@ class Runs:
     async def end_of(self, execution: Execution) -> Execution:
         """The record of an execution that another replica sees to, when it has ended."""
         while not execution.status.ended:
-            found = await self.ended_elsewhere(execution.id, LOOK_SECONDS * 12)
+            try:
+                found = await self.ended_elsewhere(execution.id, LOOK_SECONDS * 12)
+            except TemporaryError as error:
+                log.info("execution.waits", execution_id=execution.id, error=error.message)
+                continue
             if found is None:
                 raise NotFound(f"Execution {execution.id} is gone.", code="execution_not_found")
             execution = found
@@ -520,10 +532,14 @@ class Runs:
         deadline = self._clock.monotonic() + seconds
         async with self._coordination.listen(f"ended:{execution_id}") as heard:
             while True:
-                execution = await self._stored(execution_id)
                 left = deadline - self._clock.monotonic()
-                if execution is None or execution.status.ended or left <= 0:
-                    return execution
+                try:
+                    execution = await self._store.executions.get(execution_id)
+                    if execution is None or execution.status.ended or left <= 0:
+                        return execution
+                except TemporaryError:
+                    if left <= 0:
+                        raise
                 await heard.wait(min(left, LOOK_SECONDS))
 
 

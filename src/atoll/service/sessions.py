@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
     from atoll.settings import Settings
-    from atoll.stores.base import Store
+    from atoll.stores.recall import RecallingStore
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Live:
 class Sessions:
     def __init__(
         self,
-        store: Store,
+        store: RecallingStore,
         driver: Driver,
         pool: Pool,
         templates: Templates,
@@ -128,6 +128,8 @@ class Sessions:
             expires_at=now + timedelta(seconds=seconds),
             env_vars={**template.env, **env_vars},
         )
+        if self._store.away:
+            await self._store.ping()  # Before a ready instance is taken for nothing.
         ready = self._pool.take(template, resources)
         if ready is not None:
             return await self._adopt(session, ready)
@@ -230,6 +232,19 @@ class Sessions:
         if session is None:
             raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
         return session
+
+    async def look(self, session_id: str) -> tuple[Session, float | None]:
+        """
+        The session, and while the database is away what is remembered of it with its age in
+        seconds. To show, not to decide by.
+        """
+        try:
+            return await self.get(session_id), None
+        except TemporaryError:
+            remembered = self._store.recent_sessions.recall(session_id)
+            if remembered is None:
+                raise
+            return remembered.entity, remembered.age
 
     async def list(
         self,

@@ -34,7 +34,15 @@ class ResourcesOut(BaseModel):
     max_processes: int
 
 
-class SessionOut(BaseModel):
+class Stale(BaseModel):
+    """What may come from memory while the database is away."""
+
+    stale: bool = Field(
+        False, description="Only there, and true, when the database is away: what was known last."
+    )
+
+
+class SessionOut(Stale):
     id: str
     template_id: str
     status: Literal["creating", "running", "completed", "failed", "timeout", "terminated"]
@@ -91,7 +99,7 @@ class MetricsOut(BaseModel):
     bytes_written: int
 
 
-class ResultOut(BaseModel):
+class ResultOut(Stale):
     execution_id: str
     status: Literal["success", "failed", "timeout", "error"]
     stdout: str
@@ -112,7 +120,7 @@ class ResultOut(BaseModel):
     shortened: list[str] = Field(description=f"{_SHORTENED} Empty unless the rest was lost.")
 
 
-class StatusOut(BaseModel):
+class StatusOut(Stale):
     execution_id: str
     session_id: str
     status: Literal["pending", "running", "completed", "failed", "timeout", "crashed", "cancelled"]
@@ -131,7 +139,7 @@ class ArtifactOut(BaseModel):
     download_url: str | None
 
 
-class ExecutionOut(BaseModel):
+class ExecutionOut(Stale):
     id: str
     session_id: str
     container_id: str | None

@@ -58,5 +58,13 @@ class Answer(Response):
         return encode_json(content)
 
 
+def shown(content: dict[str, Any], age: float | None) -> Answer:
+    """An answer that says so when it is `age` seconds old, because the database is away."""
+    if age is None:
+        return Answer(content)
+    headers = {"Age": str(int(age)), "Warning": '110 - "Response is Stale"'}
+    return Answer({**content, "stale": True}, headers=headers)
+
+
 def page_answer(items: list[Any], next_cursor: str | None) -> Answer:
     return Answer({"items": items, "next_cursor": next_cursor})

@@ -21,7 +21,7 @@ from atoll.api.rest.answers import (
     result_out,
     status_out,
 )
-from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.context import Answer, page_answer, services, shown
 from atoll.errors import Conflict
 from atoll.model.execution import ExecutionStatus
 
@@ -78,12 +78,14 @@ async def list_executions(
 
 @router.get("/executions/{execution_id}", responses={200: {"model": ExecutionOut}})
 async def get_execution(request: Request, execution_id: str) -> Answer:
-    return Answer(execution_out(await services(request).executions.get(execution_id)))
+    execution, age = await services(request).executions.look(execution_id)
+    return shown(execution_out(execution), age)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
 async def get_status(request: Request, execution_id: str) -> Answer:
-    return Answer(status_out(await services(request).executions.get(execution_id)))
+    execution, age = await services(request).executions.look(execution_id)
+    return shown(status_out(execution), age)
 
 
 @router.get("/executions/{execution_id}/result", responses={200: {"model": ResultOut}})
@@ -93,14 +95,14 @@ async def get_result(
     """
     The result, waited for as long as `wait` says; 409 `execution_not_finished` when there is none.
     """
-    execution = await services(request).executions.wait(execution_id, wait)
+    execution, age = await services(request).executions.look(execution_id, wait=wait)
     if execution.outcome is None:
         raise Conflict(
             f"Execution {execution_id} has not ended.",
             code="execution_not_finished",
             status_now=execution.status.value,
         )
-    return Answer(result_out(execution, execution.outcome))
+    return shown(result_out(execution, execution.outcome), age)
 
 
 @router.post("/executions/{execution_id}/cancel", responses={200: {"model": StatusOut}})

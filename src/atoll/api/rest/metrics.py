@@ -56,7 +56,5 @@ class _Collector:
         yield ready
 
 
-def register(
-    registry: CollectorRegistry, sessions: Sessions, runs: Runs, pool: Pool
-) -> None:
+def register(registry: CollectorRegistry, sessions: Sessions, runs: Runs, pool: Pool) -> None:
     registry.register(_Collector(sessions, runs, pool))

@@ -39,10 +39,10 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def prepare(app: ASGIApp, settings: Settings) -> uvicorn.Server:
+def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvicorn.Server:
     """
     A server that ends at SIGTERM or SIGINT, also when they come before it has begun to serve, and
-    lets the requests that run finish.
+    lets the requests that run finish. A worker also ends when `parent` becomes readable.
     """
     server = _Uvicorn(
         uvicorn.Config(
@@ -61,9 +61,17 @@ def prepare(app: ASGIApp, settings: Settings) -> uvicorn.Server:
             ssl_keyfile=_path(settings.tls_key),
         )
     )
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    if parent is not None:
+        loop.add_reader(parent, _orphaned, server, parent)
     return server
+
+
+def _orphaned(server: uvicorn.Server, parent: int) -> None:
+    asyncio.get_running_loop().remove_reader(parent)
+    server.handle_exit(signal.SIGTERM, None)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query, Request
 
 from atoll import ids
 from atoll.api.rest.answers import ProcessPage, SessionOut, SessionPage, session_out
-from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.context import Answer, page_answer, services, shown
 from atoll.api.rest.requests import CreateSession
 from atoll.model.session import SessionStatus
 
@@ -52,7 +52,8 @@ async def list_sessions(
 
 @router.get("/{session_id}", responses={200: {"model": SessionOut}})
 async def get_session(request: Request, session_id: str) -> Answer:
-    return Answer(session_out(await services(request).sessions.get(session_id)))
+    session, age = await services(request).sessions.look(session_id)
+    return shown(session_out(session), age)
 
 
 @router.delete("/{session_id}", responses={200: {"model": SessionOut}})

@@ -45,6 +45,8 @@ def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
         max_overflow=settings.max_overflow,
         pool_timeout=settings.pool_timeout.total_seconds(),
         pool_recycle=int(settings.pool_recycle.total_seconds()),
+        # What users wrote is not for logs.
+        hide_parameters=True,
         # Whoever uses a connection ends its transaction; a second ROLLBACK is a round trip.
         pool_reset_on_return=None,
     )
@@ -102,7 +104,7 @@ def _reason(error: Exception) -> str:
 
 _PING: dict[Kind, Ping] = {
     Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
-    Kind.POSTGRESQL: lambda driver: driver.execute(";"),
+    Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
 }
 
 

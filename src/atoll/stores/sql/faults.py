@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import exc
 
-from atoll.errors import AtollError, InvalidRequest, TemporaryError
+from atoll.errors import AtollError, InvalidRequest, TemporaryError, TooLarge
 
 UNAVAILABLE = "database_unavailable"
 
@@ -23,9 +23,12 @@ ROLLED_BACK = {"40001", "40P01", "55P03", "57014", 1205, 1213, 1969, 3024}
 READ_ONLY = {"25006", 1290, 1792, 1836}
 # No room: connections, memory, disk.
 EXHAUSTED = {"53000", "53100", "53200", "53300", 1021, 1040, 1041, 1114, 1203, 1226}
+PACKET_TOO_LARGE = 1153
+# Numbers of MariaDB's from 2000 on are the driver's: connections that broke or never were.
+SHUTTING_DOWN = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927}
 TAKEN = {"23505", 1062}
 # Text that is too long or that the server does not take, numbers out of range.
-VALUES = {"22001", "22003", "22021", "22P05", 1264, 1366, 1406}
+VALUES = {"22000", "22001", "22003", "22021", "22P05", 1264, 1366, 1406}
 
 
 class Unreached(TemporaryError):
@@ -44,12 +47,13 @@ class Lost(TemporaryError):
 
 
 def number(error: BaseException) -> str | int | None:
-    """The SQLSTATE that PostgreSQL gave, or MariaDB's number of the error."""
+    """MariaDB's number of the error, or the SQLSTATE that PostgreSQL gave."""
     source: Any = getattr(error, "orig", None) or error
-    if state := getattr(source, "sqlstate", None):
-        return str(state)
     first = source.args[0] if source.args else None
-    return first if isinstance(first, int) and not isinstance(source, OSError) else None
+    if isinstance(first, int) and not isinstance(source, OSError):
+        return first
+    state = getattr(source, "sqlstate", None)
+    return None if state is None else str(state)
 
 
 def usable(error: BaseException) -> bool:
@@ -76,14 +80,21 @@ def translate(error: Exception, name: str) -> Exception:
         case UnicodeEncodeError():
             translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
         case exc.TimeoutError():
-            translated = Unreached(
+            # Neither tried again nor taken for an outage: it would only make the queue longer.
+            translated = TemporaryError(
                 f"All connections to the database {name} are in use; raise database.pool_size or "
-                "database.max_overflow."
+                "database.max_overflow.",
+                code=UNAVAILABLE,
+                retry_after=5.0,
             )
         case _ if found in ROLLED_BACK:
             translated = RolledBack(f"The database {name} undid a transaction: {said}.")
         case _ if found in VALUES or isinstance(error, exc.DataError):
             translated = InvalidRequest(f"The database does not take a value: {said}.")
+        case _ if found == PACKET_TOO_LARGE:
+            translated = TooLarge(
+                "This is more than the database takes at once; raise its max_allowed_packet."
+            )
         case _ if found in READ_ONLY:
             translated = RolledBack(
                 f"The database {name} takes no writes: {said}. Is it a secondary?"
@@ -105,12 +116,15 @@ def _broken(error: Exception) -> bool:
         return True
     if not isinstance(error, exc.DBAPIError):
         return False
-    found = number(error)
-    return (
-        error.connection_invalidated
-        or isinstance(error, exc.InterfaceError | exc.InternalError | exc.OperationalError)
-        or (isinstance(found, str) and found[:2] in ("08", "57"))
-    )
+    match number(error):
+        case int() as found:
+            return found >= 2000 or found in SHUTTING_DOWN
+        case str() as state:
+            return state[:2] in ("08", "57", "XX")
+        case _:
+            return error.connection_invalidated or isinstance(
+                error, exc.InterfaceError | exc.InternalError | exc.OperationalError
+            )
 
 
 def _said(error: BaseException) -> str:

@@ -163,15 +163,20 @@ class ServerEngine:
                 self._probe.set()
                 self._probe = None
 
+    async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
+        limit = self._settings.pool_timeout + self._settings.operation_timeout
+        try:
+            async with asyncio.timeout(limit.total_seconds()):
+                return await engine.connect()
+        except (OSError, EOFError, sa.exc.DBAPIError) as error:
+            raise Unreached(translate(error, self._name).args[0]) from error
+
     async def _transaction(
         self, engine: AsyncEngine, operation: Operation[T], *, commit: bool
     ) -> T:
-        settings = self._settings
-        limit = (settings.pool_timeout + settings.operation_timeout).total_seconds()
-        async with asyncio.timeout(limit):
-            connection = await engine.connect()
+        connection = await self._connect(engine)
         try:
-            async with asyncio.timeout(settings.operation_timeout.total_seconds()):
+            async with asyncio.timeout(self._settings.operation_timeout.total_seconds()):
                 try:
                     value = await connection.run_sync(lambda it: operation(ServerConnection(it)))
                 except Exception as error:

@@ -1,0 +1,228 @@
+"""
+A store that remembers what was last read and written of sessions and executions.
+
+It answers nothing from memory by itself: what it remembers may be old. While the database is away,
+`recall` gives it to those who would rather have that than nothing, with its age. Bounded in number,
+bytes and age.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from atoll.errors import TemporaryError
+from atoll.model.execution import Execution
+from atoll.model.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from datetime import datetime
+
+    from atoll.clock import Clock
+    from atoll.model.execution import ExecutionStatus
+    from atoll.model.page import Page
+    from atoll.model.session import SessionStatus
+    from atoll.settings import RecallSettings
+    from atoll.stores.base import Executions, Sessions, Store
+
+T = TypeVar("T")
+E = TypeVar("E", Session, Execution)
+
+UNAVAILABLE = "database_unavailable"
+ROUGHLY = 2000
+"""Bytes of an entity besides its texts."""
+ARTIFACT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered(Generic[E]):
+    entity: E
+    age: float
+    """Seconds since it was known to be so."""
+
+
+class Recent(Generic[E]):
+    """The entities that were seen last."""
+
+    def __init__(self, clock: Clock, settings: RecallSettings) -> None:
+        self._clock = clock
+        self._ttl = settings.ttl.total_seconds()
+        self._items, self._bytes = settings.items, settings.size
+        self._kept: OrderedDict[str, tuple[E, float, int]] = OrderedDict()
+        self._size = 0
+
+    def see(self, entity: E) -> None:
+        self.drop(entity.id)
+        size = _size(entity)
+        self._kept[entity.id] = (entity, self._clock.monotonic(), size)
+        self._size += size
+        while len(self._kept) > self._items or self._size > self._bytes:
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, entity_id: str) -> None:
+        found = self._kept.pop(entity_id, None)
+        if found is not None:
+            self._size -= found[2]
+
+    def recall(self, entity_id: str) -> Remembered[E] | None:
+        found = self._kept.get(entity_id)
+        if found is None:
+            return None
+        entity, seen, _ = found
+        age = self._clock.monotonic() - seen
+        if age > self._ttl:
+            self.drop(entity_id)
+            return None
+        return Remembered(entity, age)
+
+
+def _size(entity: Session | Execution) -> int:
+    """Bytes, about. Cheap: it is asked at every write."""
+    if isinstance(entity, Session):
+        return ROUGHLY + _texts(entity.env_vars)
+    request, outcome = entity.request, entity.outcome
+    size = ROUGHLY + len(request.code or "") + len(request.stdin or "")
+    for more in (request.event, request.command, request.args, request.env):
+        if more:
+            size += _texts(more)
+    if outcome is not None:
+        size += len(outcome.stdout) + len(outcome.stderr) + len(outcome.return_json or b"")
+        size += ARTIFACT * len(outcome.artifacts)
+    return size
+
+
+def _texts(value: Any) -> int:
+    """Characters in a structure that came as JSON, which cannot be deep."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_texts(key) + _texts(item) for key, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return sum(map(_texts, value))
+    return 8
+
+
+class RecallingStore:
+    """Another store, with a memory."""
+
+    def __init__(self, store: Store, clock: Clock, settings: RecallSettings) -> None:
+        self._store = store
+        self.away = False
+        """Whether the last that was heard of the database is that it cannot be reached."""
+        self.recent_sessions: Recent[Session] = Recent(clock, settings)
+        self.recent_executions: Recent[Execution] = Recent(clock, settings)
+        self.sessions: Sessions = _Sessions(self, store.sessions, self.recent_sessions)
+        self.executions: Executions = _Executions(self, store.executions, self.recent_executions)
+        self.instances = store.instances
+        self.templates = store.templates
+        self.keys = store.keys
+        self.requests = store.requests
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def cluster(self) -> str:
+        return await self._store.cluster()
+
+    async def ping(self) -> None:
+        await self.noting(self._store.ping())
+
+    async def noting(self, call: Awaitable[T]) -> T:
+        """Its answer; and from how it goes, whether the database is there."""
+        try:
+            answer = await call
+        except TemporaryError as error:
+            self.away = self.away or error.code == UNAVAILABLE
+            raise
+        self.away = False
+        return answer
+
+
+class _Sessions:
+    def __init__(self, store: RecallingStore, inner: Sessions, recent: Recent[Session]) -> None:
+        self._noting = store.noting
+        self._inner = inner
+        self._recent = recent
+
+    async def add(self, session: Session) -> None:
+        await self._noting(self._inner.add(session))
+        self._recent.see(session)
+
+    async def get(self, session_id: str) -> Session | None:
+        session = await self._noting(self._inner.get(session_id))
+        if session is not None:
+            self._recent.see(session)
+        return session
+
+    async def save(self, session: Session) -> Session:
+        saved = await self._noting(self._inner.save(session))
+        self._recent.see(saved)
+        return saved
+
+    async def page(
+        self,
+        *,
+        status: SessionStatus | None = None,
+        template_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Session]:
+        return await self._noting(
+            self._inner.page(status=status, template_id=template_id, cursor=cursor, limit=limit)
+        )
+
+    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
+        return await self._noting(self._inner.expired(now, limit=limit))
+
+    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
+        return await self._noting(self._inner.unfinished(limit=limit, after=after))
+
+    async def count(self, status: SessionStatus) -> int:
+        return await self._noting(self._inner.count(status))
+
+
+class _Executions:
+    def __init__(self, store: RecallingStore, inner: Executions, recent: Recent[Execution]) -> None:
+        self._noting = store.noting
+        self._inner = inner
+        self._recent = recent
+
+    async def add(self, execution: Execution) -> None:
+        await self._noting(self._inner.add(execution))
+        self._recent.see(execution)
+
+    async def get(self, execution_id: str) -> Execution | None:
+        execution = await self._noting(self._inner.get(execution_id))
+        if execution is not None:
+            self._recent.see(execution)
+        return execution
+
+    async def save(self, execution: Execution) -> Execution:
+        saved = await self._noting(self._inner.save(execution))
+        self._recent.see(saved)
+        return saved
+
+    async def page(
+        self,
+        *,
+        session_id: str | None = None,
+        status: ExecutionStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        return await self._noting(
+            self._inner.page(session_id=session_id, status=status, cursor=cursor, limit=limit)
+        )
+
+    async def unfinished(
+        self, *, limit: int, after: str = "", holder: str | None = None
+    ) -> list[Execution]:
+        return await self._noting(self._inner.unfinished(limit=limit, after=after, holder=holder))
+
+    async def holders(self) -> set[str | None]:
+        return await self._noting(self._inner.holders())

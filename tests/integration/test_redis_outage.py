@@ -1,0 +1,269 @@
+"""Redis goes away and comes back: nobody hangs, nobody believes to hold what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from atoll.coordination.redis import RedisCoordination
+from atoll.errors import TemporaryError
+from atoll.settings import CoordinationSettings
+from tests.servers.redis import RedisServer
+
+pytestmark = pytest.mark.anyio
+
+LONG = 60.0
+SETTINGS = CoordinationSettings(
+    # Those who wait look again after a third of it.
+    presence_ttl=timedelta(seconds=3),
+    connect_timeout=timedelta(seconds=0.5),
+    read_timeout=timedelta(seconds=0.5),
+)
+
+
+@pytest.fixture(params=[False, True], ids=["redis", "redis-cluster"])
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[RedisServer]:
+    with RedisServer(tmp_path, cluster=request.param) as server:
+        yield server
+
+
+class Watched(RedisCoordination):
+    """Notes what it was called for."""
+
+    def __init__(self, replica: str, url: str) -> None:
+        super().__init__(replica, url, SETTINGS, timedelta(hours=1))
+        self.gaps: asyncio.Queue[None] = asyncio.Queue()
+        self.cancellations: asyncio.Queue[str] = asyncio.Queue()
+        self.on_gap = lambda: self.gaps.put_nowait(None)
+        self.on_cancel = self.cancellations.put_nowait
+
+
+@pytest.fixture
+async def replicas(server: RedisServer) -> AsyncIterator[tuple[Watched, Watched]]:
+    before = asyncio.all_tasks()
+    async with AsyncExitStack() as stack:
+        both = Watched("a", server.url), Watched("b", server.url)
+        for replica in both:
+            stack.push_async_callback(replica.close)
+            await replica.open()
+        yield both
+    assert asyncio.all_tasks() <= before
+
+
+async def bounded(work: asyncio.Task[object]) -> object:
+    async with asyncio.timeout(LONG):
+        return await work
+
+
+async def until_in_line(server: RedisServer, key: str, count: int) -> None:
+    async with asyncio.timeout(LONG):
+        while server.execute("ZCARD", f"{{atoll:{key}}}:line") != f":{count}\r\n":
+            await asyncio.sleep(0.01)
+
+
+async def until_back(replica: RedisCoordination) -> None:
+    async with asyncio.timeout(LONG):
+        while True:
+            with suppress(TemporaryError):
+                await replica.beat()
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_what_a_restart_lost_is_known_to_be_lost(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    server.kill()
+    with pytest.raises(TemporaryError) as gone:
+        await a.renew("s", "x")
+    assert gone.value.code == "coordination_unavailable"
+
+    server.start()
+    await until_back(b)
+    assert not await a.renew("s", "x")
+    assert await a.beat() is False
+    assert await b.acquire("s", "y") is None
+    await a.release("s", "x")
+    assert await b.renew("s", "y")
+
+
+async def test_nobody_waits_for_a_server_that_is_gone(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
+    await until_in_line(server, "s", 1)
+    asked = asyncio.create_task(a.ask("e", {}, timeout=10 * LONG))
+    async with b.listen("t") as heard:
+        listener = asyncio.create_task(heard.wait(10 * LONG))
+        await asyncio.sleep(0)
+        server.kill()
+        for waiting in (waiter, asked):
+            with pytest.raises(TemporaryError):
+                await bounded(waiting)
+        assert await bounded(listener)
+        # And while it stays away.
+        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        with pytest.raises(TemporaryError):
+            await a.acquire("s", "z", wait=10 * LONG)
+        with pytest.raises(TemporaryError):
+            await a.ask("f", {}, timeout=10 * LONG)
+        with pytest.raises(TemporaryError):
+            async with a.listen("u"):
+                pass
+
+
+async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    waiters = []
+    for count in range(5):
+        replica = replicas[count % 2]
+        waiters.append(asyncio.create_task(replica.acquire("s", f"y{count}", wait=10 * LONG)))
+        await until_in_line(server, "s", count + 1)
+    server.stop()
+    server.start()
+    await until_back(a)
+    await until_back(b)
+
+    got = 0
+    for count, waiter in enumerate(waiters):
+        try:
+            assert await bounded(waiter) is None
+        except TemporaryError:
+            continue
+        got += 1
+        assert await replicas[count % 2].renew("s", f"y{count}")
+        await replicas[count % 2].release("s", f"y{count}")
+    # What is not known to be held was not kept either.
+    await a.beat()
+    await b.beat()
+    assert await a.acquire("s", "z", wait=LONG) is None
+
+
+@pytest.mark.parametrize("way", ["kill", "stop", "pause"])
+async def test_cancellations_are_heard_again_after_an_outage(
+    server: RedisServer, replicas: tuple[Watched, Watched], way: str
+) -> None:
+    a, b = replicas
+    async with a.listen("t") as heard:
+        if way == "pause":
+            server.pause()
+        else:
+            getattr(server, way)()
+        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        if way == "pause":
+            server.resume()
+        else:
+            server.start()
+        async with asyncio.timeout(LONG):
+            await a.gaps.get()
+            await b.gaps.get()
+        await until_back(b)
+        await b.cancel("e", "user")
+        async with asyncio.timeout(LONG):
+            assert await a.cancellations.get() == "e"
+            assert await b.cancellations.get() == "e"
+        while await heard.wait(0.01):
+            pass
+        await b.tell("t")
+        assert await heard.wait(LONG)
+
+    await a.acquire("s", "x")
+    waiter = asyncio.create_task(b.acquire("s", "y", wait=LONG))
+    await until_in_line(server, "s", 1)
+    await a.release("s", "x")
+    assert await bounded(waiter) is None
+
+
+async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
+    await until_in_line(server, "s", 1)
+    asked = asyncio.create_task(b.ask("e", {}, timeout=10 * LONG))
+    async with a.listen("t") as heard:
+        server.pause()
+        try:
+            for waiting in (waiter, asked):
+                with pytest.raises(TemporaryError):
+                    await bounded(waiting)
+            assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+            calls = [
+                a.beat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
+                a.release("s", "x"), a.holder("s"), a.open_window("s", "e"), a.window("s"),
+                a.close_window("s", "e"), a.ask("e", {}, timeout=LONG), a.question("e"),
+                a.resolve("e", {}), a.cancel("e", "user"), a.cancelled("e"), a.push("e", ""),
+                a.drain("e"), a.tell("t"), a.clean("s", "e"),
+            ]  # fmt: skip
+            async with asyncio.timeout(LONG):
+                errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(error) for error in errors] == [TemporaryError] * len(calls)
+            async with asyncio.timeout(LONG):
+                await a.shutdown()
+                await a.close()
+        finally:
+            server.resume()
+
+
+async def test_a_cancelled_call_to_a_server_that_does_not_answer_ends(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
+    await until_in_line(server, "s", 1)
+    asked = asyncio.create_task(b.ask("e", {}, timeout=10 * LONG))
+    server.pause()
+    try:
+        for waiting in (waiter, asked):
+            waiting.cancel()
+            with pytest.raises((asyncio.CancelledError, TemporaryError)):
+                await bounded(waiting)
+    finally:
+        server.resume()
+
+
+async def test_shutdown_and_close_end_without_a_server(
+    server: RedisServer, replicas: tuple[Watched, Watched]
+) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    server.kill()
+    async with asyncio.timeout(LONG):
+        await a.shutdown()
+        await a.close()
+    with pytest.raises(TemporaryError):
+        await a.holder("s")
+    server.start()
+    await until_back(b)
+    await a.open()
+    assert await a.acquire("s", "x") is None
+
+
+async def test_closing_wakes_those_who_wait(replicas: tuple[Watched, Watched]) -> None:
+    a, b = replicas
+    await a.acquire("s", "x")
+    waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
+    asked = asyncio.create_task(b.ask("e", {}, timeout=10 * LONG))
+    async with asyncio.timeout(LONG):
+        while await a.question("e") is None:
+            await asyncio.sleep(0.01)
+    await b.close()
+    for waiting in (waiter, asked):
+        with pytest.raises(TemporaryError):
+            await bounded(waiting)
