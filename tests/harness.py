@@ -25,11 +25,12 @@ class Server:
         self.data_dir = data_dir
         self._arguments = arguments
         self._env = env
+        self.log_path = data_dir / "server.log"
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        self.log = (self.data_dir / "server.log").open("a")
+        self.log = self.log_path.open("a")
         self.process = subprocess.Popen(
             [
                 *self.prefix, sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
@@ -49,7 +50,7 @@ class Server:
         raise AssertionError(f"the server did not start: {self.stderr()}")
 
     def stderr(self) -> str:
-        return (self.data_dir / "server.log").read_text()
+        return self.log_path.read_text()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it, and wait for that; its exit code."""

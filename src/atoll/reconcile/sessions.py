@@ -88,6 +88,8 @@ class Sweep:
             if handle.instance_id not in owned and self._is_old(handle.instance_id, seen, now):
                 log.info("orphan.instance", instance_id=handle.instance_id)
                 await self._settled(self._remove(handle), instance_id=handle.instance_id)
+        # Those of instances that are there go after them.
+        kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
         for workspace in await self._driver.workspaces():
             if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
                 log.info("orphan.workspace", workspace=workspace)
@@ -95,6 +97,12 @@ class Sweep:
         self._first_seen = seen
 
     async def _remove(self, handle: Handle) -> None:
+        instance = await self._store.instances.get(handle.instance_id)
+        # First: its replica may come back and give it to a session at this moment.
+        if instance is not None and instance.session_id is None:
+            taken = not await self._store.instances.abandon(instance.id)
+            if taken:
+                return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
 

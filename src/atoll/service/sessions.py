@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+SETTLE_SECONDS = 1.0
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
 """Seconds."""
@@ -132,7 +133,11 @@ class Sessions:
             await self._store.ping()  # Before a ready instance is taken for nothing.
         ready = self._pool.take(template, resources)
         if ready is not None:
-            return await self._adopt(session, ready)
+            try:
+                return await self._adopt(session, ready)
+            except Conflict as error:
+                # Others took this replica for lost, and its ready instances away.
+                log.warning("pool.instance_lost", session_id=session.id, error=error.message)
         await self._store.sessions.add(session)
         return await self._start_cold(session)
 
@@ -159,12 +164,34 @@ class Sessions:
                 if not await self._driver.resize(handle, session.resources):
                     raise TemporaryError(f"Instance {handle.instance_id} keeps its limits.")
             await self._store.sessions.add(session)
+        except TemporaryError as error:
+            if error.code != "database_unavailable":
+                self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
+            else:
+                self._tasks.start(self._settle(session, ready), f"settle {session.id}")
+            raise
         except BaseException:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
         self._keep(session, ready.instance, ready.link)
         self.created["pool"] += 1
         return session
+
+    async def _settle(self, session: Session, ready: Ready) -> None:
+        """
+        After a write whose fate is not known: keep the instance if the session was recorded, so
+        that who repeats the request finds it.
+        """
+        while True:
+            try:
+                found = await self._store.sessions.get(session.id)
+                break
+            except TemporaryError:
+                await asyncio.sleep(SETTLE_SECONDS)
+        if found is None or found.status.ended:
+            await self._pool.destroy(ready)
+        else:
+            self._keep(found, ready.instance, ready.link)
 
     async def _start_cold(self, session: Session) -> Session:
         try:

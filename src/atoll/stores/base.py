@@ -106,6 +106,9 @@ class Instances(Protocol):
         gone, has a session, or is not `instead_of`'s any more.
         """
 
+    async def abandon(self, instance_id: str) -> bool:
+        """Forget one that no session has; False, and nothing changed, when one has it."""
+
     async def remove(self, instance_id: str) -> None:
         """Forget it; nothing happens when it is not there."""
 

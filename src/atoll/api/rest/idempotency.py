@@ -157,12 +157,11 @@ class Idempotency:
             raise _reused()
         me = self._coordination.replica
         if found.holder == me:
-            free = self._present[found.id] == 1
-        elif found.holder == NOBODY or not await self._coordination.alive(found.holder):
-            free = await self._store.requests.take_over(found, me)
+            busy = self._present[found.id] > 1
         else:
-            free = False
-        if not free:
+            busy = found.holder != NOBODY and await self._coordination.alive(found.holder)
+        # Ours too is taken over: it may have been answered since it was found.
+        if busy or not await self._store.requests.take_over(found, me):
             raise TemporaryError(
                 "The first request with this Idempotency-Key is still being worked on.",
                 code="idempotency_in_flight",

@@ -31,6 +31,7 @@ _CLAIM = """
     WHERE id = :id AND session_id IS NULL
         AND (holder = :instead_of OR holder IS NULL AND :nobody = 1)
 """
+_ABANDON = "DELETE FROM instances WHERE id = :id AND session_id IS NULL"
 _REMOVE = "DELETE FROM instances WHERE id = :id"
 
 
@@ -67,6 +68,13 @@ class SqlInstances:
         return await self._engine.write(
             lambda connection: connection.execute(_CLAIM, values).rowcount > 0
         )
+
+    async def abandon(self, instance_id: str) -> bool:
+        def write(connection: Connection) -> bool:
+            connection.execute(_ABANDON, {"id": instance_id})
+            return connection.execute(_GET, {"id": instance_id}).fetchone() is None
+
+        return await self._engine.write(write, again=write)
 
     async def remove(self, instance_id: str) -> None:
         def write(connection: Connection) -> None:
