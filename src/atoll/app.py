@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from atoll import ids, workers
+from atoll import directories, ids, workers
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
 
-NODE_ID = "local"
 DATABASE = "atoll.db"
 KEY_FILE = "key"
 ENVIRONMENT = "environment"
@@ -126,9 +125,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         store = RecallingStore(open_store(settings), clock, settings.recall)
         stack.push_async_callback(store.close)
         await store.open()
+        own = embedded or not _names_database(settings)
         if not embedded:
-            cluster, own = await store.cluster(), not _names_database(settings)
+            cluster = await store.cluster()
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
+        node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
         blobs = objects.choose(settings)
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, clock)
@@ -143,12 +144,12 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
         await templates.ensure_default()
-        pool = Pool(store, driver, clock, NODE_ID, leases.replica, ephemeral=embedded)
+        pool = Pool(store, driver, clock, node_id, leases.replica, ephemeral=embedded)
         templates.changed = pool.changed.set
-        sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, NODE_ID)
+        sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, node_id)
         runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
         keys = Keys(store, clock, settings.recall)
-        node = Node(NODE_ID, driver.kind, f"unix://{settings.data_dir / NODE}")
+        node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
             executions=Executions(
@@ -174,10 +175,12 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool).run()
+            await Recovery(store, driver, sessions, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
-        sweep = Sweep(store, driver, sessions, pool, coordination, leases, clock, settings.session)
+        sweep = Sweep(
+            store, driver, sessions, pool, coordination, leases, clock, settings.session, node_id
+        )
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "lock"
 CLUSTER_FILE = "cluster"
+NODE_FILE = "node-id"
+LOCAL = "local"
 INSIDE, OUTSIDE = "inside", "elsewhere"
 """Where the database is that a data directory belongs to."""
 UNLOCKED = ".new-"
@@ -115,6 +117,24 @@ def give_to(data_dir: Path, cluster: str, *, own: bool) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.write_text(f"{wanted}\n")
     temporary.replace(path)
+
+
+def node_id(data_dir: Path, *, own: bool) -> str:
+    """
+    What the node is called: a name of its own where several can meet in one database, kept in the
+    directory.
+    """
+    if own:
+        return LOCAL
+    path = data_dir / NODE_FILE
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text().strip()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.write_text(f"{LOCAL}-{secrets.token_hex(4)}\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, path)  # Unlike a rename, it never replaces what another start has read.
+    temporary.unlink()
+    return path.read_text().strip()
 
 
 # Embedded

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from atoll.cli.root import app
 from atoll.stores.sql.schema import HEAD
 from tests.harness import Server
 from tests.servers import free_port
@@ -18,16 +20,8 @@ from tests.servers.process import DatabaseServer
 SERVERS = ("mariadb", "postgresql")
 
 
-def atoll(*words: str, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", *words],
-        capture_output=True,
-        text=True,
-        input=input,
-        timeout=60,
-        env={**os.environ, **env},
-        check=False,
-    )
+def atoll(*words: str, input: str = "", **env: str) -> Result:
+    return CliRunner().invoke(app, list(words), input=input, env=env)
 
 
 def current(**env: str) -> tuple[int, str | None, str]:
@@ -35,7 +29,7 @@ def current(**env: str) -> tuple[int, str | None, str]:
     done = atoll("db", "current", "--json", **env)
     told = json.loads(done.stdout)
     assert told["head"] == HEAD
-    return done.returncode, told["revision"], told["state"]
+    return done.exit_code, told["revision"], told["state"]
 
 
 @pytest.fixture(params=["sqlite", *SERVERS])
@@ -70,11 +64,11 @@ def test_the_schema_goes_up_and_down_and_is_told(env: dict[str, str]) -> None:
 
 
 def test_a_downgrade_asks_first(env: dict[str, str]) -> None:
-    assert atoll("db", "upgrade", **env).returncode == 0
+    assert atoll("db", "upgrade", **env).exit_code == 0
 
     for answer in ("", "n\n"):
         asked = atoll("db", "downgrade", "base", input=answer, **env)
-        assert asked.returncode == 1
+        assert asked.exit_code == 1
         assert "losing data?" in asked.stderr
     assert current(**env) == (0, HEAD, "current")
 
@@ -83,24 +77,24 @@ def test_a_downgrade_asks_first(env: dict[str, str]) -> None:
 
 def test_mistakes_have_codes(env: dict[str, str], tmp_path: Path) -> None:
     unknown = atoll("db", "upgrade", "0815", **env)
-    assert unknown.returncode == 1
+    assert unknown.exit_code == 1
     assert "(unknown_revision)" in unknown.stderr
 
     nowhere = f"postgresql://atoll:secret-word@127.0.0.1:{free_port()}/atoll"
     for words in (("upgrade",), ("current",), ("downgrade", "base", "--yes")):
         away = atoll("db", *words, "--database-url", nowhere, **env)
-        assert away.returncode == 1
+        assert away.exit_code == 1
         assert "(database_unavailable)" in away.stderr
         assert "secret-word" not in away.stderr + away.stdout
         assert len(away.stderr.splitlines()) == 1
 
 
 def test_no_schema_is_taken_down_under_a_server(bubblewrap: str, tmp_path: Path) -> None:
-    with Server(tmp_path) as server:
+    with Server(tmp_path) as server, server.client() as client:
         refused = atoll("db", "downgrade", "base", "--yes", "--data-dir", str(tmp_path))
-        assert refused.returncode == 1
+        assert refused.exit_code == 1
         assert "(data_dir_in_use)" in refused.stderr
-        assert server.client().get("/api/v1/sessions").status_code == 200
+        assert client.get("/api/v1/sessions").status_code == 200
 
 
 def test_a_server_refuses_a_database_without_schema_and_says_the_command(
@@ -109,13 +103,20 @@ def test_a_server_refuses_a_database_without_schema_and_says_the_command(
     env = {"ATOLL_DATABASE_URL": url, "ATOLL_DATA_DIR": str(tmp_path)}
     for code, prepare in (("schema_missing", None), ("schema_outdated", "0001")):
         if prepare is not None:
-            assert atoll("db", "upgrade", prepare, **env).returncode == 0
-        refused = atoll("serve", "--port", "0", **env)
+            assert atoll("db", "upgrade", prepare, **env).exit_code == 0
+        refused = subprocess.run(
+            [sys.executable, "-m", "atoll.cli", "serve", "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, **env},
+            check=False,
+        )
         assert refused.returncode == 1
         assert "atoll db upgrade" in refused.stderr
         assert f"({code})" in refused.stderr
 
-    assert atoll("db", "upgrade", **env).returncode == 0
+    assert atoll("db", "upgrade", **env).exit_code == 0
     with Server(tmp_path, **env) as server, server.client() as client:
         session = client.post("/api/v1/sessions", json={}).json()
         ran = client.post(

@@ -1,5 +1,6 @@
 """`atoll db …`: the schema of the database that a server's settings name. No server is asked."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,9 +70,8 @@ def downgrade(
 
     async def downgraded(schema: "Schema") -> tuple[str | None, str | None]:
         before = await schema.revision()
-        question = f"Take {schema.name} from {before or 'base'} down to {revision}, losing data?"
         if not yes:
-            typer.confirm(question, abort=True, err=True)
+            _ask(f"Take {schema.name} from {before or 'base'} down to {revision}, losing data?")
         await schema.downgrade(revision)
         return before, await schema.revision()
 
@@ -97,6 +97,13 @@ def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Js
     else:
         output.table(("REVISION", "HEAD", "STATE"), [(revision or "none", HEAD, state)])
     if state is not State.CURRENT:
+        raise typer.Exit(1)
+
+
+def _ask(question: str) -> None:
+    """On stderr alone, which typer's own way of asking does not keep to."""
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Exit(1)
 
 

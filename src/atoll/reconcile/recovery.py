@@ -31,11 +31,14 @@ CONCURRENCY = 8
 
 
 class Recovery:
-    def __init__(self, store: Store, driver: Driver, sessions: Sessions, pool: Pool) -> None:
+    def __init__(
+        self, store: Store, driver: Driver, sessions: Sessions, pool: Pool, node_id: str
+    ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
         self._pool = pool
+        self._node_id = node_id
         self._kept: set[str] = set()
         """Workspaces that a session has a right to."""
 
@@ -95,7 +98,7 @@ class Recovery:
     async def _forget_lost_instances(self) -> None:
         there = {handle.instance_id for handle in await self._driver.handles()}
         for instance in await self._store.instances.all():
-            if instance.id not in there:
+            if instance.node_id == self._node_id and instance.id not in there:
                 await self._store.instances.remove(instance.id)
 
     async def _schedule_ends(self) -> None:

@@ -1,7 +1,7 @@
 """
 The sweep: sessions whose life is over end, and what no session owns goes away.
 
-One replica sweeps at a time.
+One replica sweeps a node at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LEASE = "sweep"
 YOUNG = 120.0
 """
 Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
@@ -44,6 +43,7 @@ class Sweep:
         leases: Leases,
         clock: Clock,
         settings: SessionSettings,
+        node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
@@ -53,13 +53,14 @@ class Sweep:
         self._leases = leases
         self._clock = clock
         self._settings = settings
+        self._key = f"sweep:{node_id}"
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep.total_seconds())
             try:
-                lease = await self._leases.try_lease(LEASE)
+                lease = await self._leases.try_lease(self._key)
                 if lease is not None:
                     async with lease:
                         await self.once()

@@ -123,7 +123,7 @@ class Runs:
 
     async def adopt(self, execution: Execution) -> None:
         """Take over an execution whose holder is lost; nothing happens if somebody else did."""
-        if execution.id in self._running:
+        if execution.id in self._running or not await self._sessions.here(execution.session_id):
             return
         try:
             execution = await self._store.executions.save(
@@ -237,6 +237,7 @@ class Runs:
     async def _try(self, running: Running) -> None:
         if running.stopped and not running.adopted:
             await self._finish(running, self._cut_short(running))
+            await self._tell(running.execution.id)
             return
         execution = running.execution
         lease = self._leases.lease(execution.session_id, execution.id)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ELSEWHERE = ("database_unavailable", "coordination_unavailable", "node_not_reached")
+"""Codes that say more than that the session is not ready."""
 SETTLE_SECONDS = 1.0
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
@@ -384,6 +386,10 @@ class Sessions:
             recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
         return await asyncio.shield(recovering)
 
+    async def here(self, session_id: str) -> bool:
+        """Whether the session is on the node that this replica reaches."""
+        return (await self.get(session_id)).runtime_node == self._node_id
+
     async def reach(self, session_id: str) -> Live | None:
         """The session's compute as it is; None when it has died, or was never there."""
         live = self.reachable(session_id)
@@ -413,7 +419,7 @@ class Sessions:
                     live = await self._start_again(session)
                 return live
         except (LinkLost, PermanentError, TemporaryError) as error:
-            if error.code in ("database_unavailable", "coordination_unavailable"):
+            if error.code in ELSEWHERE:
                 raise
             raise TemporaryError(
                 f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
@@ -431,6 +437,12 @@ class Sessions:
 
     async def _found(self, session: Session) -> Live | None:
         """The session's instance, reached again if it lives."""
+        if session.runtime_node != self._node_id:
+            raise TemporaryError(
+                f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
+                f"from here ({self._node_id}). Ask a control plane there.",
+                code="node_not_reached",
+            )
         if session.instance_id is None:
             return None
         instance = await self._store.instances.get(session.instance_id)

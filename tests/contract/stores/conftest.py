@@ -7,13 +7,10 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import delete
 
 from atoll.settings import DatabaseSettings, SqliteSettings
-from atoll.stores.sql import migrations
-from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import metadata
+from tests.servers.databases import empty, migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,21 +62,6 @@ def postgresql_database(postgresql: PostgreSQL) -> str:
     url = postgresql.new_database()
     asyncio.run(migrate(url))
     return url
-
-
-async def migrate(url: str) -> None:
-    engine = make_engine([url], DatabaseSettings())
-    async with engine.connect() as connection:
-        await connection.run_sync(migrations.upgrade)
-    await engine.dispose()
-
-
-async def empty(url: str) -> None:
-    engine = make_engine([url], DatabaseSettings())
-    async with engine.begin() as connection:
-        for table in metadata.tables.values():
-            await connection.execute(delete(table))
-    await engine.dispose()
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 What an error of a database server means.
 
 Beyond its message, it matters what became of the transaction. `Unreached`: there was no connection,
-so nothing happened. `RolledBack`: the server undid it. `Lost`: nobody knows, a commit may have been
-under way. The errors of SQLAlchemy and of the drivers end here.
+so nothing happened. `Refused`: the server takes none of its kind for now. `RolledBack`: the server
+undid it. `Lost`: nobody knows, a commit may have been under way. The errors of SQLAlchemy and of the
+drivers end here.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Unreached(TemporaryError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=5.0)
+
+
+class Refused(TemporaryError):
+    code = UNAVAILABLE
 
 
 class RolledBack(TemporaryError):
@@ -96,11 +101,9 @@ def translate(error: Exception, name: str) -> Exception:
                 "This is more than the database takes at once; raise its max_allowed_packet."
             )
         case _ if found in READ_ONLY:
-            translated = RolledBack(
-                f"The database {name} takes no writes: {said}. Is it a secondary?"
-            )
+            translated = Refused(f"The database {name} takes no writes: {said}. Is it a secondary?")
         case _ if found in EXHAUSTED:
-            translated = RolledBack(f"The database {name} has no room: {said}.")
+            translated = Refused(f"The database {name} has no room: {said}.")
         case TimeoutError():
             translated = Lost(f"The database {name} does not answer in time.")
         case _ if _broken(error):

@@ -90,14 +90,17 @@ def _rows(
 
 @lru_cache
 def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
-    """The names are ours, values are bound."""
+    """The names are ours, values are bound; an index is named after its first column."""
+    index = f"{table}_{columns[0].removesuffix('_id') if columns else 'created'}"
     conditions = [f"{name} = :{name}" for name in columns]
     if continued:
         # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.
         conditions.append("created_at <= :after_time")
         conditions.append("(created_at < :after_time OR id < :after_id)")
     return (
-        f"SELECT * FROM {table} "  # noqa: S608
+        # A comment to all but MariaDB, which would look up the first column and then walk the rows
+        # of all pages before this one.
+        f"SELECT * FROM {table} /*! FORCE INDEX ({index}) */ "  # noqa: S608
         + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
         + "ORDER BY created_at DESC, id DESC LIMIT :limit"
     )

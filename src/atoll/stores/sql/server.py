@@ -25,6 +25,7 @@ from atoll.stores.sql.faults import (
     TAKEN,
     UNAVAILABLE,
     Lost,
+    Refused,
     RolledBack,
     Unreached,
     number,
@@ -118,7 +119,7 @@ class ServerEngine:
                     raise
                 settled = True
                 continue
-            except (Unreached, RolledBack, Lost) as error:
+            except (Unreached, Refused, RolledBack, Lost) as error:
                 if isinstance(error, Lost):
                     if again is None:
                         raise

@@ -121,7 +121,7 @@ class SqlSessions:
         return await self._engine.read(
             page_of(
                 "sessions",
-                where={"status": status, "template_id": template_id},
+                where={"template_id": template_id, "status": status},
                 cursor=cursor,
                 limit=limit,
                 entity=_session,

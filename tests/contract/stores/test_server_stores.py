@@ -1,0 +1,251 @@
+"""What a store on a server adds to the contract: replicas that race, plans, and the schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.model.execution import ExecutionStatus
+from atoll.model.keyed import KeyedRequest
+from atoll.settings import DatabaseSettings, SqliteSettings
+from atoll.stores.sql.connect import make_engine
+from atoll.stores.sql.dsn import Kind, address
+from atoll.stores.sql.paging import statement
+from atoll.stores.sql.rows import micros
+from atoll.stores.sql.server import ServerEngine
+from atoll.stores.sql.store import SqlStore
+from atoll.stores.sql.tables import executions
+
+from .store_entities import NOW, make_execution, make_key, make_session
+
+pytestmark = pytest.mark.anyio
+
+ROWS = 4000
+PAGE = 20
+
+
+@pytest.fixture
+async def replicas(server_url: str, anyio_backend: str) -> AsyncIterator[list[SqlStore]]:
+    async with AsyncExitStack() as stack:
+        opened = []
+        for _ in range(3):
+            store = SqlStore([server_url], sqlite=SqliteSettings(), database=DatabaseSettings())
+            stack.push_async_callback(store.close)
+            await store.open()
+            opened.append(store)
+        yield opened
+
+
+@pytest.fixture
+async def engine(server_url: str, anyio_backend: str) -> AsyncIterator[AsyncEngine]:
+    engine = make_engine([server_url], DatabaseSettings())
+    yield engine
+    await engine.dispose()
+
+
+async def test_replicas_that_ask_at_once_agree_on_the_cluster(replicas: list[SqlStore]) -> None:
+    answers = await asyncio.gather(*(store.cluster() for store in replicas for _ in range(5)))
+
+    assert len(set(answers)) == 1
+
+
+async def test_a_key_that_replicas_add_at_once_is_there_once(replicas: list[SqlStore]) -> None:
+    keys = [make_key(digest=b"same".ljust(32)) for _ in range(15)]
+
+    await asyncio.gather(*(replicas[n % len(replicas)].keys.add(key) for n, key in enumerate(keys)))
+
+    assert len(await replicas[0].keys.all()) == 1
+
+
+@pytest.mark.parametrize("expired", [False, True], ids=["new", "expired"])
+async def test_of_replicas_that_claim_a_request_at_once_one_has_it(
+    replicas: list[SqlStore], expired: bool
+) -> None:
+    def request(holder: str) -> KeyedRequest:
+        return KeyedRequest(
+            id="one", holder=holder, created_at=NOW, expires_at=NOW + timedelta(days=1)
+        )
+
+    if expired:
+        old = KeyedRequest(
+            id="one", holder="old", created_at=NOW - timedelta(days=2), expires_at=NOW
+        )
+        assert await replicas[0].requests.claim(old) is None
+
+    answers = await asyncio.gather(
+        *(store.requests.claim(request(f"{n}")) for n in range(5) for store in replicas)
+    )
+
+    assert answers.count(None) == 1
+    assert len({answer.holder for answer in answers if answer}) == 1
+
+
+async def test_ids_come_in_the_order_of_their_bytes(replicas: list[SqlStore]) -> None:
+    ids = ["B", "a", "Z", "_", "-", "é", "e", "E", "a ", "a\t", "ａ", "𝄞", "\uffee"]
+    for id in ids:
+        await replicas[0].sessions.add(make_session(id=id))
+
+    got = [session.id for session in await replicas[0].sessions.unfinished(limit=100)]
+    page = [session.id for session in (await replicas[0].sessions.page(limit=100)).items]
+
+    assert got == sorted(ids, key=str.encode)
+    assert page == got[::-1]
+
+
+@pytest.mark.parametrize("id", ["x" * 65, "é" * 65], ids=["too long", "too long in characters"])
+async def test_an_id_that_does_not_fit_is_refused_and_not_cut_off(
+    replicas: list[SqlStore], id: str
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await replicas[0].sessions.add(make_session(id=id))
+
+    assert await replicas[0].sessions.unfinished(limit=100) == []
+
+
+async def test_a_connection_is_used_again(server_url: str) -> None:
+    engine = ServerEngine([server_url], DatabaseSettings(pool_size=1, max_overflow=0))
+    await engine.open()
+    name = "pg_backend_pid()" if address(server_url).kind is Kind.POSTGRESQL else "connection_id()"
+
+    def who(connection: Any) -> Any:
+        return connection.execute(f"SELECT {name} AS id").fetchone()["id"]
+
+    seen = {await engine.read(who) for _ in range(5)} | {await engine.write(who) for _ in range(5)}
+    await engine.close()
+
+    assert len(seen) == 1
+
+
+async def test_a_read_cannot_write(server_url: str) -> None:
+    engine = ServerEngine([server_url], DatabaseSettings())
+    await engine.open()
+    insert = "INSERT INTO properties (name, value) VALUES ('a', 'b')"
+
+    await engine.read(lambda connection: connection.execute(insert).rowcount)
+    left = await engine.read(lambda it: it.execute("SELECT * FROM properties").fetchall())
+    await engine.close()
+
+    assert left == []
+
+
+async def test_a_caller_that_waits_too_long_for_a_connection_is_told(server_url: str) -> None:
+    engine = ServerEngine(
+        [server_url],
+        DatabaseSettings(pool_size=1, max_overflow=0, pool_timeout=timedelta(seconds=0.1)),
+    )
+    await engine.open()
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    def hold(_: Any) -> None:
+        taken.set()
+        sa.util.await_only(go_on.wait())
+
+    holding = asyncio.create_task(engine.read(hold))
+    await taken.wait()
+
+    with pytest.raises(TemporaryError, match="in use") as caught:
+        await engine.read(lambda connection: connection.execute("SELECT 1").fetchone())
+
+    assert caught.value.code == "database_unavailable"
+    go_on.set()
+    await holding
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("revision", "code"),
+    [
+        (None, "schema_missing"),
+        ("0001", "schema_outdated"),
+        ("9999", "database_unknown_version"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+async def test_a_schema_of_another_version_is_not_opened(
+    request: pytest.FixtureRequest, kind: str, revision: str | None, code: str
+) -> None:
+    url = request.getfixturevalue(kind).new_database()
+    if revision is not None:
+        engine = make_engine([url], DatabaseSettings())
+        async with engine.begin() as connection:
+            await connection.execute(sa.text("CREATE TABLE alembic_version (version_num TEXT)"))
+            await connection.execute(sa.text(f"INSERT INTO alembic_version VALUES ('{revision}')"))
+        await engine.dispose()
+    store = SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
+
+    with pytest.raises(PermanentError, match="atoll db upgrade") as caught:
+        await store.open()
+
+    assert caught.value.code == code
+    with pytest.raises(TemporaryError, match="not open"):
+        await store.ping()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"status": "completed"},
+        {"session_id": "sess_3"},
+        {"session_id": "sess_3", "status": "completed"},
+    ],
+    ids=["all", "by status", "by session", "by both"],
+)
+async def test_a_page_costs_the_same_however_deep_it_is(
+    engine: AsyncEngine, where: dict[str, str]
+) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(executions.insert(), [row(n) for n in range(ROWS)])
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        mariadb = engine.dialect.name != "postgresql"
+        await connection.execute(sa.text(f"ANALYZE {'TABLE' if mariadb else ''} executions"))
+        start = {"after_time": micros(NOW) + ROWS // 10, "after_id": "x"}
+        for values in (where, where | start):
+            page = statement("executions", tuple(where), "after_id" in values)
+            count = rows_read_by_mariadb if mariadb else rows_read_by_postgresql
+            assert await count(connection, page, values | {"limit": PAGE}) <= PAGE + 2
+
+
+def row(n: int) -> dict[str, object]:
+    return {
+        "id": make_execution().id,
+        "session_id": f"sess_{n % 4}",
+        "status": ExecutionStatus.COMPLETED.value,
+        "created_at": micros(NOW) + n,
+        "retry_count": 0,
+        "version": 1,
+        "request": "x" * 300,
+    }
+
+
+async def rows_read_by_mariadb(
+    connection: AsyncConnection, page: str, values: dict[str, Any]
+) -> int:
+    async def handled() -> int:
+        rows = await connection.execute(
+            sa.text("SHOW SESSION STATUS WHERE Variable_name LIKE 'Handler_read%'")
+        )
+        return sum(int(number) for name, number in rows if not name.endswith("rnd_next"))
+
+    before = await handled()
+    assert len((await connection.execute(sa.text(page), values)).all()) == PAGE
+    return await handled() - before
+
+
+async def rows_read_by_postgresql(
+    connection: AsyncConnection, page: str, values: dict[str, Any]
+) -> int:
+    explain = sa.text(f"EXPLAIN (ANALYZE, FORMAT JSON) {page}")
+    plan = (await connection.execute(explain, values)).scalar_one()[0]["Plan"]
+    (scan,) = plan["Plans"]
+    assert scan["Node Type"] == "Index Scan"
+    return int(scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0))

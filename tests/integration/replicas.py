@@ -1,0 +1,362 @@
+"""
+Several control planes as one: `atoll serve` processes on one database, one Redis and one node.
+
+Members are started, stopped, killed and stood still one by one. When the cluster ends it is looked
+through: every execution has ended, what the database says is what the node has, nothing is left
+running, and no member logged an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from tests.e2e.api import V1, Api, answer, eventually
+from tests.harness import Server
+from tests.servers.redis import RedisServer
+
+PRESENCE, LEASE = 2.0, 6.0
+"""Seconds after which a member counts as lost, and its leases with it."""
+LONG = 60.0
+"""Seconds in which anything that happens at all has happened."""
+DRIVERS = {"mysql": "mysql+aiomysql", "postgresql": "postgresql+asyncpg"}
+MARK = "REPLICAS_OF_THE_TEST"
+UNFINISHED = "('pending', 'running')"
+LIVING = "('creating', 'running')"
+
+
+class Member(Server):
+    """One replica, with a log of its own and a client that goes with each start."""
+
+    def __init__(self, data_dir: Path, name: str, *arguments: str, **env: str) -> None:
+        super().__init__(data_dir, *arguments, **env)
+        self.name = name
+        self.log_path = data_dir / f"{name}.log"
+        self.paused = False
+        self._http: httpx.Client | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.name} does not run"
+        return self.process.pid
+
+    @property
+    def api(self) -> Api:
+        if self._http is None:
+            self._http = self.client()
+        return Api(self._http)
+
+    @contextmanager
+    def calling(self) -> Iterator[Api]:
+        """A client for one thread."""
+        with self.client() as http:
+            yield Api(http)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.resume()
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+        return super().stop(number)
+
+    def kill(self) -> None:
+        """The end that no server can prepare for, standing still or not."""
+        assert self.process is not None
+        self.process.kill()
+        self.paused = False
+        self.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Let it stand still: it answers nothing, and does not know that time goes by."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        if self.paused:
+            os.kill(self.pid, signal.SIGCONT)
+            self.paused = False
+
+    def errors(self) -> list[str]:
+        """What it logged as an error, and what broke in it."""
+        lines = self.stderr().splitlines() if self.log_path.exists() else []
+        return [line for line in lines if re.search(r"\[error |^Traceback|^Fatal|ERROR:", line)]
+
+
+class Cluster:
+    def __init__(
+        self,
+        place: Path,
+        *,
+        size: int = 2,
+        database_url: str | None = None,
+        **env: str,
+    ) -> None:
+        self.redis = RedisServer(place)
+        self.data_dir = place / "data"
+        self.data_dir.mkdir()
+        self.database_url = database_url
+        self._mark = uuid.uuid4().hex
+        self._env = {
+            MARK: self._mark,
+            "ATOLL_REDIS_URL": self.redis.url,
+            "ATOLL_COORDINATION__PRESENCE_TTL": str(PRESENCE),
+            "ATOLL_COORDINATION__LEASE_TTL": str(LEASE),
+            "ATOLL_SHUTDOWN_TIMEOUT": "5",
+            "ATOLL_POOL__SIZE": "1",
+            # Else each workspace is an image, which is slow to make and says nothing here.
+            "ATOLL_SESSION__DISK": str(16 * 2**20),
+            **env,
+        }
+        if database_url is not None:
+            self._env["ATOLL_DATABASE_URL"] = database_url
+        self.members = [Member(self.data_dir, f"replica-{n}", **self._env) for n in range(size)]
+
+    def __getitem__(self, number: int) -> Member:
+        return self.members[number]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def apis(self) -> list[Api]:
+        return [member.api for member in self.members]
+
+    def start(self) -> Self:
+        """All that do not run, at once."""
+        with ThreadPoolExecutor(len(self.members)) as threads:
+            list(threads.map(Member.start, [one for one in self.members if not one.up]))
+        return self
+
+    def command(self, *words: str) -> str:
+        """A local command with the cluster's settings; what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll.cli", *words],
+            env={**os.environ, **self._env, "ATOLL_DATA_DIR": str(self.data_dir)},
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        self.redis.start()
+        try:
+            if self.database_url is not None:
+                self.command("db", "upgrade")
+            return self.start()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self._abandon()
+            return
+        try:
+            self.check_settled()
+            self.end()
+        except BaseException:
+            self._abandon()
+            raise
+        self.redis.stop()
+        assert {one.name: one.errors() for one in self.members if one.errors()} == {}
+
+    def _abandon(self) -> None:
+        """Leave nothing running behind a test that failed, whatever state it is in."""
+        for member in self.members:
+            if member.up:
+                member.kill()
+        if self.redis.process is None:
+            self.redis.start()
+        with suppress(Exception):
+            self.end()
+        self.redis.kill()
+
+    # The end
+
+    def alone(self, *arguments: str) -> Member:
+        """A start by itself on the node, which clears it."""
+        return Member(self.data_dir, "alone", *arguments, **self._env).start()
+
+    def end(self) -> None:
+        """Stop all, then end for good what they left; nothing may be there after it."""
+        for member in self.members:
+            if member.up:
+                assert member.stop() == 0, member.name
+        last = self.alone("--stop-sessions")
+        assert last.stop() == 0
+        assert last.errors() == []
+        assert self.instances() == set()
+        assert self.workspaces() == set()
+        eventually(lambda: not self.processes())
+        assert self.groups() == []
+
+    def check_settled(self) -> None:
+        """What was accepted has ended, and all members tell what the database tells."""
+        self.start()
+        self.wait_until_settled()
+        apis = self.apis
+        for row in self.rows("SELECT id, status FROM executions"):
+            results = [api.result(row["id"], wait=0) for api in apis]
+            assert all(result == results[0] for result in results), results
+            assert {api.status(row["id"]) for api in apis} == {row["status"]}
+        for row in self.rows("SELECT id, status FROM sessions"):
+            told = [api.get(row["id"])["status"] for api in apis]
+            assert told == [row["status"]] * len(apis), row
+
+    def wait_until_settled(self) -> None:
+        try:
+            eventually(lambda: not self.unfinished(), LONG)
+        except AssertionError:
+            raise AssertionError(f"these do not end: {self.unfinished()}") from None
+
+    def check_node(self) -> None:
+        """
+        What is on the node once a start by itself has cleared it is what the database says: the
+        sessions' instances and workspaces, and the pool of the one that runs.
+        """
+        for member in self.members:
+            if member.up:
+                assert member.stop() == 0, member.name
+        one = self.alone()
+        try:
+            eventually(lambda: one.api.pool().get("python", 0) == 1)
+            sessions = self.rows(
+                f"SELECT id, instance_id, workspace FROM sessions WHERE status IN {LIVING}"
+            )
+            pooled = self.rows("SELECT id, workspace FROM instances WHERE session_id IS NULL")
+            known = {row["id"] for row in self.rows("SELECT id FROM instances")}
+            owned = {row["instance_id"] for row in sessions if row["instance_id"]}
+            assert len(pooled) == 1
+            assert self.instances() == known
+            # One whose instance died has none until somebody needs it.
+            assert known - {row["id"] for row in pooled} <= owned
+            kept = {row["workspace"] for row in (*sessions, *pooled) if row["workspace"]}
+            assert self.workspaces() == {json.loads(workspace) for workspace in kept}
+            for row in sessions:
+                assert one.api.run(row["id"], "print(1)")["stdout"] == "1\n"
+        finally:
+            assert one.stop() == 0
+        assert one.errors() == []
+
+    # The database
+
+    def rows(self, statement: str, **values: object) -> list[dict[str, Any]]:
+        if self.database_url is None:
+            with closing(sqlite3.connect(self.data_dir / "atoll.db", timeout=LONG)) as connection:
+                connection.row_factory = sqlite3.Row
+                return [dict(row) for row in connection.execute(statement, values)]
+        return asyncio.run(self._ask(statement, values))
+
+    async def _ask(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
+        assert self.database_url is not None
+        scheme, rest = self.database_url.split("://")
+        engine = create_async_engine(f"{DRIVERS[scheme]}://{rest}", poolclass=NullPool)
+        try:
+            async with engine.connect() as connection:
+                found = await connection.execute(text(statement), values)
+                return [dict(row._mapping) for row in found]
+        finally:
+            await engine.dispose()
+
+    def row(self, execution_id: str) -> dict[str, Any]:
+        (found,) = self.rows("SELECT * FROM executions WHERE id = :id", id=execution_id)
+        return found
+
+    def holder(self, execution_id: str) -> str:
+        return str(self.row(execution_id)["holder"])
+
+    def unfinished(self) -> list[str]:
+        rows = self.rows(f"SELECT id FROM executions WHERE status IN {UNFINISHED}")
+        return [row["id"] for row in rows]
+
+    # The node
+
+    def instances(self) -> set[str]:
+        return {path.name for path in (self.data_dir / "node" / "instances").iterdir()}
+
+    def workspaces(self) -> set[str]:
+        return {path.name for path in (self.data_dir / "node" / "workspaces").iterdir()}
+
+    def init_of(self, instance_id: str) -> int:
+        """The pid of an instance's first process."""
+        path = self.data_dir / "node" / "instances" / instance_id / "handle.json"
+        return int(json.loads(path.read_text())["data"]["child"])
+
+    def groups(self) -> list[Path]:
+        """The control groups of this node, in whichever hierarchy and version."""
+        node = (self.data_dir / "node").resolve()
+        name = f"atoll-{hashlib.sha256(str(node).encode()).hexdigest()[:12]}"
+        top = Path("/sys/fs/cgroup")
+        return [found for depth in ("", "*/", "*/*/", "*/*/*/")
+                for found in top.glob(f"{depth}{name}")]  # fmt: skip
+
+    def processes(self) -> list[int]:
+        """What was started by this cluster and runs: it bears the mark, or is in a group."""
+        mark = f"{MARK}={self._mark}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (path / "environ").read_bytes():
+                    found.append(int(path.name))
+        for group in self.groups():
+            for procs in group.rglob("cgroup.procs"):
+                with suppress(OSError):
+                    found += [int(pid) for pid in procs.read_text().split()]
+        return found
+
+
+# What tests do through members
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """All of them in threads of their own; their results."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result() for future in [threads.submit(call) for call in calls]]
+
+
+def note(token: str, name: str = "ran") -> str:
+    """Python code that adds a line to a file, with one write."""
+    return f"import os\nwith open({name!r}, 'a') as file: file.write({token + chr(10)!r})\n"
+
+
+def lines(api: Api, session_id: str, name: str = "ran") -> list[str]:
+    response = api.http.get(f"{V1}/sessions/{session_id}/files/{name}")
+    if response.status_code == 404:
+        return []
+    assert response.status_code == 200, response.text
+    return response.text.splitlines()
+
+
+def running(api: Api, execution_id: str) -> None:
+    """Wait until the code has begun."""
+    eventually(lambda: api.status(execution_id) == "running", LONG)
+
+
+def ended(api: Api, execution_id: str) -> dict[str, Any]:
+    """Its result, however it is to be asked for while members come and go."""
+    return answer(api.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))

@@ -1,0 +1,563 @@
+"""Several replicas on one database, one Redis and one node are one service to their clients."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem, until
+from tests.integration.replicas import (
+    LONG,
+    PRESENCE,
+    Cluster,
+    Member,
+    at_once,
+    ended,
+    lines,
+    note,
+    running,
+)
+from tests.servers.process import DatabaseServer
+
+DATABASES = ["sqlite", "mariadb", "postgresql"]
+
+
+def new_database(kind: str, request: pytest.FixtureRequest) -> str | None:
+    if kind == "sqlite":
+        return None
+    server: DatabaseServer = request.getfixturevalue(kind)
+    return server.new_database()
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def any_database(
+    request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    place = tmp_path_factory.mktemp(f"replicas-{request.param}")
+    with Cluster(place, database_url=new_database(request.param, request)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pair(any_database: Cluster) -> tuple[Api, Api]:
+    """Two members' clients, on every kind of database."""
+    first, second = any_database.apis
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def shared(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("replicas"), size=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    """Three members, whose death the next test does not notice."""
+    return shared.start()
+
+
+@pytest.fixture
+def session(cluster: Cluster) -> Iterator[str]:
+    session_id = str(cluster[0].api.create()["id"])
+    yield session_id
+    cluster.start()[0].api.end(session_id)
+
+
+# Through any of them
+
+
+def test_an_execution_is_waited_for_through_another_replica(pair: tuple[Api, Api]) -> None:
+    a, b = pair
+    session = a.create()["id"]
+    execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(ended, b, execution_id)
+        running(a, execution_id)
+        b.put(session, "go")
+        result = waiting.result()
+
+    assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
+    assert a.result(execution_id) == result
+    assert a.execution(execution_id) == b.execution(execution_id)
+    a.end(session)
+
+
+def test_an_execution_is_heard_through_another_replica(pair: tuple[Api, Api]) -> None:
+    a, b = pair
+    session = a.create()["id"]
+    execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
+    told = b.events(execution_id)
+    assert next(told)[1] == "started"
+    number, name, content = next(told)
+    assert (name, content) == ("stdout", {"text": "begun\n"})
+    # Nothing ends before it is told to, so what came so far came while it ran.
+    a.put(session, "go")
+    rest = list(told)
+
+    assert [name for _, name, _ in rest] == ["stdout", "result"]
+    assert rest[0][2] == {"text": "over\n"}
+    assert rest[1][2] == a.result(execution_id)
+    # One who goes on elsewhere is told the rest.
+    assert list(a.events(execution_id, after=number)) == rest
+    b.end(session)
+
+
+def test_what_runs_and_what_waits_is_cancelled_through_another_replica(
+    pair: tuple[Api, Api],
+) -> None:
+    a, b = pair
+    session = a.create()["id"]
+    runs = a.submit(session, note("first") + until("never"), timeout=600)
+    running(a, runs)
+    waits_there = a.submit(session, note("second"))
+    waits_here = b.submit(session, note("third"))
+    for execution_id, here, other in ((waits_there, a, b), (waits_here, b, a), (runs, a, b)):
+        with ThreadPoolExecutor(1) as threads:
+            # Told of it, not found out by looking, which takes longer: see `LOOK_SECONDS`.
+            path = f"{V1}/executions/{execution_id}/result?wait=4"
+            waiting = threads.submit(other.http.get, path)
+            told = answer(here.http.post(f"{V1}/executions/{execution_id}/cancel"))
+            assert (told["status"], told["cause"]) == ("cancelled", "user")
+            assert answer(waiting.result())["cause"] == "user"
+
+    assert lines(b, session) == ["first"]
+    assert a.run(session, "print(1)")["stdout"] == "1\n"
+    b.end(session)
+
+
+def test_a_session_is_ended_through_another_replica(
+    pair: tuple[Api, Api], any_database: Cluster
+) -> None:
+    a, b = pair
+    session = a.create()
+    runs = a.submit(session["id"], until("never"), timeout=600)
+    running(a, runs)
+    waits = b.submit(session["id"], "print(1)")
+    assert b.end(session["id"])["status"] == "terminated"
+
+    for execution_id in (runs, waits):
+        for api in pair:
+            assert ended(api, execution_id)["cause"] == "user"
+            assert api.status(execution_id) == "cancelled"
+    assert a.get(session["id"]) == b.get(session["id"])
+    for api in pair:
+        problem(api.execute(session["id"], code="print(1)"), 409, "session_ended")
+    eventually(lambda: session["container_id"] not in any_database.instances())
+    eventually(lambda: session["container_id"] not in any_database.workspaces())
+
+
+def test_files_and_lists_are_the_same_through_any_replica(pair: tuple[Api, Api]) -> None:
+    a, b = pair
+    mark = uuid.uuid4().hex
+    session = a.create(env_vars={"MARK": mark})["id"]
+    a.put(session, "from-a", b"a")
+    b.put(session, "from-b", b"b")
+    result = b.run(session, "print(open('from-a').read() + open('from-b').read())")
+    assert result["stdout"] == "ab\n"
+    for api in pair:
+        assert sorted(api.names(session)) == ["from-a", "from-b"]
+        assert api.http.get(f"{V1}/sessions/{session}/files/from-b").content == b"b"
+    waiting = [a.submit(session, "print(1)"), b.submit(session, "print(2)")]
+    for execution_id in waiting:
+        ended(a, execution_id)
+
+    for path in (
+        f"sessions/{session}",
+        f"sessions/{session}/executions",
+        "sessions?limit=100",
+        f"executions/{waiting[1]}/status",
+        "templates",
+    ):
+        first, second = (answer(api.http.get(f"{V1}/{path}")) for api in pair)
+        assert first == second
+    assert [item["id"] for item in answer(b.http.get(f"{V1}/sessions"))["items"]
+            if item["env_vars"].get("MARK") == mark] == [session]  # fmt: skip
+    a.end(session)
+
+
+def test_a_template_changed_on_one_replica_is_used_by_the_other(pair: tuple[Api, Api]) -> None:
+    a, b = pair
+
+    def put(api: Api, number: int) -> None:
+        fields = {"name": "t", "env": {"NUMBER": str(number)}, "pool_size": number % 2}
+        answer(api.http.put(f"{V1}/templates/changing", json=fields))
+
+    fields = {"id": "changing", "name": "t", "env": {"NUMBER": "0"}}
+    answer(a.http.post(f"{V1}/templates", json=fields), 201)
+    sessions = []
+    for number in range(1, 5):
+        here, there = (a, b) if number % 2 else (b, a)
+        put(here, number)
+        shown = answer(there.http.get(f"{V1}/templates/changing"))
+        assert shown["env"] == {"NUMBER": str(number)}
+
+        # What is told travels beside the answer: at once, but not before it.
+        def seen(api: Api = there, wanted: str = str(number)) -> bool:
+            session = api.create(template_id="changing")
+            sessions.append(session["id"])
+            return bool(session["env_vars"]["NUMBER"] == wanted)
+
+        eventually(seen)
+        for api in pair:
+            problem(api.http.delete(f"{V1}/templates/changing"), 409, "template_in_use")
+    for session in sessions:
+        a.end(session)
+    assert b.http.delete(f"{V1}/templates/changing").status_code == 204
+    eventually(lambda: _unknown(a))
+
+
+def _unknown(api: Api) -> bool:
+    response = api.http.post(f"{V1}/sessions", json={"template_id": "changing"})
+    if response.status_code == 201:
+        api.end(response.json()["id"])
+    return response.status_code == 404
+
+
+def test_a_key_counts_and_ends_on_all_replicas(any_database: Cluster) -> None:
+    made = json.loads(any_database.command("key", "create", "of-the-test", "--json"))
+
+    def statuses() -> list[int]:
+        headers = {"Authorization": f"Bearer {made['key']}"}
+        return [
+            httpx.get(f"{member.url}{V1}/sessions", headers=headers).status_code
+            for member in any_database.members
+        ]
+
+    eventually(lambda: statuses() == [200, 200])
+    any_database.command("key", "remove", made["id"])
+    eventually(lambda: statuses() == [401, 401])
+
+
+# Once
+
+
+def post(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
+    return api.http.post(f"{V1}/{path}", json=fields, headers={"Idempotency-Key": key})
+
+
+def answered(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
+    """Asked again while another replica works on it."""
+    answers: list[httpx.Response] = []
+
+    def settled() -> bool:
+        answers.append(post(api, path, key, **fields))
+        return answers[-1].status_code != 409
+
+    eventually(settled, LONG)
+    return answers[-1]
+
+
+@pytest.mark.parametrize("wait", [0, 20], ids=["submitted", "waited for"])
+def test_a_request_sent_to_one_replica_after_the_other_is_done_once(
+    pair: tuple[Api, Api], wait: int
+) -> None:
+    a, b = pair
+    session = a.create()["id"]
+    key = str(uuid.uuid4())
+    first = post(a, f"sessions/{session}/execute", key, code=note("once"), wait=wait)
+    second = post(b, f"sessions/{session}/execute", key, code=note("once"), wait=wait)
+
+    assert first.is_success
+    assert second.content == first.content
+    assert second.headers["Idempotency-Replayed"] == "true"
+    ended(a, first.json()["execution_id"])
+    assert lines(a, session) == ["once"]
+    a.end(session)
+
+
+def test_a_request_sent_to_all_replicas_at_once_is_done_once(
+    pair: tuple[Api, Api], any_database: Cluster
+) -> None:
+    a, _ = pair
+    session = a.create()["id"]
+    for number in range(5):
+        key, code = str(uuid.uuid4()), note(str(number))
+
+        def send(member: Member, key: str = key, code: str = code) -> httpx.Response:
+            with member.calling() as api:
+                return answered(api, f"sessions/{session}/execute", key, code=code, wait=20)
+
+        sent = at_once(*(lambda m=m: send(m) for m in any_database.members * 2))  # type: ignore[misc]
+        assert len({response.content for response in sent}) == 1, sent
+        assert sent[0].json()["status"] == "success"
+    assert lines(a, session) == [str(number) for number in range(5)]
+    a.end(session)
+
+
+# One at a time
+
+SPAN = """
+import time
+began = time.monotonic()
+time.sleep(0.003)
+with open("spans", "a") as file: file.write(f"{TOKEN} {began} {time.monotonic()}\n")
+"""
+
+
+def spans(api: Api, session: str) -> list[tuple[str, float, float]]:
+    found = [line.split() for line in lines(api, session, "spans")]
+    return [(token, float(began), float(over)) for token, began, over in found]
+
+
+def check_apart(found: list[tuple[str, float, float]]) -> None:
+    for before, after in itertools.pairwise(found):
+        assert before[2] <= after[1], f"{before[0]} and {after[0]} ran at the same time"
+
+
+def test_executions_of_one_session_never_overlap_and_take_turns(
+    cluster: Cluster, session: str
+) -> None:
+    count = 40
+
+    def drive(member: Member, name: str) -> None:
+        with member.calling() as api:
+            for number in range(count):
+                code = SPAN.replace("{TOKEN}", f"{name}-{number}")
+                assert api.run(session, code)["status"] == "success"
+
+    at_once(*(lambda m=m: drive(m, m.name) for m in cluster.members))  # type: ignore[misc]
+
+    found = spans(cluster[0].api, session)
+    assert len({token for token, _, _ in found}) == len(found) == count * len(cluster)
+    check_apart(found)
+    # While all want it, nobody has it much more often than the others.
+    names = [token.rsplit("-", 1)[0] for token, _, _ in found]
+    first_over = min(len(names) - 1 - names[::-1].index(member.name) for member in cluster.members)
+    for member in cluster.members:
+        assert names[: first_over + 1].count(member.name) >= count // 3, names
+
+
+def test_they_run_in_the_order_in_which_they_came_to_any_replica(
+    cluster: Cluster, session: str
+) -> None:
+    first = cluster[0].api.submit(session, until("go"), timeout=600)
+    running(cluster[0].api, first)
+    waiting = []
+    for number in range(1, 3):
+        waiting.append(cluster[number].api.submit(session, note(str(number))))
+        eventually(lambda number=number: in_line(cluster, session) == number)  # type: ignore[misc]
+    cluster[0].api.put(session, "go")
+    for execution_id in waiting:
+        assert ended(cluster[0].api, execution_id)["status"] == "success"
+
+    assert lines(cluster[0].api, session) == ["1", "2"]
+
+
+def in_line(cluster: Cluster, session: str) -> int:
+    told = cluster.redis.execute("ZCARD", f"{{atoll:{session}}}:line")
+    return int(told.strip()[1:])
+
+
+# The end of one
+
+
+def test_a_replica_that_is_stopped_hands_over_at_once(cluster: Cluster, session: str) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    runs = a.submit(session, note("first") + until("go") + "print('over')", timeout=600)
+    running(a, runs)
+    waits = a.submit(session, note("second"))
+    former = cluster.holder(runs)
+    assert cluster[0].stop() == 0
+
+    # It said so, and is not waited for to be lost; see `LEAVING`.
+    eventually(lambda: former not in (cluster.holder(runs), cluster.holder(waits)), PRESENCE)
+    b.put(session, "go")
+    assert ended(b, runs)["stdout"] == "over\n"
+    assert ended(b, waits)["status"] == "success"
+    assert lines(b, session) == ["first", "second"]
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_what_runs_under_a_replica_that_goes_is_not_run_beside(
+    cluster: Cluster, session: str, way: signal.Signals
+) -> None:
+    """One waits at another replica, which gets the lease before anybody knows what still runs."""
+    a, b = cluster[0].api, cluster[1].api
+    code = (
+        "import time\nbegan = time.monotonic()\n"
+        + until("go")
+        + SPAN.replace("began = time.monotonic()", "")
+    )
+    runs = a.submit(session, code.replace("{TOKEN}", "first"), timeout=600)
+    running(a, runs)
+    waits = b.submit(session, SPAN.replace("{TOKEN}", "second"))
+    eventually(lambda: in_line(cluster, session) == 1)
+    cluster[0].kill() if way == signal.SIGKILL else cluster[0].stop()
+    eventually(lambda: "execution.adopted" in adopted(cluster, runs), LONG)
+    # Long enough for the other to have begun, if nothing keeps it.
+    unexpected = b.http.get(f"{V1}/executions/{waits}/result?wait=1")
+    b.put(session, "go")
+    results = [ended(b, runs), ended(b, waits)]
+
+    assert [result["status"] for result in results] == ["success", "success"]
+    assert unexpected.status_code == 409
+    found = spans(b, session)
+    assert [token for token, _, _ in found] == ["first", "second"]
+    check_apart(found)
+
+
+def adopted(cluster: Cluster, execution_id: str) -> str:
+    """What members log of an execution."""
+    logs = "".join(member.stderr() for member in cluster.members)
+    return "\n".join(line for line in logs.splitlines() if execution_id in line)
+
+
+def test_a_replica_that_is_killed_is_replaced(cluster: Cluster, session: str) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    code = "print('begun', flush=True)\n" + note("first") + until("go") + "print('over')"
+    runs = a.submit(session, code, timeout=600)
+    running(a, runs)
+    waits = [a.submit(session, note("second")), a.submit(session, note("third"))]
+    told = b.events(runs)
+    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    with ThreadPoolExecutor(1) as threads, cluster[2].calling() as c:
+        waiting = threads.submit(ended, c, runs)
+        cluster[0].kill()
+        b.put(session, "go")
+        result = waiting.result()
+
+    assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
+    # One who listened at another replica all the time misses nothing.
+    assert [content.get("text") or content["status"] for _, _, content in told] == [
+        "over\n",
+        "success",
+    ]
+    assert [ended(b, execution_id)["status"] for execution_id in waits] == ["success"] * 2
+    assert lines(b, session) == ["first", "second", "third"]
+
+
+def test_what_a_killed_replica_was_asked_to_cancel_is_cancelled(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    runs = a.submit(session, note("first") + until("never"), timeout=600)
+    running(a, runs)
+    waits = a.submit(session, note("second"))
+    cluster[0].kill()
+    for execution_id in (waits, runs):
+        b.http.post(f"{V1}/executions/{execution_id}/cancel")
+
+    assert [ended(b, execution_id)["status"] for execution_id in (runs, waits)] == ["cancelled"] * 2
+    assert lines(b, session) == ["first"]
+
+
+def test_a_keyed_request_to_a_killed_replica_is_taken_over(cluster: Cluster, session: str) -> None:
+    key = str(uuid.uuid4())
+    code = note("once") + until("go") + "print('over')"
+    path = f"sessions/{session}/execute"
+
+    def send() -> None:
+        with cluster[0].calling() as api, pytest.raises(httpx.TransportError):
+            post(api, path, key, code=code, wait=60, timeout=600)
+
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(send)
+        b = cluster[1].api
+        eventually(lambda: lines(b, session) == ["once"])
+        cluster[0].kill()
+        sent.result()
+        b.put(session, "go")
+        again = answered(b, path, key, code=code, wait=60, timeout=600)
+
+    assert answer(again)["stdout"] == "over\n"
+    assert lines(b, session) == ["once"]
+
+
+# The instance
+
+
+def test_an_instance_that_dies_is_replaced_once_however_many_ask(
+    cluster: Cluster, session: str
+) -> None:
+    for number in range(3):
+        before = cluster[0].api.get(session)["container_id"]
+        pooled = cluster.instances()
+        cluster[0].api.put(session, f"kept-{number}", b"here")
+        for member in cluster.members:
+            member.api.run(session, "print(1)")  # All of them have it at hand.
+        os.kill(cluster.init_of(before), signal.SIGKILL)
+
+        def ask(member: Member, number: int = number) -> str:
+            with member.calling() as api:
+                return str(api.run(session, f"print(open('kept-{number}').read())")["stdout"])
+
+        calls: list[Callable[[], str]] = [lambda m=m: ask(m) for m in cluster.members * 2]  # type: ignore[misc]
+        assert at_once(*calls) == ["here\n"] * len(calls)
+        after = cluster[0].api.get(session)["container_id"]
+        assert after != before
+        assert {member.api.get(session)["container_id"] for member in cluster.members} == {after}
+        assert cluster.instances() - pooled == {after}
+        rows = cluster.rows("SELECT id FROM instances WHERE session_id = :id", id=session)
+        assert [row["id"] for row in rows] == [after]
+
+
+def test_what_runs_in_a_replaced_instance_is_found_there_by_another_replica(
+    cluster: Cluster, session: str
+) -> None:
+    """The instance is younger than the execution: it was made for it."""
+    a, b = cluster[0].api, cluster[1].api
+    os.kill(cluster.init_of(a.get(session)["container_id"]), signal.SIGKILL)
+    runs = a.submit(session, note("once") + until("go") + "print('over')", timeout=600)
+    running(a, runs)
+    cluster[0].kill()
+    eventually(lambda: "execution.adopted" in adopted(cluster, runs), LONG)
+    b.put(session, "go")
+    result = ended(b, runs)
+
+    assert (result["status"], result["stdout"]) == ("success", "over\n")
+    assert lines(b, session) == ["once"]
+
+
+def test_a_session_is_used_elsewhere_while_it_is_being_made(cluster: Cluster) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    for _ in range(5):
+        mark = uuid.uuid4().hex
+        with ThreadPoolExecutor(1) as threads, cluster[0].calling() as creator:
+            # A disk of another size than the pool's: it starts cold.
+            made = threads.submit(creator.create, env_vars={"MARK": mark}, disk="8Mi")
+            found: list[str] = []
+
+            def seen(mark: str = mark, found: list[str] = found) -> bool:
+                items = answer(b.http.get(f"{V1}/sessions?limit=5"))["items"]
+                found += [item["id"] for item in items if item["env_vars"].get("MARK") == mark]
+                return bool(found)
+
+            eventually(seen)
+            result = b.run(found[0], note("once") + "print(1)")
+            assert (result["status"], result["stdout"]) == ("success", "1\n")
+            session = made.result()
+        assert session["id"] == found[0]
+        assert lines(a, session["id"]) == ["once"]
+        rows = cluster.rows("SELECT id FROM instances WHERE session_id = :id", id=found[0])
+        assert [row["id"] for row in rows] == [a.get(found[0])["container_id"]]
+        a.end(found[0])
+
+
+def test_the_pool_of_a_killed_replica_is_cleared_by_the_next_start_alone(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with Cluster(tmp_path, ATOLL_POOL__SIZE="1") as cluster:
+        eventually(lambda: len(cluster.instances()) == 2)
+        session = cluster[0].api.create()["id"]
+        cluster[1].api.put(session, "kept", b"here")
+        eventually(lambda: len(cluster.instances()) == 3)
+        cluster[0].kill()
+        # Alive beside it, the other one leaves alone what may be on its way to somebody.
+        cluster[0].start()
+        eventually(lambda: len(cluster.instances()) == 4)
+        for member in cluster.members:
+            member.kill()
+        cluster.check_node()
+        cluster.start()
+        assert cluster[0].api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
