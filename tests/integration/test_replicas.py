@@ -122,12 +122,12 @@ def test_what_runs_and_what_waits_is_cancelled_through_another_replica(
     running(a, runs)
     waits_there = a.submit(session, note("second"))
     waits_here = b.submit(session, note("third"))
-    for execution_id, here, other in ((waits_there, a, b), (waits_here, b, a), (runs, a, b)):
+    for execution_id, other in ((waits_there, b), (waits_here, a), (runs, b)):
         with ThreadPoolExecutor(1) as threads:
             # Told of it, not found out by looking, which takes longer: see `LOOK_SECONDS`.
             path = f"{V1}/executions/{execution_id}/result?wait=4"
             waiting = threads.submit(other.http.get, path)
-            told = answer(here.http.post(f"{V1}/executions/{execution_id}/cancel"))
+            told = answer(other.http.post(f"{V1}/executions/{execution_id}/cancel"))
             assert (told["status"], told["cause"]) == ("cancelled", "user")
             assert answer(waiting.result())["cause"] == "user"
 
@@ -288,7 +288,7 @@ def test_a_request_sent_to_all_replicas_at_once_is_done_once(
             with member.calling() as api:
                 return answered(api, f"sessions/{session}/execute", key, code=code, wait=20)
 
-        sent = at_once(*(lambda m=m: send(m) for m in any_database.members * 2))  # type: ignore[misc]
+        sent = at_once(*(lambda m=m: send(m) for m in any_database.members * 2))
         assert len({response.content for response in sent}) == 1, sent
         assert sent[0].json()["status"] == "success"
     assert lines(a, session) == [str(number) for number in range(5)]
@@ -326,7 +326,7 @@ def test_executions_of_one_session_never_overlap_and_take_turns(
                 code = SPAN.replace("{TOKEN}", f"{name}-{number}")
                 assert api.run(session, code)["status"] == "success"
 
-    at_once(*(lambda m=m: drive(m, m.name) for m in cluster.members))  # type: ignore[misc]
+    at_once(*(lambda m=m: drive(m, m.name) for m in cluster.members))
 
     found = spans(cluster[0].api, session)
     assert len({token for token, _, _ in found}) == len(found) == count * len(cluster)
@@ -346,7 +346,7 @@ def test_they_run_in_the_order_in_which_they_came_to_any_replica(
     waiting = []
     for number in range(1, 3):
         waiting.append(cluster[number].api.submit(session, note(str(number))))
-        eventually(lambda number=number: in_line(cluster, session) == number)  # type: ignore[misc]
+        eventually(lambda number=number: in_line(cluster, session) == number)
     cluster[0].api.put(session, "go")
     for execution_id in waiting:
         assert ended(cluster[0].api, execution_id)["status"] == "success"
@@ -492,7 +492,7 @@ def test_an_instance_that_dies_is_replaced_once_however_many_ask(
             with member.calling() as api:
                 return str(api.run(session, f"print(open('kept-{number}').read())")["stdout"])
 
-        calls: list[Callable[[], str]] = [lambda m=m: ask(m) for m in cluster.members * 2]  # type: ignore[misc]
+        calls: list[Callable[[], str]] = [lambda m=m: ask(m) for m in cluster.members * 2]
         assert at_once(*calls) == ["here\n"] * len(calls)
         after = cluster[0].api.get(session)["container_id"]
         assert after != before

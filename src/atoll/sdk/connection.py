@@ -39,11 +39,6 @@ class Connection:
         self._client: httpx.AsyncClient | None = None
         self._closed = False
 
-    @property
-    def embedded(self) -> bool:
-        """The server is in this process."""
-        return self.target.url is None
-
     async def open(self) -> httpx.AsyncClient:
         if self._client is not None:
             return self._client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import NotFound
@@ -185,14 +184,10 @@ class AsyncSessions:
             "env_vars": dict(env) if env else None,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        key = idempotency_key
-        if key is None and not self._connection.embedded:
-            # A session whose id gets lost on the way would be there for nobody.
-            key = secrets.token_hex(16)
-        if key is None:
+        if idempotency_key is None:
             creation = self._connection.call("POST", "sessions", body=given)
         else:
-            creation = self._connection.call_once("sessions", key=key, body=given)
+            creation = self._connection.call_once("sessions", key=idempotency_key, body=given)
         answer = await undoable(creation, lambda answer: self.delete(answer["id"]))
         return AsyncSession(self._connection, decode(SessionInfo, answer))
 

@@ -14,24 +14,15 @@ if TYPE_CHECKING:
     from tests.unit.sdk.outside import Outside
 
 
-def test_each_session_is_asked_for_with_a_key_of_its_own(atoll: Atoll, outside: Outside) -> None:
+def test_a_request_has_a_key_when_it_is_given_one(atoll: Atoll, outside: Outside) -> None:
     atoll.sessions.create()
-    with atoll.session():
-        pass
-    first, second = outside.keys
-    assert first
-    assert second
-    assert first != second
-
-
-def test_an_execution_has_a_key_when_it_is_given_one(atoll: Atoll, outside: Outside) -> None:
     session = atoll.sessions.create(idempotency_key="mine")
     session.run("1")
     session.run("2", idempotency_key="a")
     session.run("3", on_stdout=print, idempotency_key="b")
     session.submit("4")
     session.submit("5", idempotency_key="c")
-    assert outside.keys == ["mine", None, "a", "b", None, "c"]
+    assert outside.keys == [None, "mine", None, "a", "b", None, "c"]
 
 
 def test_what_has_a_key_is_sent_again_until_there_is_an_answer(
@@ -45,9 +36,8 @@ def test_what_has_a_key_is_sent_again_until_there_is_an_answer(
 
     outside.keys.clear()
     outside.lost_answers = 1
-    atoll.sessions.create()
-    first, second = outside.keys
-    assert first == second
+    atoll.sessions.create(idempotency_key="s")
+    assert outside.keys == ["s", "s"]
 
 
 def test_what_has_no_key_is_sent_once(atoll: Atoll, outside: Outside) -> None:
@@ -68,10 +58,10 @@ def test_a_server_that_was_never_there_is_not_waited_for() -> None:
 def test_a_refusal_is_not_asked_again(atoll: Atoll, outside: Outside) -> None:
     outside.failure = problem(409, "conflict")
     with pytest.raises(Conflict):
-        atoll.sessions.create()
+        atoll.sessions.create(idempotency_key="k")
     outside.failure = problem(503, "database_unavailable")
     with pytest.raises(TemporaryError):
-        atoll.sessions.create()
+        atoll.sessions.create(idempotency_key="k")
     assert len(outside.keys) == 2
 
 
@@ -81,5 +71,5 @@ def test_one_that_stays_in_flight_is_not_waited_for_forever(
     monkeypatch.setattr(Patience, "limit", 0.0)
     outside.in_flight = 10
     with pytest.raises(Conflict) as raised:
-        atoll.sessions.create()
+        atoll.sessions.create(idempotency_key="k")
     assert raised.value.code == "idempotency_in_flight"
