@@ -110,7 +110,7 @@ class Sessions:
     ) -> Session:
         """A running session; the one that is there already when its id is given and known."""
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
-            return known if known.status.ended else (await self.live(session_id)).session
+            return await self._known(known)
         template = await self._templates.get(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
@@ -142,6 +142,15 @@ class Sessions:
                 log.warning("pool.instance_lost", session_id=session.id, error=error.message)
         await self._store.sessions.add(session)
         return await self._start_cold(session)
+
+    async def _known(self, session: Session) -> Session:
+        """One that was created before, by a request that came to no answer."""
+        if session.status is SessionStatus.FAILED:
+            raise PermanentError(
+                session.message or f"Session {session.id} could not be created.",
+                code="session_failed",
+            )
+        return session if session.status.ended else (await self.live(session.id)).session
 
     def _life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()

@@ -102,7 +102,9 @@ class Ear:
             try:
                 await self._read(wire)
             except Exception as error:  # noqa: BLE001 - without the ear nobody is woken any more
-                log.warning("coordination.connection_lost", error=repr(error))
+                log.warning(
+                    "coordination.connection_lost", error=str(error) or type(error).__name__
+                )
             finally:
                 self._wire = None
                 self._give_up_asking()

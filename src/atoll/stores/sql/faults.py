@@ -3,8 +3,8 @@ What an error of a database server means.
 
 Beyond its message, it matters what became of the transaction. `Unreached`: there was no connection,
 so nothing happened. `Refused`: the server takes none of its kind for now. `RolledBack`: the server
-undid it. `Lost`: nobody knows, a commit may have been under way. The errors of SQLAlchemy and of the
-drivers end here.
+undid it. `Lost`: nobody knows, a commit may have been under way. The errors of SQLAlchemy and of
+the drivers end here.
 """
 
 from __future__ import annotations
