@@ -27,6 +27,9 @@ class Keys:
         self._kept = settings.ttl.total_seconds()
         self._known: list[Key] = []
         self._loaded = self._read = float("-inf")
+        self._reading = asyncio.Lock()
+        self._changes = 0
+        """How many were made here, so that what was read before the last one is not believed."""
 
     async def find(self, secret: str) -> Key | None:
         """
@@ -36,8 +39,10 @@ class Keys:
         Keys made or removed by another process count within seconds. While the database is away,
         those that were known last are good for as long as other things are remembered.
         """
-        if self._clock.monotonic() - self._loaded > RELOAD_SECONDS:
-            await self._reload()
+        if not self._fresh:
+            async with self._reading:
+                if not self._fresh:  # Nobody else has read them meanwhile.
+                    await self._reload()
         given = digest(secret)
         found = None
         for key in self._known:
@@ -45,12 +50,16 @@ class Keys:
                 found = key
         return found
 
+    @property
+    def _fresh(self) -> bool:
+        return self._clock.monotonic() - self._loaded <= RELOAD_SECONDS
+
     async def _reload(self) -> None:
         now = self._clock.monotonic()
         try:
             known = self._read > float("-inf")
             async with asyncio.timeout(PATIENCE_SECONDS if known else None):
-                self._known = await self._store.keys.all()
+                self._known = await self._all()
             self._read = now
         except (TemporaryError, TimeoutError) as error:
             if now - self._read > self._kept:
@@ -59,6 +68,17 @@ class Keys:
                     code="database_unavailable",
                 ) from error
         self._loaded = self._clock.monotonic()
+
+    async def _all(self) -> list[Key]:
+        while True:
+            changes = self._changes
+            found = await self._store.keys.all()
+            if changes == self._changes:
+                return found
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._loaded = float("-inf")
 
     async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
         """A new key and its secret, which is shown this once."""
@@ -69,12 +89,14 @@ class Keys:
         """Make a given secret a key; nothing changes when it is one."""
         key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
         await self._store.keys.add(key)
-        self._loaded = float("-inf")
+        self._changed()
         return key
 
     async def list(self) -> list[Key]:
         return await self._store.keys.all()
 
     async def remove(self, key_id: str) -> bool:
-        self._loaded = float("-inf")
-        return await self._store.keys.remove(key_id)
+        removed = await self._store.keys.remove(key_id)
+        self._known = [key for key in self._known if key.id != key_id]
+        self._changed()
+        return removed

@@ -41,6 +41,8 @@ class Running:
         """Whether it may have begun already, under another replica or an earlier lease."""
         self.in_line = False
         """Whether it waits for other replicas to be done with its session."""
+        self.called_out = False
+        """Whether it was called out of that line, by a cancellation of its task."""
 
     @property
     def stopped(self) -> bool:
@@ -76,6 +78,7 @@ class Running:
             self.turn.set_result(False)
         if self.in_line and self.task is not None:
             self.in_line = False
+            self.called_out = True
             self.task.cancel()
 
     def finish(self, execution: Execution) -> None:

@@ -216,10 +216,12 @@ class Runs:
                     await self._try(running)
                 except LeaseLost:
                     running.adopted = True
-                    await self._still_ours(running)
+                    if not await self._still_ours(running):
+                        self._give_up(running)
+                        return
                 except _Superseded:
-                    log.info("execution.superseded", execution_id=running.execution.id)
-                    await self._await_other(running)
+                    self._give_up(running)
+                    return
                 except TemporaryError as error:
                     if error.code not in AWAY:
                         raise
@@ -233,6 +235,12 @@ class Runs:
             queue.leave(turn)
             self.forget(running.execution.session_id, queue)
             self._running.pop(running.execution.id, None)
+
+    def _give_up(self, running: Running) -> None:
+        """Another replica has it; those who wait for it here are told what comes of it there."""
+        execution_id = running.execution.id
+        log.info("execution.superseded", execution_id=execution_id)
+        running.task = self._tasks.start(self._await_other(running), f"await {execution_id}")
 
     async def _try(self, running: Running) -> None:
         if running.stopped and not running.adopted:
@@ -249,9 +257,10 @@ class Runs:
                 await self._finish(running, outcome)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # Called out of the line because it was stopped; any other cancellation goes on.
-            if not running.stopped or running.in_line or task is None or task.uncancel() > 0:
+            # Any other cancellation goes on.
+            if not running.called_out or task is None or task.uncancel() > 0:
                 raise
+            running.called_out = False
         finally:
             running.in_line = False
         if running.done.done():
@@ -493,12 +502,12 @@ class Runs:
 
     # Seen to by others
 
-    async def _still_ours(self, running: Running) -> None:
+    async def _still_ours(self, running: Running) -> bool:
         """After a lease was lost: the record tells whose the execution is."""
         stored = await self._stored(running.execution.id)
-        if stored is None or (stored.holder == self._leases.replica and not stored.status.ended):
-            return
-        await self._await_other(running)
+        return (
+            stored is not None and stored.holder == self._leases.replica and not stored.status.ended
+        )
 
     async def _stored(self, execution_id: str) -> Execution | None:
         """The record, however long the store is away."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from atoll.errors import TemporaryError
+from atoll.errors import Conflict, TemporaryError
 from atoll.model.execution import Execution
 from atoll.model.session import Session
 
@@ -54,6 +54,9 @@ class Recent(Generic[E]):
         self._size = 0
 
     def see(self, entity: E) -> None:
+        known = self._kept.get(entity.id)
+        if known is not None and known[0].version > entity.version:
+            return  # Read before the other was written, and told of later.
         self.drop(entity.id)
         size = _size(entity)
         self._kept[entity.id] = (entity, self._clock.monotonic(), size)
@@ -138,6 +141,9 @@ class RecallingStore:
             answer = await call
         except TemporaryError as error:
             self.away = self.away or error.code == UNAVAILABLE
+            raise
+        except Conflict:
+            self.away = False  # It answered.
             raise
         self.away = False
         return answer

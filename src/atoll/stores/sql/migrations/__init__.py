@@ -146,6 +146,12 @@ def _explained(afterwards: str) -> Iterator[None]:
             f"The database refused a step of the migration: {error.orig}. {afterwards}",
             code="upgrade_failed",
         ) from error
+    except TimeoutError as error:
+        raise PermanentError(
+            "A step of the migration took longer than the database URL's command_timeout allows; "
+            f"run it with a URL without that. {afterwards}",
+            code="upgrade_failed",
+        ) from error
 
 
 def _busy() -> TemporaryError:

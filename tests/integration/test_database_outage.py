@@ -1,0 +1,520 @@
+"""The store while its database is killed, stopped, silent, replaced or cut off at the worst time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from atoll.errors import Conflict, TemporaryError
+from atoll.model.execution import Request
+from atoll.settings import DatabaseSettings, SqliteSettings
+from atoll.stores.sql.connect import make_engine
+from atoll.stores.sql.server import ServerEngine
+from atoll.stores.sql.store import SqlStore
+from tests.contract.stores.store_entities import (
+    completed,
+    make_execution,
+    make_instance,
+    make_session,
+    make_template,
+)
+from tests.servers.databases import empty, migrate
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import PostgreSQL
+from tests.servers.process import DatabaseServer
+
+pytestmark = pytest.mark.anyio
+
+Open = Callable[..., Awaitable[SqlStore]]
+
+SERVERS = {"mariadb": MariaDB, "postgresql": PostgreSQL}
+# Long enough for a server to start again.
+PATIENT = DatabaseSettings(retries=8, retry_backoff=timedelta(seconds=0.1))
+HASTY = DatabaseSettings(
+    retries=0,
+    connect_timeout=timedelta(seconds=0.5),
+    operation_timeout=timedelta(seconds=0.5),
+    pool_timeout=timedelta(seconds=0.5),
+)
+
+
+@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+def servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[DatabaseServer, DatabaseServer]]:
+    """Two of a kind, not those of other tests: they are killed."""
+    kind = SERVERS[request.param]
+    first, second = (kind(tmp_path_factory.mktemp(f"{request.param}{n}")) for n in range(2))
+    with first, second:
+        asyncio.run(migrate(first.url))
+        asyncio.run(migrate(second.url))
+        yield first, second
+
+
+@pytest.fixture
+def server(servers: tuple[DatabaseServer, DatabaseServer]) -> DatabaseServer:
+    """The first, running and empty."""
+    for each in servers:
+        if each.process is None:
+            each.start()
+        asyncio.run(empty(each.url))
+    return servers[0]
+
+
+@pytest.fixture
+async def open_store(server: DatabaseServer, anyio_backend: str) -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_store(*urls: str, settings: DatabaseSettings | None = None) -> SqlStore:
+            store = SqlStore(
+                urls or [server.url], sqlite=SqliteSettings(), database=settings or PATIENT
+            )
+            stack.push_async_callback(store.close)
+            await store.open()
+            return store
+
+        # Everything below ends by itself; this only keeps a failure from lasting for ever.
+        async with asyncio.timeout(120):
+            yield open_store
+
+
+class Proxy:
+    """A way to the server that can be cut when a commit passes: after it, with its answer lost."""
+
+    def __init__(self, server: DatabaseServer) -> None:
+        self._server = server
+        self.cut: str | None = None
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        self.commits = 0
+        self.url = ""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Proxy]:
+        listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        self.url = self._server.url.replace(f":{self._server.port}/", f":{port}/")
+        try:
+            yield self
+        finally:
+            listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        answers = asyncio.create_task(self._pass_on(far_reader, writer))
+        try:
+            while data := await reader.read(65536):
+                if b"COMMIT" in data:
+                    self.commits += 1
+                    if self.cut is not None:
+                        await self._cut(data, far_reader, far_writer, answers)
+                        return
+                far_writer.write(data)
+                await far_writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            answers.cancel()
+            for each in (writer, far_writer):
+                each.transport.abort()
+            with suppress(asyncio.CancelledError):
+                await answers
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+
+    async def _cut(
+        self,
+        data: bytes,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+        answers: asyncio.Task[None],
+    ) -> None:
+        cut, self.cut = self.cut, None
+        answers.cancel()
+        with suppress(asyncio.CancelledError):
+            await answers
+        if cut == "after":
+            far_writer.write(data)
+            assert await far_reader.read(65536)
+        else:
+            far_writer.transport.abort()
+        if self.meanwhile is not None:
+            await self.meanwhile()
+
+
+@pytest.fixture
+async def proxy(server: DatabaseServer, anyio_backend: str) -> AsyncIterator[Proxy]:
+    async with Proxy(server).running() as running:
+        yield running
+
+
+async def test_a_killed_database_is_unavailable_and_comes_back_by_itself(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    store = await open_store(settings=HASTY)
+    execution = make_execution()
+    await store.executions.add(execution)
+
+    server.kill()
+
+    for call in (
+        store.ping(),
+        store.executions.get(execution.id),
+        store.executions.save(completed(execution)),
+        store.sessions.add(make_session()),
+    ):
+        with pytest.raises(TemporaryError) as caught:
+            await call
+        assert caught.value.code == "database_unavailable"
+        assert caught.value.retry_after > 0
+        assert f":{server.port}" in caught.value.message
+        assert "password" not in caught.value.message
+
+    await asyncio.to_thread(server.start)
+    assert await store.executions.get(execution.id) == execution
+    assert (await store.executions.save(completed(execution))).version == 2
+
+
+async def test_calls_that_may_be_repeated_outlast_a_restart(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    store = await open_store()
+    execution, template = make_execution(), make_template()
+    await store.executions.add(execution)
+    server.kill()
+
+    calls = asyncio.gather(
+        store.executions.get(execution.id),
+        store.executions.save(completed(execution)),
+        store.templates.add(template),
+    )
+    await asyncio.to_thread(server.start)
+    _, saved, _ = await calls
+
+    assert await store.executions.get(execution.id) == saved
+    assert await store.templates.get(template.id) == template
+
+
+async def test_while_it_is_down_nobody_waits_out_the_pauses(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    store = await open_store(
+        settings=DatabaseSettings(retries=1, retry_backoff=timedelta(seconds=0.1))
+    )
+    server.kill()
+    with pytest.raises(TemporaryError):
+        await store.ping()
+    patient = asyncio.get_running_loop().time
+
+    # With pauses this would take longer than the test may.
+    store._engine._settings = DatabaseSettings(retry_backoff=timedelta(hours=1))  # type: ignore[attr-defined]
+    answers = await asyncio.gather(
+        *(store.executions.add(make_execution()) for _ in range(50)), return_exceptions=True
+    )
+
+    assert all(isinstance(answer, TemporaryError) for answer in answers)
+    assert patient
+    await asyncio.to_thread(server.start)
+    await store.ping()
+
+
+async def test_a_database_that_is_silent_has_a_bound(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    store = await open_store(settings=HASTY)
+    execution = make_execution()
+    await store.executions.add(execution)
+    large = make_execution(request=Request(code="x" * 3_000_000))
+    server.pause()
+    try:
+        for call in (
+            store.ping(),
+            store.executions.get(execution.id),
+            store.executions.add(large),
+            store.sessions.add(make_session()),
+        ):
+            with pytest.raises(TemporaryError) as caught:
+                await call
+            assert caught.value.code == "database_unavailable"
+    finally:
+        server.resume()
+
+    assert await store.executions.get(execution.id) == execution
+
+
+async def test_a_database_that_falls_silent_in_the_middle_has_a_bound(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    engine = ServerEngine([server.url], HASTY)
+    await engine.open()
+    template = make_template()
+
+    def write(connection: Any) -> None:
+        connection.execute("SELECT 1").fetchone()
+        server.pause()
+        # More than the sockets between hold: it cannot even be sent.
+        connection.execute("SELECT :text AS text", {"text": template.id * 500_000}).fetchone()
+
+    try:
+        with pytest.raises(TemporaryError) as caught:
+            await engine.write(write)
+    finally:
+        server.resume()
+
+    assert caught.value.code == "database_unavailable"
+    await engine.read(lambda connection: connection.execute("SELECT 1").fetchone())
+    await engine.close()
+
+
+async def test_a_cancelled_caller_leaves_no_connection_behind_in_a_bad_state(
+    server: DatabaseServer,
+) -> None:
+    alone = PATIENT.model_copy(update={"pool_size": 1, "max_overflow": 0})
+    engine = ServerEngine([server.url], alone)
+    await engine.open()
+    started = asyncio.Event()
+    sleep = "SELECT sleep(60)" if isinstance(server, MariaDB) else "SELECT pg_sleep(60)"
+
+    def read(connection: Any) -> None:
+        started.set()
+        connection.execute(sleep).fetchone()
+
+    task = asyncio.create_task(engine.read(read))
+    await started.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    row = await engine.read(lambda connection: connection.execute("SELECT 7 AS n").fetchone())
+    assert row is not None
+    assert row["n"] == 7
+    await engine.close()
+
+
+async def test_the_second_address_serves_while_the_first_does_not(
+    servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
+) -> None:
+    first, second = servers
+    names = [await (await open_store(server.url)).cluster() for server in servers]
+    settings = PATIENT.model_copy(update={"pool_recycle": timedelta(0)})
+    store = await open_store(first.url, second.url, settings=settings)
+    assert await store.cluster() == names[0]
+
+    first.kill()
+    assert await store.cluster() == names[1]
+
+    await asyncio.to_thread(first.start)
+    assert await store.cluster() == names[0]
+
+
+async def test_all_addresses_are_named_when_none_answers(
+    servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
+) -> None:
+    store = await open_store(*(server.url for server in servers), settings=HASTY)
+    for server in servers:
+        server.kill()
+
+    with pytest.raises(TemporaryError) as caught:
+        await store.ping()
+
+    for server in servers:
+        assert f"127.0.0.1:{server.port}: " in caught.value.message
+    assert "atoll-password" not in caught.value.message
+
+
+async def test_a_secondary_that_takes_no_writes_is_left_for_the_first_address(
+    servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
+) -> None:
+    first, second = servers
+    no_retries = DatabaseSettings(retries=0)
+    store = await open_store(first.url, second.url, settings=no_retries)
+    first.kill()
+    set_read_only(second, True)
+    try:
+        assert await store.executions.get("none") is None
+        with pytest.raises(TemporaryError, match="takes no writes") as caught:
+            await store.executions.add(make_execution())
+        assert caught.value.code == "database_unavailable"
+
+        await asyncio.to_thread(first.start)
+        execution = make_execution()
+        await store.executions.add(execution)
+        assert await (await open_store(first.url)).executions.get(execution.id) == execution
+    finally:
+        set_read_only(second, False)
+
+
+def set_read_only(server: DatabaseServer, on: bool) -> None:
+    assert isinstance(server, MariaDB | PostgreSQL)
+    if isinstance(server, MariaDB):
+        server.execute(f"SET GLOBAL read_only = {int(on)}")
+    else:
+        server.execute(
+            f"ALTER USER atoll SET default_transaction_read_only = {'on' if on else 'off'}"
+        )
+
+
+async def test_a_deadlock_is_tried_again(server: DatabaseServer) -> None:
+    engine = ServerEngine([server.url], PATIENT)
+    await engine.open()
+    for name in ("a", "b"):
+        await engine.write(
+            lambda connection, name=name: connection.execute(
+                "INSERT INTO properties (name, value) VALUES (:name, '')", {"name": name}
+            )
+        )
+    both = asyncio.Barrier(2)
+    attempts: list[str] = []
+
+    def write(first: str, second: str) -> Callable[[Any], None]:
+        def change(connection: Any, name: str) -> None:
+            connection.execute(
+                "UPDATE properties SET value = :value WHERE name = :name",
+                {"name": name, "value": first},
+            )
+
+        def run(connection: Any) -> None:
+            attempts.append(first)
+            change(connection, first)
+            if attempts.count(first) == 1:
+                sa.util.await_only(both.wait())
+            change(connection, second)
+
+        return run
+
+    await asyncio.gather(engine.write(write("a", "b")), engine.write(write("b", "a")))
+
+    rows = await engine.read(lambda it: it.execute("SELECT value FROM properties").fetchall())
+    await engine.close()
+    assert len(attempts) == 3
+    assert len({row["value"] for row in rows}) == 1
+
+
+async def test_an_add_whose_commit_was_not_answered_is_neither_doubled_nor_failed(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    execution, template = make_execution(), make_template()
+
+    proxy.cut = "after"
+    await store.executions.add(execution)
+    proxy.cut = "after"
+    await store.templates.add(template)
+
+    assert proxy.cut is None
+    assert await direct.executions.get(execution.id) == execution
+    assert await direct.templates.get(template.id) == template
+    with pytest.raises(Conflict):
+        await store.executions.add(execution)
+
+
+async def test_a_save_whose_commit_was_not_answered_is_written_once(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    execution, session = make_execution(), make_session()
+    await store.executions.add(execution)
+    await store.sessions.add(session)
+
+    proxy.cut = "after"
+    done = await store.executions.save(completed(execution, stdout=b"out"))
+    proxy.cut = "after"
+    changed = await store.sessions.save(replace(session, message="changed"))
+
+    assert proxy.cut is None
+    assert (done.version, changed.version) == (2, 2)
+    assert await direct.executions.get(execution.id) == done
+    assert await direct.sessions.get(session.id) == changed
+
+
+async def test_a_write_that_was_cut_off_before_its_commit_is_written(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    execution = make_execution()
+
+    proxy.cut = "before"
+    await store.executions.add(execution)
+    proxy.cut = "before"
+    saved = await store.executions.save(completed(execution))
+
+    assert await direct.executions.get(execution.id) == saved
+
+
+async def test_a_save_that_was_cut_off_does_not_take_anothers_for_its_own(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    execution = make_execution()
+    await store.executions.add(execution)
+    other = completed(execution, stdout=b"other")
+    proxy.cut = "before"
+    proxy.meanwhile = lambda: direct.executions.save(other)
+
+    with pytest.raises(Conflict):
+        await store.executions.save(completed(execution, stdout=b"mine"))
+
+    assert await direct.executions.get(execution.id) == replace(other, version=2)
+
+
+async def test_an_add_that_was_cut_off_does_not_take_anothers_for_its_own(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    execution = make_execution()
+    proxy.cut = "before"
+    proxy.meanwhile = lambda: direct.executions.add(replace(execution, retry_count=7))
+
+    with pytest.raises(Conflict):
+        await store.executions.add(execution)
+
+
+async def test_a_write_of_several_steps_that_was_cut_off_is_not_repeated(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store, direct = await open_store(proxy.url), await open_store()
+    instance = make_instance()
+    await store.instances.add(instance)
+    session = make_session(instance_id=instance.id)
+    proxy.cut, proxy.commits = "after", 0
+
+    with pytest.raises(TemporaryError) as caught:
+        await store.sessions.add(session)
+
+    assert caught.value.code == "database_unavailable"
+    assert proxy.commits == 1
+    assert await direct.sessions.get(session.id) == session
+
+
+async def test_more_connections_than_the_server_has_are_unavailable(
+    server: DatabaseServer, open_store: Open
+) -> None:
+    store = await open_store(settings=HASTY)
+    hog = make_engine([server.url], DatabaseSettings(pool_size=500))
+    await store.close()
+    held = []
+    try:
+        with pytest.raises(TemporaryError) as caught:
+            while True:
+                held.append(await hog.connect())
+        with pytest.raises(TemporaryError) as opening:
+            await store.open()
+    finally:
+        for connection in held:
+            await connection.close()
+        await hog.dispose()
+
+    assert caught.value.code == opening.value.code == "database_unavailable"
+    assert "too many" in caught.value.message.lower()
+    await store.open()
