@@ -236,7 +236,7 @@ def test_a_key_counts_and_ends_on_all_replicas(any_database: Cluster) -> None:
         ]
 
     eventually(lambda: statuses() == [200, 200])
-    any_database.command("key", "remove", made["id"])
+    any_database.command("key", "rm", made["id"])
     eventually(lambda: statuses() == [401, 401])
 
 

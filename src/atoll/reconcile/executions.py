@@ -80,5 +80,10 @@ class Adoption:
     async def _revoke_strays(self) -> None:
         old = self._clock.now() - STRAY
         for execution in await self._held_by(self._coordination.replica):
-            if execution.created_at < old and self._runs.get(execution.id) is None:
+            if execution.created_at > old or self._runs.get(execution.id) is not None:
+                continue
+            if execution.version > 1:
+                # Taken over, though the store did not say so: it was accepted, and may have run.
+                self._runs.start(execution, adopted=True)
+            else:
                 await self._runs.revoke(execution)

@@ -39,6 +39,7 @@ class Recovery:
         self._sessions = sessions
         self._pool = pool
         self._node_id = node_id
+        self._adopting = asyncio.Lock()
         self._kept: set[str] = set()
         """Workspaces that a session has a right to."""
 
@@ -59,6 +60,7 @@ class Recovery:
             for handle in await self._driver.handles():
                 group.create_task(limited(handle))
         await self._forget_lost_instances()
+        await self._discard_workspaces()
         await self._schedule_ends()
 
     async def _instance(self, handle: Handle) -> None:
@@ -81,11 +83,13 @@ class Recovery:
             await self._driver.discard(workspace)
 
     async def _adopted(self, template: Template, instance: Instance) -> bool:
-        return (
-            template.updated_at <= instance.created_at
-            and self._pool.size(template) < template.pool_size
-            and await self._pool.adopt(template, instance)
-        )
+        # One at a time, lest all of them find the pool empty.
+        async with self._adopting:
+            return (
+                template.updated_at <= instance.created_at
+                and self._pool.size(template) < template.pool_size
+                and await self._pool.adopt(template, instance)
+            )
 
     async def _workspaces_in_use(self) -> set[str]:
         found: set[str] = set()
@@ -100,6 +104,13 @@ class Recovery:
         for instance in await self._store.instances.all():
             if instance.node_id == self._node_id and instance.id not in there:
                 await self._store.instances.remove(instance.id)
+
+    async def _discard_workspaces(self) -> None:
+        """Those whose instance was removed, and then whoever was to remove them was killed."""
+        kept = self._kept | {instance.workspace for instance in await self._store.instances.all()}
+        for workspace in await self._driver.workspaces():
+            if workspace not in kept:
+                await self._driver.discard(workspace)
 
     async def _schedule_ends(self) -> None:
         after = ""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-IN_LINE_SECONDS = 60.0
-"""How long one call waits in line; the next takes the same place."""
+IN_LINE_SECONDS = 86_400.0
+"""How long one call waits in line; the next would stand at its end."""
 AGAIN_SECONDS = 1.0
 """Pause between two tries to reach the back-end."""
 
@@ -52,6 +52,8 @@ class Leases:
         self._presence = settings.presence_ttl.total_seconds()
         self._present_until = float("-inf")
         self._held: set[Lease] = set()
+        self.losses = 0
+        """How often others took this replica for lost: what it had may be theirs since."""
 
     @property
     def replica(self) -> str:
@@ -101,6 +103,7 @@ class Leases:
         was_present = await self._coordination.beat()
         if not was_present and self._present_until > float("-inf"):
             log.warning("replica.was_lost", replica=self.replica)
+            self.losses += 1
             for lease in list(self._held):
                 lease.lose()
         self._present_until = now + self._presence
@@ -126,8 +129,21 @@ class Leases:
         while holder is not None:
             now = self._clock.monotonic()
             holder = await self._coordination.acquire(lease.key, lease.owner, wait=IN_LINE_SECONDS)
+        if self._clock.monotonic() - now > self._ttl / 3:
+            now = await self._from_now_on(lease)
         lease.until = now + self._ttl
         self._held.add(lease)
+
+    async def _from_now_on(self, lease: Lease) -> float:
+        """Hold what was long waited for, and so since nobody here knows when, from now on."""
+        now = self._clock.monotonic()
+        try:
+            if not await self._coordination.renew(lease.key, lease.owner):
+                raise LeaseLost(f"The lease of {lease.key} was lost.")
+        except BaseException:
+            await self.give_back(lease)
+            raise
+        return now
 
     async def give_back(self, lease: Lease) -> None:
         self._held.discard(lease)

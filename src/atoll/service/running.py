@@ -39,6 +39,8 @@ class Running:
         self.ended_by: Session | None = None
         self.adopted = False
         """Whether it may have begun already, under another replica or an earlier lease."""
+        self.losses = 0
+        """How often this replica had been lost when it was started."""
         self.in_line = False
         """Whether it waits for other replicas to be done with its session."""
         self.called_out = False

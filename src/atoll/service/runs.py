@@ -113,6 +113,7 @@ class Runs:
         """See a recorded execution through; with `adopted`, one that may have begun already."""
         running = self._running[execution.id] = Running(execution)
         running.adopted = adopted
+        running.losses = self._leases.losses
         # Before the first await: the order of the turns is that of the calls.
         queue = self.queue(execution.session_id)
         running.turn = queue.join()
@@ -132,10 +133,10 @@ class Runs:
         except Conflict:
             return
         log.info("execution.adopted", execution_id=execution.id)
-        cancelled = await self._coordination.cancelled(execution.id) is not None
-        running = self.start(execution, adopted=True)
-        if cancelled:
-            self._stop(running)
+        self.start(execution, adopted=True)
+        # Afterwards: whatever this raises it is seen to, and a cancellation that comes now is heard.
+        if await self._coordination.cancelled(execution.id) is not None:
+            self._cancel_heard(execution.id)
 
     async def revoke(self, execution: Execution) -> None:
         """Record that an execution was never accepted, and so did not run."""
@@ -316,6 +317,10 @@ class Runs:
         job = self._job(live, execution)
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
+        if running.losses < self._leases.losses:
+            # While it waited others took this replica for lost, and may have taken it over.
+            running.losses = self._leases.losses
+            raise LeaseLost(f"Execution {execution.id} may be another replica's.")
         try:
             async with asyncio.timeout(execution.request.timeout + END_MARGIN):
                 raw = await live.link.run(job, running)
@@ -357,14 +362,8 @@ class Runs:
             live = await self._sessions.reach(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
-        if live is None or live.instance.created_at > execution.created_at:
-            return lost(
-                ExecutionStatus.CRASHED,
-                Cause.INSTANCE_LOST,
-                "The control plane was restarted and the execution was not found again.",
-                stdout=running.gathered("stdout"),
-                stderr=running.gathered("stderr"),
-            )
+        if live is None:
+            return self._not_found(running)
         if running.cancelled:
             with contextlib.suppress(ExecutorError):
                 await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
@@ -378,8 +377,19 @@ class Runs:
             return await self._after_loss(running, live)
         except ExecutorError:
             running.execution = execution
+            if live.instance.created_at > execution.created_at:
+                return self._not_found(running)
             return None
         return await self._conclude(running, live, raw)
+
+    def _not_found(self, running: Running) -> Outcome:
+        return lost(
+            ExecutionStatus.CRASHED,
+            Cause.INSTANCE_LOST,
+            "The control plane was restarted and the execution was not found again.",
+            stdout=running.gathered("stdout"),
+            stderr=running.gathered("stderr"),
+        )
 
     async def _after_loss(self, running: Running, live: Live) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""

@@ -225,8 +225,12 @@ class Sessions:
         )
         try:
             running = await self._store.sessions.save(running)
+        except Conflict:
+            # Ended while it was being made, or needed elsewhere so soon that another replica made
+            # it as well.
+            await asyncio.shield(self._pool.destroy(ready))
+            return (await self.live(session.id)).session
         except BaseException:
-            # Ended by somebody while it was being made, or never to be recorded.
             await asyncio.shield(self._pool.destroy(ready))
             raise
         self._keep(running, ready.instance, ready.link)

@@ -64,10 +64,7 @@ class SqlExecutions:
         self._engine = engine
 
     async def add(self, execution: Execution) -> None:
-        row = _progress(execution)
-        row["session_id"] = execution.session_id
-        row["created_at"] = micros(execution.created_at)
-        row["request"] = _encode_request(execution.request)
+        row = row_of(execution)
         await self._engine.write(
             lambda connection: insert(connection, _ADD, row, "Execution"),
             again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
@@ -126,6 +123,15 @@ class SqlExecutions:
         return await self._engine.read(
             lambda connection: {row["holder"] for row in connection.execute(_HOLDERS)}
         )
+
+
+def row_of(execution: Execution) -> dict[str, Any]:
+    return {
+        **_progress(execution),
+        "session_id": execution.session_id,
+        "created_at": micros(execution.created_at),
+        "request": _encode_request(execution.request),
+    }
 
 
 def _progress(execution: Execution) -> dict[str, Any]:

@@ -85,6 +85,8 @@ CREATE INDEX executions_status ON executions (status, created_at, id);
 
 CREATE INDEX executions_session ON executions (session_id, created_at, id);
 
+CREATE INDEX executions_session_status ON executions (session_id, status, created_at, id);
+
 CREATE TABLE instances (
     id VARCHAR(64) NOT NULL,
     node_id VARCHAR(255) NOT NULL,

@@ -119,6 +119,7 @@ executions = Table(
     Index("executions_status", "status", "created_at", "id"),
     # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
     Index("executions_session", "session_id", "created_at", "id"),
+    Index("executions_session_status", "session_id", "status", "created_at", "id"),
 )
 
 instances = Table(

@@ -36,9 +36,13 @@ def drop_table(name: str) -> None:
 
 
 def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
-    found = _inspector().get_indexes(table) if _may_be_repeated() else []
-    if name not in {index["name"] for index in found}:
+    if not _may_be_repeated() or name not in _indexes(table):
         op.create_index(name, table, columns, unique=unique)
+
+
+def drop_index(name: str, table: str) -> None:
+    if not _may_be_repeated() or name in _indexes(table):
+        op.drop_index(name, table)
 
 
 def add_column(table: str, column: sa.Column[Any]) -> None:
@@ -62,6 +66,10 @@ def _inspector() -> sa.Inspector:
 
 def _has(table: str) -> bool:
     return _inspector().has_table(table)
+
+
+def _indexes(table: str) -> set[str | None]:
+    return {index["name"] for index in _inspector().get_indexes(table)}
 
 
 def _columns(table: str) -> set[str]:

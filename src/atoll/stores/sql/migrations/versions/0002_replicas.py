@@ -30,6 +30,9 @@ BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 def upgrade() -> None:
     steps.add_column("executions", sa.Column("holder", ID))
     steps.add_column("executions", sa.Column("kept", JSON))
+    steps.create_index(
+        "executions_session_status", "executions", ["session_id", "status", "created_at", "id"]
+    )
     steps.add_column("instances", sa.Column("holder", ID))
     steps.create_table(
         "keyed_requests",
@@ -55,5 +58,6 @@ def downgrade() -> None:
     steps.drop_table("properties")
     steps.drop_table("keyed_requests")
     steps.drop_column("instances", "holder")
+    steps.drop_index("executions_session_status", "executions")
     steps.drop_column("executions", "kept")
     steps.drop_column("executions", "holder")
