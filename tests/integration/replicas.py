@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import signal
 import sqlite3
 import subprocess
@@ -306,6 +307,16 @@ class Cluster:
         """The pid of an instance's first process."""
         path = self.data_dir / "node" / "instances" / instance_id / "handle.json"
         return int(json.loads(path.read_text())["data"]["child"])
+
+    def kill_instance(self, instance_id: str) -> None:
+        """End it with all that runs in it, and wait for that."""
+        init = self.init_of(instance_id)
+        descriptor = os.pidfd_open(init)
+        try:
+            os.kill(init, signal.SIGKILL)
+            assert select.select([descriptor], [], [], LONG)[0]
+        finally:
+            os.close(descriptor)
 
     def groups(self) -> list[Path]:
         """The control groups of this node, in whichever hierarchy and version."""

@@ -9,8 +9,8 @@ Atoll waits for them.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,9 @@ RECOVERED = 60.0
 UNFINISHED = "status IN ('pending', 'running')"
 
 
-def ask(database: DatabaseServer, statement: str, **values: object) -> list[dict[str, Any]]:
-    """The answer of the database itself."""
-
+def ask(url: str, statement: str, **values: object) -> list[dict[str, Any]]:
     async def answered() -> list[dict[str, Any]]:
-        engine = make_engine([database.url], DatabaseSettings())
+        engine = make_engine([url], DatabaseSettings())
         try:
             async with engine.begin() as connection:
                 found = await connection.execute(text(statement), values)
@@ -85,12 +83,26 @@ def note(token: str) -> str:
     return f"with open('ran', 'a') as file: file.write({token + chr(10)!r})\nprint({token!r})\n"
 
 
+def ran_in(api: Api, session_id: str) -> list[str]:
+    """The tokens that were written down in a session."""
+    response = api.http.get(f"{V1}/sessions/{session_id}/files/ran")
+    if response.status_code == 404:
+        return []
+    assert response.status_code == 200, response.text
+    return response.text.splitlines()
+
+
 class Ground:
     """A server of Atoll's on a server of a database's."""
 
-    def __init__(self, database: DatabaseServer, server: Server) -> None:
+    def __init__(self, database: DatabaseServer, server: Server, name: str = "atoll") -> None:
         self.database = database
         self.server = server
+        self.name = name
+
+    def ask(self, statement: str, **values: object) -> list[dict[str, Any]]:
+        """The answer of the database itself."""
+        return ask(self.database.url_of(self.name), statement, **values)
 
     @contextmanager
     def calling(self) -> Iterator[Api]:
@@ -107,11 +119,21 @@ class Ground:
     def instances(self) -> set[str]:
         return {path.name for path in (self.server.data_dir / "node" / "instances").iterdir()}
 
+    def ready(self) -> int:
+        """How many instances wait for a session."""
+        (row,) = self.ask(
+            "SELECT COUNT(*) AS found FROM instances WHERE session_id IS NULL "
+            "AND id NOT IN (SELECT instance_id FROM sessions WHERE instance_id IS NOT NULL)"
+        )
+        found: int = row["found"]
+        return found
+
+    def kill_instance(self, instance_id: str) -> None:
+        path = self.server.data_dir / "node" / "instances" / instance_id / "handle.json"
+        os.kill(json.loads(path.read_text())["data"]["child"], signal.SIGKILL)
+
     def pending(self) -> list[str]:
-        return [
-            row["id"]
-            for row in ask(self.database, f"SELECT id FROM executions WHERE {UNFINISHED}")
-        ]
+        return [row["id"] for row in self.ask(f"SELECT id FROM executions WHERE {UNFINISHED}")]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -173,8 +195,9 @@ class Load:
                     if response.status_code == 503:
                         self.slowest = max(self.slowest, took)
                     self._done.notify_all()
-                if response.status_code in (429, 503):
-                    self._stop.wait(0.2)
+                if response.status_code != 200:
+                    # At a pace, so that what is accepted is also done.
+                    self._stop.wait(0.1)
 
     def _told(self, response: httpx.Response, session_id: str, token: str) -> None:
         if response.status_code == 200:
@@ -220,7 +243,7 @@ class Load:
             assert (result["status"], result["stdout"]) == ("success", f"{token}\n"), result
             assert "stale" not in result
         for session_id in self.sessions:
-            ran = api.http.get(f"{V1}/sessions/{session_id}/files/ran").text.splitlines()
+            ran = ran_in(api, session_id)
             accepted = [token for session, token in self.accepted.values() if session == session_id]
             assert sorted(ran) == sorted(accepted)
 
@@ -233,15 +256,14 @@ def leave_nothing_pending(ground: Ground, accepted: set[str]) -> None:
     strays = set(ground.pending())
     assert not strays & accepted
     age = int(STRAY.total_seconds() * 1e6)
-    ask(
-        ground.database,
+    ground.ask(
         f"UPDATE executions SET created_at = created_at - :age WHERE {UNFINISHED}",
         age=age,
     )
     eventually(lambda: not ground.pending(), RECOVERED)
     for execution_id in strays:
         with ground.calling() as api:
-            assert api.result(execution_id)["status"] == "crashed"
+            assert api.execution(execution_id)["status"] == "crashed"
 
 
 def stale(response: httpx.Response) -> dict[str, Any]:
@@ -272,9 +294,9 @@ class Bounded(httpx.BaseTransport):
 
 
 class Known:
-    """What a client knows from before the outage."""
+    """What is known from before the outage."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, ground: Ground, api: Api) -> None:
         self.session = api.create(timeout=900)
         self.execution_id = api.run(self.session["id"], "print(7)")["execution_id"]
         self.execution = api.execution(self.execution_id)
@@ -283,6 +305,14 @@ class Known:
         self.token = uuid.uuid4().hex
         self.long = api.submit(self.long_session, until("go") + note(self.token), timeout=120)
         api.await_status(self.long, "running")
+        self.doomed_session = api.create(timeout=900)["id"]
+        code = note(self.token) + until("never")
+        self.doomed = api.submit(self.doomed_session, code, timeout=120)
+        eventually(lambda: "ran" in api.names(self.doomed_session))
+        (row,) = ground.ask(
+            "SELECT instance_id FROM sessions WHERE id = :id", id=self.doomed_session
+        )
+        self.instance_id: str = row["instance_id"]
         self.key = uuid.uuid4().hex
 
     def keyed(self, api: Api) -> httpx.Response:
@@ -346,14 +376,14 @@ def check_outage(ground: Ground, known: Known) -> None:
             problem(http.request(method, url, headers=wrong), 401, "key_unknown")
 
         # What runs goes on, can be reached, and ends; it is not told before it is written.
-        response = http.get(f"{V1}/executions/{known.long}/result")
-        problem(response, 409, "execution_not_finished")
+        result = f"{V1}/executions/{known.long}/result"
+        problem(http.get(result), 409, "execution_not_finished")
+        ground.kill_instance(known.instance_id)
         api.put(known.long_session, "go")
         eventually(lambda: "ran" in api.names(known.long_session), BOUNDED)
         told = api.execution(known.long)
         assert told["status"] == "running"
-        response = http.get(f"{V1}/executions/{known.long}/result?wait=1")
-        problem(response, 409, "execution_not_finished")
+        problem(http.get(f"{result}?wait=1"), 409, "execution_not_finished")
     print(f"slowest answer during the outage: {transport.slowest:.1f} s")
 
 
@@ -368,13 +398,18 @@ def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]
         assert api.result(known.long) == result
         assert "stale" not in answer(api.http.get(f"{V1}/sessions/{known.session['id']}"))
 
+        # Its instance died meanwhile: it is not run again in a new one.
+        lost = api.result(known.doomed, wait=RECOVERED)
+        assert (lost["status"], lost["cause"]) == ("error", "instance_lost"), lost
+        assert api.run(known.doomed_session, "print(9)")["stdout"] == "9\n"
+        assert ran_in(api, known.doomed_session) == [known.token]
+
         keyed = answer(known.keyed(api))
         assert answer(known.keyed(api)) == keyed
-        ran = api.http.get(f"{V1}/sessions/{known.session['id']}/files/ran").text
-        assert ran == f"{known.key}\n"
+        assert ran_in(api, known.session["id"]) == [known.key]
         created = api.create(timeout=900)["id"]
         assert api.run(created, "print(8)")["stdout"] == "8\n"
-        for session_id in (created, known.session["id"], known.long_session):
+        for session_id in (created, known.session["id"], known.long_session, known.doomed_session):
             assert api.end(session_id)["status"] == "terminated"
     print(f"ready after {ready:.1f} s, the result after {ended:.1f} s")
     assert ended < RECOVERED
@@ -413,7 +448,7 @@ def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
         ground.calling() as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        known = Known(api)
+        known = Known(ground, api)
         waiting = threads.submit(other.result, known.long, wait=2 * RECOVERED)
         load.more()
         if way == "killed":
@@ -437,3 +472,179 @@ def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
             api.end(session_id)
     leave_nothing_pending(ground, set(load.accepted))
     assert ground.pid == pid
+
+
+def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
+    ground: Ground, tmp_path: Path
+) -> None:
+    url = ground.database.new_database()
+    upgrade(url)
+    with Proxy(ground.database.port) as proxy:
+        url = url.replace(f":{ground.database.port}/", f":{proxy.port}/")
+        with Server(tmp_path, ATOLL_DATABASE_URL=url, **SETTINGS) as server:
+            there = Ground(ground.database, server, name=url.rpartition("/")[2])
+            with there.calling() as api:
+                eventually(lambda: there.ready() == 2, BOUNDED)
+                session = api.create(timeout=900)["id"]
+                assert api.run(session, note("first"))["stdout"] == "first\n"
+                # The pool is full again, so nothing else is written.
+                eventually(lambda: there.ready() == 2, BOUNDED)
+
+                proxy.cut_answer_to(b"COMMIT")
+                problem(api.execute(session, code=note("second")), 503, "database_unavailable")
+                assert proxy.cut.is_set()
+                (stray,) = there.pending()
+                proxy.mend()
+
+                eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
+                assert api.run(session, note("third"))["stdout"] == "third\n"
+                assert api.status(stray) == "pending"
+                leave_nothing_pending(there, set())
+                told = api.execution(stray)
+                assert told["status"] == "crashed"
+                assert "was not run" in told["error"]["message"]
+                assert ran_in(api, session) == ["first", "third"]
+
+
+def copied(original: DatabaseServer, directory: Path) -> DatabaseServer:
+    """Another server with the same content, of one that does not run."""
+    copy = type(original)(directory)
+    subprocess.run(["cp", "-a", original.place / "data", copy.place / "data"], check=True)
+    copy._prepared = True
+    return copy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_server_takes_the_place_of_one_that_is_killed(
+    kind: type[DatabaseServer], bubblewrap: str, tmp_path: Path
+) -> None:
+    data, places = tmp_path / "server", [tmp_path / "a", tmp_path / "b"]
+    for place in (data, *places):
+        place.mkdir()
+    with kind(places[0]) as first:
+        upgrade(first.url)
+        # What a copy of the database must hold as well: whose data directory it is.
+        with Server(data, ATOLL_DATABASE_URL=first.url, **SETTINGS):
+            pass
+        first.stop()
+        with copied(first, places[1]) as second:
+            first.start()
+            urls = f"{first.url},{second.url}"
+            with Server(data, ATOLL_DATABASE_URLS=urls, **SETTINGS) as server:
+                both = [Ground(database, server) for database in (first, second)]
+                with both[0].calling() as api:
+                    before = api.create(timeout=900)["id"]
+                    assert api.run(before, note("a"))["stdout"] == "a\n"
+                    assert [len(it.ask("SELECT id FROM sessions")) for it in both] == [1, 0]
+                    pid = both[0].pid
+
+                    first.kill()
+                    began = time.monotonic()
+                    eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
+                    with Load([both[1].calling] * 2) as load:
+                        load.more(10)
+                    print(f"ten executions {time.monotonic() - began:.1f} s after the kill")
+                    load.check(api)
+                    assert len(both[1].ask("SELECT id FROM executions")) == len(load.accepted)
+                    assert both[1].pid == pid
+                    for session_id in load.sessions:
+                        api.end(session_id)
+                leave_nothing_pending(both[1], set(load.accepted))
+
+
+def test_servers_of_two_kinds_are_not_one_database(
+    mariadb: MariaDB, postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    urls = f"{mariadb.url},{postgresql.url}"
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", "--data-dir", tmp_path],
+        env={**os.environ, "ATOLL_DATABASE_URLS": urls},
+        capture_output=True,
+        text=True,
+        timeout=BOUNDED,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "listens on" not in done.stdout
+    assert "mariadb" in done.stderr
+    assert "postgresql" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Replica(Server):
+    def __init__(self, data_dir: Path, name: str, **env: str) -> None:
+        super().__init__(data_dir, **env)
+        self.name = name
+
+    def __exit__(self, *error: object) -> None:
+        # Each by itself does not end what the other left.
+        if self.process is not None:
+            self.stop()
+
+
+def test_replicas_keep_what_is_theirs_while_the_database_is_away(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    presence = 2.0
+    with RedisServer(tmp_path) as redis, PostgreSQL(tmp_path) as database:
+        upgrade(database.url)
+        settings = {
+            **SETTINGS,
+            "ATOLL_REDIS_URL": redis.url,
+            "ATOLL_DATABASE_URL": database.url,
+            "ATOLL_COORDINATION__PRESENCE_TTL": str(presence),
+            "ATOLL_COORDINATION__LEASE_TTL": "4",
+        }
+        with (
+            Server(tmp_path, **settings) as first,
+            Replica(tmp_path, "second", **settings) as second,
+        ):
+            grounds = [Ground(database, first), Ground(database, second)]
+            pids = [ground.pid for ground in grounds]
+            with (
+                Load([ground.calling for ground in grounds * 2]) as load,
+                grounds[0].calling() as api,
+                grounds[1].calling() as other,
+            ):
+                runs = []
+                for replica in (api, other):
+                    session = api.create(timeout=900)["id"]
+                    code = note(session) + until("go")
+                    runs.append((session, replica.submit(session, code, timeout=120)))
+                eventually(lambda: all(ran_in(api, session) for session, _ in runs), BOUNDED)
+                found = grounds[0].ask("SELECT id, holder FROM executions")
+                held = {row["id"]: row["holder"] for row in found}
+                load.more()
+
+                database.kill()
+                load.until_refused()
+                # Beats go on: long enough for those who do not to be taken for lost.
+                away = time.monotonic() + 4 * presence
+                eventually(lambda: time.monotonic() > away, 60)
+                for session, _ in runs:
+                    api.put(session, "go")
+                database.start()
+                began = time.monotonic()
+
+                for session, execution_id in runs:
+                    results = [one.result(execution_id, wait=RECOVERED) for one in (api, other)]
+                    assert results[0] == results[1]
+                    assert (results[0]["status"], results[0]["stdout"]) == (
+                        "success", f"{session}\n",
+                    )  # fmt: skip
+                    (row,) = grounds[0].ask(
+                        "SELECT holder FROM executions WHERE id = :id", id=execution_id
+                    )
+                    assert row["holder"] == held[execution_id]
+                    assert ran_in(api, session) == [session]
+                print(f"results after {time.monotonic() - began:.1f} s")
+                load.more()
+            print(f"all in after {time.monotonic() - began:.1f} s, {len(load.accepted)} accepted")
+            with grounds[0].calling() as api, grounds[1].calling() as other:
+                load.check(api)
+                load.check(other)
+            leave_nothing_pending(grounds[0], set(load.accepted))
+            assert [ground.pid for ground in grounds] == pids
+            for words in ("execution.adopted", "lease.lost", "replica.was_lost"):
+                assert words not in first.stderr()
+            assert second.stop() == 0

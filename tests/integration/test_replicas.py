@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -489,7 +488,7 @@ def test_an_instance_that_dies_is_replaced_once_however_many_ask(
         cluster[0].api.put(session, f"kept-{number}", b"here")
         for member in cluster.members:
             member.api.run(session, "print(1)")  # All of them have it at hand.
-        os.kill(cluster.init_of(before), signal.SIGKILL)
+        cluster.kill_instance(before)
 
         def ask(member: Member, number: int = number) -> str:
             with member.calling() as api:
@@ -510,7 +509,7 @@ def test_what_runs_in_a_replaced_instance_is_found_there_by_another_replica(
 ) -> None:
     """The instance is younger than the execution: it was made for it."""
     a, b = cluster[0].api, cluster[1].api
-    os.kill(cluster.init_of(a.get(session)["container_id"]), signal.SIGKILL)
+    cluster.kill_instance(a.get(session)["container_id"])
     runs = a.submit(session, note("once") + until("go") + "print('over')", timeout=600)
     running(a, runs)
     cluster[0].kill()

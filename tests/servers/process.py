@@ -24,6 +24,12 @@ from tests.servers import free_port, until_ready
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
+# Ends the server and removes its data when the tests are killed: then the pipe to it is closed.
+GUARD = """
+read -r _
+kill -KILL "$1" $(cat "/proc/$1/task/$1/children")
+rm -rf "$2"
+"""
 USER, PASSWORD = "atoll", "atoll-password"
 
 
@@ -46,6 +52,7 @@ class DatabaseServer(ABC):
         self.port = free_port()
         self.place = Path(tempfile.mkdtemp(prefix="atoll-db-"))
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._databases = 1
         self._prepared = False
         self.tls = tls and TLS(*(Path(shutil.copy(path, self.place)) for path in tls))
@@ -74,6 +81,12 @@ class DatabaseServer(ABC):
             if not self._prepared:
                 self._prepare(log.fileno())
             self.process = self._spawn(self._command(), log.fileno())
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "sh", str(self.process.pid), str(self.place)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         until_ready(self._ready, self.process, self.log)
         if not self._prepared:
             self._create_user()
@@ -86,7 +99,7 @@ class DatabaseServer(ABC):
         self.resume()
         self._running.send_signal(self.stop_signal)
         self._running.wait(60)
-        self.process = None
+        self._ended()
 
     def kill(self) -> None:
         """End it at once with all its processes, and wait for that."""
@@ -100,7 +113,7 @@ class DatabaseServer(ABC):
             self._running.wait(60)
             for child in children:
                 assert select.select([child], [], [], 60)[0], "a process of the server stays"
-        self.process = None
+        self._ended()
 
     def pause(self) -> None:
         """It stays connected and connections are taken, but it answers nothing."""
@@ -164,6 +177,13 @@ class DatabaseServer(ABC):
     def _run(self, command: list[str], log: int) -> None:
         if self._spawn(command, log).wait(120) != 0:
             raise AssertionError(f"{command[0]} failed: {self.log.read_text()[-4000:]}")
+
+    def _ended(self) -> None:
+        self.process = None
+        if self._guard is not None:
+            with self._guard:
+                self._guard.kill()
+            self._guard = None
 
     @property
     def _running(self) -> subprocess.Popen[bytes]:

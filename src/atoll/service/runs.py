@@ -134,7 +134,7 @@ class Runs:
             return
         log.info("execution.adopted", execution_id=execution.id)
         self.start(execution, adopted=True)
-        # Afterwards: whatever this raises it is seen to, and a cancellation that comes now is heard.
+        # Not before: it is seen to whatever this raises, and one that comes now is heard.
         if await self._coordination.cancelled(execution.id) is not None:
             self._cancel_heard(execution.id)
 
@@ -226,6 +226,8 @@ class Runs:
                 except TemporaryError as error:
                     if error.code not in AWAY:
                         raise
+                    # Sent to an instance before: it may have begun there, and does so once.
+                    running.adopted |= running.execution.started_at is not None
                     pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
                     attempt += 1
                     log.warning(
@@ -386,7 +388,7 @@ class Runs:
         return lost(
             ExecutionStatus.CRASHED,
             Cause.INSTANCE_LOST,
-            "The control plane was restarted and the execution was not found again.",
+            "The instance that it may have begun in is gone.",
             stdout=running.gathered("stdout"),
             stderr=running.gathered("stderr"),
         )

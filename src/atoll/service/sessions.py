@@ -429,7 +429,13 @@ class Sessions:
                             instance_id=session.instance_id,
                         )
                         await self._remove_instance(session.instance_id)
-                    live = await self._start_again(session)
+                    try:
+                        live = await self._start_again(session)
+                    except Conflict:
+                        # Ended meanwhile, or the replica that was making it has made it.
+                        live = await self._found(await self._unended(session_id))
+                        if live is None:
+                            raise
                 return live
         except (LinkLost, PermanentError, TemporaryError) as error:
             if error.code in ELSEWHERE:

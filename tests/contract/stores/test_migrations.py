@@ -28,6 +28,7 @@ from atoll.stores.sql.store import SqlStore
 from atoll.stores.sql.tables import metadata
 from atoll.stores.sql.upgrades import Schema
 from tests.servers import free_port
+from tests.servers.postgres import PostgreSQL
 from tests.servers.process import DatabaseServer
 
 from .store_entities import (
@@ -211,6 +212,16 @@ async def test_what_the_first_version_stored_is_there_in_this_one(
     assert {name: rows for name, rows in now.items() if rows} == {
         name: [_with_new_columns(name, row) for row in rows] for name, rows in tables.items()
     }
+    upgraded = SqlStore([database.url], sqlite=SqliteSettings(), database=DatabaseSettings())
+    await upgraded.open()
+    try:
+        assert await upgraded.sessions.get(session.id) == session
+        assert await upgraded.templates.get(template.id) == template
+        assert await upgraded.keys.all() == [key]
+        assert await upgraded.instances.all() == [instance]
+        assert await upgraded.executions.get(execution.id) == execution
+    finally:
+        await upgraded.close()
 
 
 def _rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
@@ -382,6 +393,20 @@ LOCKS = {
     Kind.MARIADB: f"SELECT GET_LOCK({migrations.MARIADB_LOCK}, 0)",
     Kind.POSTGRESQL: f"SELECT pg_advisory_xact_lock({migrations.POSTGRESQL_LOCK})",
 }
+
+
+async def test_a_time_limit_of_the_url_is_named_when_it_is_too_short(
+    postgresql: PostgreSQL,
+) -> None:
+    database = Database(postgresql.new_database(), postgresql.new_database)
+    hasty = Database(f"{database.url}?command_timeout=0.2", postgresql.new_database)
+    engine = make_engine([database.url], DatabaseSettings())
+    async with engine.connect() as other:
+        await other.execute(text(LOCKS[Kind.POSTGRESQL]))
+        with pytest.raises(PermanentError, match="command_timeout") as caught:
+            await hasty.schema.upgrade()
+        assert caught.value.code == "upgrade_failed"
+    await engine.dispose()
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:

@@ -9,7 +9,7 @@ idle is tried before it is used; one that fails this takes all older ones with i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
 DIALECTS = {Kind.MARIADB: "mysql+aiomysql://", Kind.POSTGRESQL: "postgresql+asyncpg://"}
 
-Ping = Callable[[Any], Awaitable[object]]
+Talk = Callable[[Any], Awaitable[object]]
+PING: Mapping[Kind, Talk] = {
+    Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
+    Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
+}
+GOODBYE: Mapping[Kind, Talk] = {
+    Kind.MARIADB: lambda driver: driver.ensure_closed(),
+    Kind.POSTGRESQL: lambda driver: driver.close(),
+}
+GOODBYE_TIMEOUT = 1.0
 
 # Whatever the server is configured to: text that does not fit is an error, never cut off.
 SQL_MODE = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
@@ -36,8 +45,9 @@ SQL_MODE = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
 def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
     """An engine on one database by all its addresses. It connects when it is first used."""
     found = addresses(urls)
+    kind = found[0].kind
     engine = create_async_engine(
-        DIALECTS[found[0].kind],
+        DIALECTS[kind],
         async_creator=partial(connect_first, found, settings.connect_timeout),
         # Sets `autocommit` as well, whatever the URL says of it.
         isolation_level="READ COMMITTED",
@@ -52,8 +62,10 @@ def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
     )
     if settings.pre_ping:
         # Not SQLAlchemy's own, which waits for ever where a host is silent.
-        try_out = partial(_try_out, _PING[found[0].kind], settings.connect_timeout)
+        try_out = partial(_try_out, PING[kind], settings.connect_timeout)
         sa.event.listen(engine.sync_engine, "checkout", try_out)
+    # Nor does its way to close one have an end.
+    sa.event.listen(engine.sync_engine, "close", partial(_part, GOODBYE[kind]))
     return engine
 
 
@@ -102,13 +114,7 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split()).rstrip(".") or type(error).__name__
 
 
-_PING: dict[Kind, Ping] = {
-    Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
-    Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
-}
-
-
-def _try_out(ping: Ping, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
+def _try_out(ping: Talk, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
     if "used" not in record.info:
         record.info["used"] = True
         return
@@ -125,6 +131,17 @@ def _try_out(ping: Ping, timeout: timedelta, connection: Any, record: Any, _prox
             raise
 
     connection.run_async(answer)
+
+
+def _part(goodbye: Talk, connection: Any, _record: Any) -> None:
+    async def part(driver: Any) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_TIMEOUT):
+                await goodbye(driver)
+        except Exception:  # noqa: BLE001 whatever it is, the connection is not needed any more
+            sever(driver)
+
+    connection.run_async(part)
 
 
 def sever(driver: Any) -> None:

@@ -1,0 +1,162 @@
+"""TLS to the database: who is trusted, and that it is never quietly left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from sqlalchemy import text
+
+from atoll.errors import TemporaryError
+from atoll.settings import DatabaseSettings
+from atoll.stores.sql.connect import make_engine
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import PostgreSQL
+from tests.servers.process import TLS, DatabaseServer
+
+pytestmark = pytest.mark.anyio
+
+SERVERS: dict[str, Callable[..., DatabaseServer]] = {"mariadb": MariaDB, "postgresql": PostgreSQL}
+ENCRYPTED = {
+    "mysql": "SELECT variable_value <> '' FROM information_schema.session_status "
+    "WHERE variable_name = 'Ssl_cipher'",
+    "postgresql": "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    trustme.CA().cert_pem.write_to_path(directory / "other.pem")
+    made = {
+        "server": authority.issue_cert("127.0.0.1", "localhost"),
+        "elsewhere": authority.issue_cert("elsewhere.example"),
+        "client": authority.issue_cert("client", common_name="atoll"),
+    }
+    for name, each in made.items():
+        each.cert_chain_pems[0].write_to_path(directory / f"{name}.pem")
+        each.private_key_pem.write_to_path(directory / f"{name}.key")
+    return directory
+
+
+def serving(files: Path, name: str) -> TLS:
+    return TLS(files / f"{name}.pem", files / f"{name}.key", files / "ca.pem")
+
+
+@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+def server(
+    request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DatabaseServer]:
+    directory = tmp_path_factory.mktemp(f"{request.param}-tls")
+    with SERVERS[request.param](directory, tls=serving(files, "server")) as running:
+        yield running
+
+
+async def is_encrypted(url: str) -> bool:
+    engine = make_engine([url], DatabaseSettings())
+    try:
+        async with engine.connect() as connection:
+            return bool(await connection.scalar(text(ENCRYPTED[url.partition(":")[0]])))
+    finally:
+        await engine.dispose()
+
+
+async def test_a_server_with_a_certificate_of_the_authority_is_trusted(
+    server: DatabaseServer, files: Path
+) -> None:
+    assert await is_encrypted(f"{server.url}?ssl_ca={files}/ca.pem")
+
+
+async def test_a_server_with_a_certificate_of_another_authority_is_not(
+    server: DatabaseServer, files: Path
+) -> None:
+    with pytest.raises(TemporaryError, match="certificate verify failed"):
+        await is_encrypted(f"{server.url}?ssl_ca={files}/other.pem")
+
+
+async def test_a_server_under_another_name_is_not_trusted(
+    server: DatabaseServer, files: Path, tmp_path: Path
+) -> None:
+    with (
+        type(server)(tmp_path, tls=serving(files, "elsewhere")) as other,
+        pytest.raises(TemporaryError, match="certificate verify failed"),
+    ):
+        await is_encrypted(f"{other.url}?ssl_ca={files}/ca.pem")
+
+
+async def test_a_client_shows_its_certificate_where_one_is_wanted(
+    server: DatabaseServer, files: Path
+) -> None:
+    demand_certificates(server)
+
+    with pytest.raises(TemporaryError, match=r"Access denied|client certificate"):
+        await is_encrypted(f"{server.url}?ssl_ca={files}/ca.pem")
+    assert await is_encrypted(
+        f"{server.url}?ssl_ca={files}/ca.pem&ssl_cert={files}/client.pem&ssl_key={files}/client.key"
+    )
+
+
+def demand_certificates(server: DatabaseServer) -> None:
+    if isinstance(server, MariaDB):
+        server.execute("ALTER USER atoll@'%' REQUIRE X509")
+        return
+    rules = server.place / "data" / "pg_hba.conf"
+    rules.write_text(
+        rules.read_text().replace("scram-sha-256", "scram-sha-256 clientcert=verify-ca")
+    )
+    server.stop()
+    server.start()
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+async def test_a_server_without_tls_is_refused_when_files_are_given(
+    request: pytest.FixtureRequest, kind: str, files: Path
+) -> None:
+    plain: DatabaseServer = request.getfixturevalue(kind)
+
+    assert not await is_encrypted(plain.url)
+    with pytest.raises(TemporaryError, match=r"no TLS|rejected SSL"):
+        await is_encrypted(f"{plain.url}?ssl_ca={files}/ca.pem")
+
+
+async def test_the_mode_of_postgresql_says_what_it_says(
+    files: Path, tmp_path: Path, postgresql: PostgreSQL
+) -> None:
+    with PostgreSQL(tmp_path, tls=serving(files, "server")) as server:
+        assert await is_encrypted(f"{server.url}?sslmode=require")
+        assert await is_encrypted(f"{server.url}?sslmode=prefer")
+        with pytest.raises(TemporaryError, match="no encryption"):
+            await is_encrypted(f"{server.url}?sslmode=disable")
+    assert not await is_encrypted(f"{postgresql.url}?sslmode=prefer")
+    with pytest.raises(TemporaryError, match="rejected SSL"):
+        await is_encrypted(f"{postgresql.url}?sslmode=require")
+
+
+async def test_the_parameters_of_a_url_reach_the_server(
+    mariadb: MariaDB, postgresql: PostgreSQL
+) -> None:
+    engine = make_engine(
+        [f"{mariadb.url}?init_command=SET%20@a%3D7&charset=utf8mb4&program_name=x&autocommit=on"],
+        DatabaseSettings(),
+    )
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT @a")) == 7
+        assert await connection.scalar(text("SELECT @@autocommit")) == 0
+        assert await connection.scalar(text("SELECT @@tx_isolation")) == "READ-COMMITTED"
+    await engine.dispose()
+    local = f"{mariadb.scheme}://root@/atoll?unix_socket={mariadb.place}/socket"
+    engine = make_engine([local], DatabaseSettings())
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT 1")) == 1
+    await engine.dispose()
+    engine = make_engine(
+        [f"{postgresql.url}?application_name=my%20app&command_timeout=9"], DatabaseSettings()
+    )
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SHOW application_name")) == "my app"
+        assert await connection.scalar(text("SHOW transaction_isolation")) == "read committed"
+    await engine.dispose()

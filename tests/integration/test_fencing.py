@@ -1,0 +1,266 @@
+"""
+A replica that stood still for longer than it may comes back and does no harm.
+
+It was given up, and others saw to what it had; it does not know that yet. Nothing is run a second
+time, no result is written over, and its own clients are told what the others found.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem, until
+from tests.integration.replicas import LONG, Cluster, Member, ended, lines, note, running
+
+
+@pytest.fixture(scope="module")
+def shared(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("fencing")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    yield shared.start()
+    for member in shared.members:
+        member.resume()
+
+
+@pytest.fixture
+def session(cluster: Cluster) -> Iterator[str]:
+    session_id = str(cluster[0].api.create()["id"])
+    yield session_id
+    cluster[0].resume()
+    cluster[0].api.end(session_id)
+
+
+def replica_of(cluster: Cluster, number: int, session: str) -> str:
+    """The id under which a member sees to executions."""
+    api = cluster[number].api
+    return cluster.holder(api.run(session, "print(1)")["execution_id"])
+
+
+def taken_over(cluster: Cluster, *execution_ids: str) -> None:
+    """Wait until the other one has them; it is the living one's log that says so."""
+    for execution_id in execution_ids:
+        eventually(functools.partial(says, cluster[1], "execution.adopted", execution_id), LONG)
+
+
+def says(member: Member, event: str, execution_id: str) -> bool:
+    return any(event in line for line in member.stderr().splitlines() if execution_id in line)
+
+
+def works(cluster: Cluster, session: str) -> None:
+    """Whether it goes on as if nothing had been."""
+    for member in (cluster[0], cluster[1], cluster[0]):
+        assert member.api.run(session, "print(2)")["stdout"] == "2\n"
+    assert cluster[0].api.run(cluster[0].api.create()["id"], "print(3)")["stdout"] == "3\n"
+
+
+def test_what_one_that_stood_still_had_is_finished_by_another_once(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    first, second = (replica_of(cluster, number, session) for number in range(2))
+    assert first != second
+    runs = a.submit(session, note("first") + until("go") + "print('over')", timeout=600)
+    running(a, runs)
+    waits = a.submit(session, note("second") + "print('waited')")
+    assert [cluster.holder(runs), cluster.holder(waits)] == [first, first]
+    with ThreadPoolExecutor(2) as threads:
+        # Clients of the one that stands still: they wait with it.
+        theirs = [threads.submit(ended, a, execution_id) for execution_id in (runs, waits)]
+        cluster[0].pause()
+        taken_over(cluster, runs, waits)
+        b.put(session, "go")
+        results = [ended(b, runs), ended(b, waits)]
+        before = [cluster.row(runs), cluster.row(waits)]
+        cluster[0].resume()
+        assert [future.result() for future in theirs] == results
+
+    assert [result["stdout"] for result in results] == ["over\n", "waited\n"]
+    assert lines(b, session) == ["first", "second"]
+    works(cluster, session)
+    assert [cluster.row(runs), cluster.row(waits)] == before
+    assert [row["holder"] for row in before] == [second, second]
+    assert [a.result(runs), a.result(waits)] == results
+    told = cluster[0].stderr()
+    assert "replica.was_lost" in told
+    assert replica_of(cluster, 0, session) == first
+
+
+def test_one_that_comes_back_while_the_other_is_at_it_lets_it(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    second = replica_of(cluster, 1, session)
+    code = "print('begun', flush=True)\n" + note("first") + until("go") + "print('over')"
+    runs = a.submit(session, code, timeout=600)
+    running(a, runs)
+    waits = a.submit(session, note("second"))
+    told = a.events(runs)
+    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    cluster[0].pause()
+    taken_over(cluster, runs, waits)
+    cluster[0].resume()
+    eventually(lambda: says(cluster[0], "execution.superseded", runs), LONG)
+    # Still under way: neither has ended it.
+    assert b.http.get(f"{V1}/executions/{runs}/result").status_code == 409
+    b.put(session, "go")
+
+    result = ended(b, runs)
+    assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
+    assert ended(a, runs) == result
+    assert list(told)[-1][1:] == ("result", result)
+    assert ended(a, waits) == ended(b, waits)
+    assert lines(b, session) == ["first", "second"]
+    assert [cluster.holder(runs), cluster.holder(waits)] == [second, second]
+    works(cluster, session)
+
+
+def test_what_waited_at_one_that_stood_still_is_not_run_again_in_a_new_instance(
+    cluster: Cluster, session: str
+) -> None:
+    """A new instance knows nothing of what ran in the last one, and would run it."""
+    a, b = cluster[0].api, cluster[1].api
+    runs = a.submit(session, note("first") + until("go"), timeout=600)
+    running(a, runs)
+    waits = [a.submit(session, note(f"{number}")) for number in range(5)]
+    cluster[0].pause()
+    taken_over(cluster, runs, *waits)
+    b.put(session, "go")
+    results = [ended(b, execution_id) for execution_id in (runs, *waits)]
+    cluster.kill_instance(b.get(session)["container_id"])
+    assert b.run(session, "print(1)")["stdout"] == "1\n"
+    cluster[0].resume()
+
+    assert [ended(a, execution_id) for execution_id in (runs, *waits)] == results
+    works(cluster, session)
+    assert lines(b, session) == ["first", "0", "1", "2", "3", "4"]
+
+
+def test_one_that_stood_still_while_it_waited_for_another_replica_runs_nothing_twice(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    runs = b.submit(session, note("first") + until("go"), timeout=600)
+    running(b, runs)
+    waits = [a.submit(session, note("second")), a.submit(session, note("third"))]
+    cluster[0].pause()
+    taken_over(cluster, *waits)
+    b.put(session, "go")
+    results = [ended(b, execution_id) for execution_id in (runs, *waits)]
+    cluster[0].resume()
+
+    assert [ended(a, execution_id) for execution_id in (runs, *waits)] == results
+    assert {result["status"] for result in results} == {"success"}
+    works(cluster, session)
+    assert lines(b, session) == ["first", "second", "third"]
+
+
+def test_one_that_was_missed_by_nobody_goes_on(cluster: Cluster, session: str) -> None:
+    """Shorter than it may: nothing changes hands."""
+    a = cluster[0].api
+    first = replica_of(cluster, 0, session)
+    runs = a.submit(session, note("first") + until("go"), timeout=600)
+    running(a, runs)
+    cluster[0].pause()
+    cluster[0].resume()
+    a.put(session, "go")
+
+    assert ended(a, runs)["status"] == "success"
+    assert cluster.holder(runs) == first
+    assert lines(a, session) == ["first"]
+
+
+def test_whenever_one_stands_still_what_it_accepted_runs_exactly_once(cluster: Cluster) -> None:
+    """Somewhere between taking, recording, starting and ending one: a different place each time."""
+    chance = random.Random(20)
+    b = cluster[1].api
+    sessions = [str(b.create(timeout=600)["id"]) for _ in range(8)]
+    count = 0
+    for token in ("first", "second", "third", "fourth"):
+        with ThreadPoolExecutor(2 * len(sessions)) as threads, cluster[0].calling() as a:
+            sent = [(session, threads.submit(send, a, session, token)) for session in sessions * 2]
+            # The place is the point, and only time leads there.
+            eventually(Countdown(chance.randrange(8)))
+            cluster[0].pause()
+            eventually(functools.partial(is_alone, cluster), LONG)
+            for execution_id in cluster.unfinished():
+                ended(b, execution_id)
+            cluster[0].resume()
+            accepted = [(session, future.result()) for session, future in sent]
+        taken = [execution_id for _, execution_id in accepted if execution_id is not None]
+        count += len(taken)
+        for execution_id in taken:
+            for member in cluster.members:
+                assert ended(member.api, execution_id)["status"] == "success"
+        for session in sessions:
+            wanted = [one for one, execution_id in accepted if execution_id is not None]
+            assert lines(b, session).count(token) == wanted.count(session)
+    assert count > 0
+    for session in sessions:
+        b.end(session)
+
+
+class Countdown:
+    """True when it was asked so many times."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def send(api: Api, session: str, token: str) -> str | None:
+    """It waits as long as the one that it is sent to stands still; none if that did not take it."""
+    response = api.execute(session, code=note(token))
+    if response.status_code == 503:
+        problem(response, 503, "coordination_unavailable")
+        return None
+    return str(answer(response, 202)["execution_id"])
+
+
+def is_alone(cluster: Cluster) -> bool:
+    """Whether only one member counts as alive."""
+    return cluster.redis.execute("KEYS", "*:alive").startswith("*1\r\n")
+
+
+def test_an_answer_kept_back_by_one_that_stood_still_is_the_one_that_counts(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    headers = {"Idempotency-Key": f"fencing-{session}"}
+    fields = {"code": note("once") + until("go") + "print('over')", "wait": 60, "timeout": 600}
+
+    def post(api: Api) -> httpx.Response:
+        return api.http.post(f"{V1}/sessions/{session}/execute", json=fields, headers=headers)
+
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        answers.append(post(b))
+        return answers[-1].status_code != 409
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(post, a)
+        eventually(lambda: lines(b, session) == ["once"])
+        cluster[0].pause()
+        b.put(session, "go")
+        eventually(answered, LONG)
+        cluster[0].resume()
+        late = first.result()
+
+    assert answer(answers[-1])["stdout"] == "over\n"
+    assert late.json() == answers[-1].json()
+    assert post(a).json() == answers[-1].json()
+    assert lines(b, session) == ["once"]
+    works(cluster, session)
