@@ -88,13 +88,16 @@ def open_store(settings: Settings) -> SqlStore:
     return SqlStore(database_urls(settings), sqlite=settings.sqlite, database=settings.database)
 
 
-def open_coordination(settings: Settings, clock: Clock) -> Coordination:
+def open_coordination(settings: Settings, cluster: str, clock: Clock) -> Coordination:
+    """What the replicas of one database agree by, and those of no other."""
     replica, ttl = ids.replica_id(), settings.execution.max_timeout
     if settings.redis_url is not None:
         # Only here: a server without Redis does not need to load its client.
         from atoll.coordination.redis import RedisCoordination
 
-        return RedisCoordination(replica, settings.redis_url, settings.coordination, ttl)
+        own = {"prefix": f"{settings.coordination.prefix}.{cluster}"}
+        given = settings.coordination.model_copy(update=own)
+        return RedisCoordination(replica, settings.redis_url, given, ttl)
     return MemoryCoordination(replica, settings.coordination, ttl, clock)
 
 
@@ -126,13 +129,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         stack.push_async_callback(store.close)
         await store.open()
         own = embedded or not _names_database(settings)
+        cluster = await store.cluster()
         if not embedded:
-            cluster = await store.cluster()
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
         blobs = objects.choose(settings)
         bulk = Bulk(blobs, settings.blob)
-        coordination = open_coordination(settings, clock)
+        coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
         await coordination.open()
         stack.push_async_callback(_leave, coordination)

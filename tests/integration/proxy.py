@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -19,13 +20,13 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._cut_after: bytes | None = None
+        self._cut_after: re.Pattern[bytes] | None = None
         self._closed = False
         self.cut = threading.Event()
         """Set when the way was cut; nobody gets through until it is mended."""
 
-    def cut_answer_to(self, words: bytes) -> None:
-        """The next time that these are sent: pass them on, and cut the way before the answer."""
+    def cut_answer_to(self, words: re.Pattern[bytes]) -> None:
+        """The next time that such are sent: pass them on, and cut the way before the answer."""
         with self._lock:
             self._cut_after = words
 
@@ -74,7 +75,7 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 with self._lock:
-                    if self._cut_after is not None and self._cut_after in data.upper():
+                    if self._cut_after is not None and self._cut_after.search(data):
                         self._cut_after = None
                         # Before the server has it: its answer must not be quicker.
                         sent.set()

@@ -178,7 +178,8 @@ class Cluster:
             self._abandon()
             return
         try:
-            self.check_settled()
+            if any(member.up for member in self.members):
+                self.check_settled()
             self.end()
         except BaseException:
             self._abandon()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -490,11 +491,14 @@ def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
                 # The pool is full again, so nothing else is written.
                 eventually(lambda: there.ready() == 2, BOUNDED)
 
-                proxy.cut_answer_to(b"COMMIT")
-                problem(api.execute(session, code=note("second")), 503, "database_unavailable")
-                assert proxy.cut.is_set()
-                (stray,) = there.pending()
+                # Not the isolation level, which is READ COMMITTED.
+                proxy.cut_answer_to(re.compile(rb"COMMIT(?!TED)"))
+                refused = api.execute(session, code=note("second"))
+                cut = proxy.cut.is_set()
                 proxy.mend()
+                problem(refused, 503, "database_unavailable")
+                assert cut
+                (stray,) = there.pending()
 
                 eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
                 assert api.run(session, note("third"))["stdout"] == "third\n"

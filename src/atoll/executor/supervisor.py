@@ -267,6 +267,9 @@ class Supervisor:
             return
         if self._runs.is_over(request["id"]):
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
+        if request.get("alone") and self._runs.active():
+            # Of a control plane that was lost: who tells us to run this one cannot know of it.
+            raise Refusal("busy", self._runs.active()[0].id)
         self._watch.limit(request["watch"])
         run = self._runs.make(request)
         if self._released:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.errors import TemporaryError
+
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -54,8 +56,11 @@ class Adoption:
                 async with self._coordination.listen(LEAVING) as heard:
                     await heard.wait(self._pause)
                 await self.once()
+            except TemporaryError as error:
+                log.warning("adoption.failed", code=error.code, error=error.message)
+                await asyncio.sleep(self._pause)
             except Exception as error:
-                log.warning("adoption.failed", exc_info=error)
+                log.error("adoption.failed", exc_info=error)
                 await asyncio.sleep(self._pause)
 
     async def once(self) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.errors import TemporaryError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
@@ -64,6 +66,8 @@ class Sweep:
                 if lease is not None:
                     async with lease:
                         await self.once()
+            except TemporaryError as error:
+                log.warning("sweep.failed", code=error.code, error=error.message)
             except Exception as error:
                 log.error("sweep.failed", exc_info=error)
 

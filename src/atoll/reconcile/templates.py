@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.errors import TemporaryError
 from atoll.service.templates import CHANGED
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class TemplateNews:
                         if await heard.wait(LOOK_SECONDS):
                             self._templates.forget()
             except Exception as error:
-                log.warning("templates.not_heard", exc_info=error)
+                known = isinstance(error, TemporaryError)
+                log.warning(
+                    "templates.not_heard", error=str(error), exc_info=None if known else error
+                )
                 self._templates.forget()
                 await asyncio.sleep(AGAIN_SECONDS)

@@ -13,7 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from atoll import ids
-from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.errors import InvalidRequest, NotFound, TemporaryError
 from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.service.mirror import Mirrors
 from atoll.service.running import Heard, Running
@@ -53,6 +53,7 @@ class Executions:
         self._bulk = bulk
         self._coordination = coordination
         self._leases = leases
+        self._tasks = tasks
         self._clock = clock
         self._settings = settings
         self._mirrors = Mirrors(sessions, runs, tasks)
@@ -73,14 +74,11 @@ class Executions:
             known = await self._known(execution_id)
             if known is not None:
                 return known
-        if self._sessions.reachable(session_id) is None:
-            session = await self._sessions.get(session_id)
-            if session.status.ended:
-                raise Conflict(
-                    f"Session {session_id} has ended ({session.status}).",
-                    code="session_ended",
-                    status_now=session.status.value,
-                )
+        live = self._sessions.reachable(session_id)
+        if live is not None:
+            instance_id: str | None = live.instance.id
+        else:
+            instance_id = (await self._sessions.usable(session_id)).instance_id
         if not self._leases.valid:
             raise TemporaryError(
                 "Redis does not answer, so nothing new can be started.",
@@ -100,12 +98,18 @@ class Executions:
             request=request,
             status=ExecutionStatus.PENDING,
             created_at=now,
+            # Where it is to begin: another instance later means that it may have been lost.
+            instance_id=instance_id,
             holder=self._leases.replica,
         )
         queue.coming += 1
         try:
             stored = await self._bulk.put_away(execution)
             await self._store.executions.add(stored)
+        except TemporaryError:
+            if execution_id is None:  # Else it may be repeated, and is found then.
+                self._tasks.start(self._runs.revoke_later(execution), f"revoke {execution.id}")
+            raise
         finally:
             queue.coming -= 1
             self._runs.forget(session_id, queue)

@@ -38,7 +38,9 @@ class Running:
         self.cancelled = False
         self.ended_by: Session | None = None
         self.adopted = False
-        """Whether it may have begun already: by another replica, or in an earlier attempt."""
+        """Whether it was taken over from a replica that was lost."""
+        self.may_have_begun = False
+        """Whether it may have begun already: by that replica, or in an earlier attempt."""
         self.losses = 0
         """How often this replica had been lost when it was started."""
         self.in_line = False

@@ -2,9 +2,10 @@
 Executions under way on this replica, each seen through to its end.
 
 One at a time in a session: a turn in the line of this replica, then the session's lease, which
-stands in line with other replicas. Under the lease the executor is told to run it, or is asked for
-it when it may have begun before (under a replica that was lost, or a lease that was). An executor
-runs an id once, so asking again is safe as long as the instance lives.
+stands in line with other replicas. Under the lease the executor is told to run it; it refuses while
+another runs, which a replica that was lost may have left. One that may have begun before (under a
+lost replica, or a lost lease) is asked for first. An executor runs an id once, so asking again is
+safe as long as the instance lives.
 
 The result is stored by compare-and-set before anybody is told, and acknowledged to the executor
 only then: a replica that dies in between leaves it in the executor's journal, for the next one. A
@@ -31,6 +32,8 @@ from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
@@ -56,6 +59,13 @@ AWAY = frozenset({"database_unavailable", "coordination_unavailable", "blobs_una
 
 class _Superseded(Exception):
     """Another replica sees to it now."""
+
+
+class _Deaf:
+    """Hears a run only to know when it ends."""
+
+    def started(self) -> None: ...
+    def output(self, sequence: int, channel: int, data: bytes) -> None: ...
 
 
 class Runs:
@@ -112,7 +122,7 @@ class Runs:
     def start(self, execution: Execution, *, adopted: bool = False) -> Running:
         """See a recorded execution through; with `adopted`, one that may have begun already."""
         running = self._running[execution.id] = Running(execution)
-        running.adopted = adopted
+        running.adopted = running.may_have_begun = adopted
         running.losses = self._leases.losses
         # Before the first await: the order of the turns is that of the calls.
         queue = self.queue(execution.session_id)
@@ -137,6 +147,15 @@ class Runs:
         # Not before: it is seen to whatever this raises, and one that comes now is heard.
         if await self._coordination.cancelled(execution.id) is not None:
             self._cancel_heard(execution.id)
+
+    async def revoke_later(self, execution: Execution) -> None:
+        """
+        After a record whose fate is not known: who submitted it was told that it failed, so when
+        the store is back it must not be there to run.
+        """
+        stored = await self._stored(execution.id)
+        if stored is not None and not stored.status.ended:
+            await self.revoke(stored)
 
     async def revoke(self, execution: Execution) -> None:
         """Record that an execution was never accepted, and so did not run."""
@@ -210,13 +229,16 @@ class Runs:
 
     async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         try:
-            await turn
             attempt = 0
             while not running.done.done():
                 try:
+                    if running.may_have_begun:
+                        await self._resume(running)
+                        continue
+                    await turn
                     await self._try(running)
                 except LeaseLost:
-                    running.adopted = True
+                    running.may_have_begun = True
                     if not await self._still_ours(running):
                         self._give_up(running)
                         return
@@ -227,7 +249,7 @@ class Runs:
                     if error.code not in AWAY:
                         raise
                     # Sent to an instance before: it may have begun there, and does so once.
-                    running.adopted |= running.execution.started_at is not None
+                    running.may_have_begun |= running.execution.started_at is not None
                     pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
                     attempt += 1
                     log.warning(
@@ -246,7 +268,7 @@ class Runs:
         running.task = self._tasks.start(self._await_other(running), f"await {execution_id}")
 
     async def _try(self, running: Running) -> None:
-        if running.stopped and not running.adopted:
+        if running.stopped:
             await self._finish(running, self._cut_short(running))
             await self._tell(running.execution.id)
             return
@@ -256,8 +278,9 @@ class Runs:
         try:
             async with lease:
                 running.in_line = False
-                outcome = await self._outcome_of(running, lease)
-                await self._finish(running, outcome)
+                outcome = await self._outcome_of(running, self._outcome(running, lease))
+                if outcome is not None:
+                    await self._finish(running, outcome)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Any other cancellation goes on.
@@ -269,6 +292,19 @@ class Runs:
         if running.done.done():
             await self._tell(execution.id)
 
+    async def _resume(self, running: Running) -> None:
+        """
+        See to an execution that may have begun before: to its end if the executor has it. That
+        takes neither a turn nor a lease, as nothing new is started; two who do it are told apart by
+        the record's version.
+        """
+        outcome = await self._outcome_of(running, self._found_again(running))
+        if outcome is None:
+            running.may_have_begun = False
+        else:
+            await self._finish(running, outcome)
+            await self._tell(running.execution.id)
+
     async def _tell(self, execution_id: str) -> None:
         try:
             await self._coordination.tell(f"ended:{execution_id}")
@@ -276,9 +312,11 @@ class Runs:
             # Who waits for it elsewhere looks now and then as well.
             log.info("execution.not_told", execution_id=execution_id, error=error.message)
 
-    async def _outcome_of(self, running: Running, lease: Lease) -> Outcome:
+    async def _outcome_of(
+        self, running: Running, work: Awaitable[Outcome | None]
+    ) -> Outcome | None:
         try:
-            return await self._outcome(running, lease)
+            return await work
         except (LeaseLost, _Superseded):
             raise
         except Exception as error:  # Whatever it is, an execution has an end.
@@ -288,11 +326,8 @@ class Runs:
             words = "Something broke in the server; it is in its log."
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
 
-    async def _outcome(self, running: Running, lease: Lease) -> Outcome:
-        if running.adopted:
-            found = await self._resumed(running)
-            if found is not None:
-                return found
+    async def _outcome(self, running: Running, lease: Lease) -> Outcome | None:
+        """What came of running it; None when another still ran, and it is to be tried again."""
         if running.stopped:
             return self._cut_short(running)
         execution = running.execution
@@ -335,10 +370,19 @@ class Runs:
         except ExecutorError as error:
             if error.code == "run_is_over":
                 raise _Superseded from error
+            if error.code == "busy":
+                await self._let_end(live, str(error.message))
+                return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )
         return await self._conclude(running, live, raw)
+
+    async def _let_end(self, live: Live, execution_id: str) -> None:
+        """Wait for a run that a lost replica left in the session; who adopts it stores it."""
+        log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
+        with contextlib.suppress(ExecutorError, LinkLost):
+            await live.link.attach(execution_id, 0, _Deaf())
 
     async def _unreachable(self, running: Running, error: AtollError) -> Outcome:
         """The session has no instance to run it in."""
@@ -352,12 +396,12 @@ class Runs:
             ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
         )
 
-    async def _resumed(self, running: Running) -> Outcome | None:
+    async def _found_again(self, running: Running) -> Outcome | None:
         """
         The outcome of an execution that may have begun before; None when it certainly has not.
 
         An executor forgets a run only when its result is stored. So one that does not know it, and
-        was there when the execution was submitted, has never had it.
+        was the session's when the execution was submitted, has never had it.
         """
         execution = running.execution
         try:
@@ -369,7 +413,7 @@ class Runs:
         if running.cancelled:
             with contextlib.suppress(ExecutorError):
                 await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
-        if running.execution.started_at is None:
+        if execution.started_at is None:
             running.execution = dataclasses.replace(
                 execution, instance_id=live.instance.id, started_at=self._clock.now()
             )
@@ -379,7 +423,7 @@ class Runs:
             return await self._after_loss(running, live)
         except ExecutorError:
             running.execution = execution
-            if live.instance.created_at > execution.created_at:
+            if live.instance.id != execution.instance_id:
                 return self._not_found(running)
             return None
         return await self._conclude(running, live, raw)
@@ -464,6 +508,7 @@ class Runs:
             "artifact_limit": settings.artifact_limit,
             "limits": limits,
             "watch": watch,
+            "alone": True,
         }
 
     async def _conclude(self, running: Running, live: Live, raw: dict[str, Any]) -> Outcome:

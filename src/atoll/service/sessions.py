@@ -313,10 +313,13 @@ class Sessions:
         return await self._finish(session_id, SessionStatus.TIMEOUT, Cause.TIMEOUT)
 
     async def stop_all(self) -> None:
-        """The server ends for good: its sessions with it."""
-        while unfinished := await self._store.sessions.unfinished(limit=100):
+        """The server ends for good: the sessions of its node with it."""
+        after = ""
+        while unfinished := await self._store.sessions.unfinished(limit=100, after=after):
             for session in unfinished:
-                await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+                if session.runtime_node == self._node_id:
+                    await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+            after = unfinished[-1].id
 
     async def _finish(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
         while True:
@@ -399,6 +402,20 @@ class Sessions:
             recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
         return await asyncio.shield(recovering)
 
+    async def usable(self, session_id: str) -> Session:
+        """A session that has not ended and is on a node that this replica reaches."""
+        session = await self._unended(session_id)
+        self._check_here(session)
+        return session
+
+    def _check_here(self, session: Session) -> None:
+        if session.runtime_node != self._node_id:
+            raise TemporaryError(
+                f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
+                f"from here ({self._node_id}). Ask a control plane there.",
+                code="node_not_reached",
+            )
+
     async def here(self, session_id: str) -> bool:
         """Whether the session is on the node that this replica reaches."""
         return (await self.get(session_id)).runtime_node == self._node_id
@@ -456,12 +473,7 @@ class Sessions:
 
     async def _found(self, session: Session) -> Live | None:
         """The session's instance, reached again if it lives."""
-        if session.runtime_node != self._node_id:
-            raise TemporaryError(
-                f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
-                f"from here ({self._node_id}). Ask a control plane there.",
-                code="node_not_reached",
-            )
+        self._check_here(session)
         if session.instance_id is None:
             return None
         instance = await self._store.instances.get(session.instance_id)

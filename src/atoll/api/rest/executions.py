@@ -101,6 +101,7 @@ async def get_result(
             f"Execution {execution_id} has not ended.",
             code="execution_not_finished",
             status_now=execution.status.value,
+            **({} if age is None else {"stale": True}),
         )
     return shown(result_out(execution, execution.outcome), age)
 

@@ -77,7 +77,7 @@ def usable(error: BaseException) -> bool:
 def translate(error: Exception, name: str) -> Exception:
     """The error of our families that says what `error` means; itself where it is a defect."""
     found = number(error)
-    said = _said(error)
+    words = said(error)
     translated: Exception
     match error:
         case AtollError():
@@ -93,21 +93,23 @@ def translate(error: Exception, name: str) -> Exception:
                 retry_after=5.0,
             )
         case _ if found in ROLLED_BACK:
-            translated = RolledBack(f"The database {name} undid a transaction: {said}.")
+            translated = RolledBack(f"The database {name} undid a transaction: {words}.")
         case _ if found in VALUES or isinstance(error, exc.DataError):
-            translated = InvalidRequest(f"The database does not take a value: {said}.")
+            translated = InvalidRequest(f"The database does not take a value: {words}.")
         case _ if found == PACKET_TOO_LARGE:
             translated = TooLarge(
                 "This is more than the database takes at once; raise its max_allowed_packet."
             )
         case _ if found in READ_ONLY:
-            translated = Refused(f"The database {name} takes no writes: {said}. Is it a secondary?")
+            translated = Refused(
+                f"The database {name} takes no writes: {words}. Is it a secondary?"
+            )
         case _ if found in EXHAUSTED:
-            translated = Refused(f"The database {name} has no room: {said}.")
+            translated = Refused(f"The database {name} has no room: {words}.")
         case TimeoutError():
             translated = Lost(f"The database {name} does not answer in time.")
         case _ if _broken(error):
-            translated = Lost(f"The connection to the database {name} broke: {said}.")
+            translated = Lost(f"The connection to the database {name} broke: {words}.")
         case _:
             return error
     translated.__cause__ = error
@@ -130,9 +132,11 @@ def _broken(error: Exception) -> bool:
             )
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """The words of the server, without the numbers that drivers put before and the SQL after."""
     source: Any = getattr(error, "orig", None) or error
     inner = source.__cause__ or source
     text = str(inner.args[-1]) if inner.args else ""
+    if isinstance(inner, OSError):
+        text = inner.strerror or text
     return " ".join(text.split()).rstrip(".") or type(inner).__name__

@@ -25,6 +25,8 @@ T = TypeVar("T")
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
 
+INDEXES_OF_TWO = {"executions_session_status"}
+
 
 def page_of(
     table: str,
@@ -90,8 +92,11 @@ def _rows(
 
 @lru_cache
 def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
-    """The names are ours, values are bound; an index is named after its first column."""
-    index = f"{table}_{columns[0].removesuffix('_id') if columns else 'created'}"
+    """The names are ours, values are bound; an index is named after its columns before the time."""
+    names = [name.removesuffix("_id") for name in columns] or ["created"]
+    index = "_".join((table, *names))
+    if len(names) > 1 and index not in INDEXES_OF_TWO:
+        index = f"{table}_{names[0]}"
     conditions = [f"{name} = :{name}" for name in columns]
     if continued:
         # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.

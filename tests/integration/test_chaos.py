@@ -1,0 +1,207 @@
+"""
+Replicas are killed again and again while clients work: nothing accepted is lost or done twice.
+
+What the clients do is planned by a seed. A client that gets no answer sends the same request, with
+the same key, to another member. In the end every answer that a client got is what the database
+says, what every member says, and what is on the node.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.api import V1, eventually
+from tests.integration.replicas import LONG, Cluster, lines, note
+from tests.servers.process import DatabaseServer
+
+CLIENTS = 4
+STEPS = 30
+KILLS = 4
+WORK = {"execute": 10, "submit": 10, "create": 3, "read": 5, "cancel": 3, "delete": 2}
+AGAIN = frozenset({"idempotency_in_flight", "coordination_unavailable", "session_not_ready"})
+"""Codes of answers that leave open what happened: the same is asked again."""
+
+
+@dataclass
+class Seen:
+    """What clients were told, by all of them together."""
+
+    sessions: list[str] = field(default_factory=list)
+    deleted: set[str] = field(default_factory=set)
+    executions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The session and the token of each that was accepted."""
+    cancelled: set[str] = field(default_factory=set)
+    steps: int = 0
+
+    def reached(self, steps: float) -> bool:
+        return self.steps >= steps
+
+
+class Client:
+    """One who works through whichever member answers."""
+
+    def __init__(self, cluster: Cluster, seen: Seen, number: int, seed: int) -> None:
+        self._cluster = cluster
+        self._seen = seen
+        self._name = f"{seed}-{number}"
+        self._chance = random.Random(f"{seed} {number}")
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {cluster[0].key}"}, timeout=httpx.Timeout(30)
+        )
+
+    def work(self) -> None:
+        kinds, weights = list(WORK), list(WORK.values())
+        with self._http:
+            for number in range(STEPS):
+                (kind,) = self._chance.choices(kinds, weights)
+                getattr(self, f"_{kind}")(f"{self._name}-{number}")
+                self._seen.steps += 1
+
+    def _ask(self, method: str, path: str, key: str = "", **fields: Any) -> httpx.Response:
+        """The first answer that says what happened."""
+        answers: list[httpx.Response] = []
+        headers = {"Idempotency-Key": key} if key else {}
+
+        def answered() -> bool:
+            member = self._chance.choice(self._cluster.members)
+            try:
+                response = self._http.request(
+                    method, f"{member.url}{V1}/{path}", headers=headers, json=fields or None
+                )
+            except httpx.TransportError:
+                return False
+            answers.append(response)
+            return response.is_success or response.json()["code"] not in AGAIN
+
+        eventually(answered, LONG)
+        return answers[-1]
+
+    def _create(self, token: str) -> None:
+        cold = self._chance.random() < 0.3
+        fields = {"disk": "8Mi"} if cold else {"env_vars": {"TOKEN": token}}
+        created = self._ask("POST", "sessions", f"create-{token}", timeout=600, **fields)
+        assert created.status_code == 201, created.text
+        self._seen.sessions.append(created.json()["id"])
+
+    def _execute(self, token: str, **fields: Any) -> None:
+        session = self._chance.choice(self._seen.sessions)
+        pause = f"import time\ntime.sleep({self._chance.choice([0, 0, 0.05, 0.5])})\n"
+        path, code = f"sessions/{session}/execute", pause + note(token)
+        fields = fields or {"wait": 20}
+        sent = self._ask("POST", path, f"execute-{token}", code=code, timeout=60, **fields)
+        if sent.status_code == 409:
+            assert sent.json()["code"] == "session_ended", sent.text
+            assert session in self._seen.deleted or self._ends(session)
+            return
+        assert sent.status_code in (200, 202), sent.text
+        self._seen.executions[sent.json()["execution_id"]] = (session, token)
+
+    def _ends(self, session: str) -> bool:
+        """Whether somebody ends it, who was not told yet that it has ended."""
+        return bool(self._ask("GET", f"sessions/{session}").json()["status"] == "terminated")
+
+    def _submit(self, token: str) -> None:
+        self._execute(token, wait=0)
+
+    def _read(self, token: str) -> None:
+        session = self._chance.choice(self._seen.sessions)
+        assert self._ask("GET", f"sessions/{session}").status_code == 200
+        assert self._ask("GET", f"sessions/{session}/executions").status_code == 200
+        for execution_id in list(self._seen.executions)[-2:]:
+            assert self._ask("GET", f"executions/{execution_id}").status_code == 200
+
+    def _cancel(self, token: str) -> None:
+        if self._seen.executions:
+            execution_id = self._chance.choice(list(self._seen.executions))
+            # Before it is asked: an answer may be lost, and it is cancelled all the same.
+            self._seen.cancelled.add(execution_id)
+            told = self._ask("POST", f"executions/{execution_id}/cancel", f"cancel-{token}")
+            assert told.status_code == 200, told.text
+
+    def _delete(self, token: str) -> None:
+        if len(self._seen.sessions) > 3:
+            session = self._chance.choice(self._seen.sessions[3:])
+            told = self._ask("DELETE", f"sessions/{session}")
+            assert told.json()["status"] == "terminated", told.text
+            self._seen.deleted.add(session)
+
+
+@pytest.fixture(
+    params=[("mariadb", 2), ("mariadb", 3), ("postgresql", 2), ("postgresql", 3)],
+    ids=lambda given: f"{given[0]}, {given[1]} replicas",
+)
+def cluster(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> Iterator[Cluster]:
+    kind, size = request.param
+    server: DatabaseServer = request.getfixturevalue(kind)
+    with Cluster(tmp_path, size=size, database_url=server.new_database()) as found:
+        yield found
+
+
+def test_nothing_is_lost_or_done_twice_while_replicas_are_killed(cluster: Cluster) -> None:
+    seed = 1000 + len(cluster)
+    seen = Seen([str(api.create(timeout=600)["id"]) for api in cluster.apis * 2][:3])
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        clients = [Client(cluster, seen, number, seed) for number in range(CLIENTS)]
+        working = [threads.submit(client.work) for client in clients]
+        kill_again_and_again(cluster, seen, seed)
+        for done in working:
+            done.result()
+
+    cluster.check_settled()
+    check_executions(cluster, seen)
+    check_sessions(cluster, seen)
+    cluster.check_node()
+
+
+def kill_again_and_again(cluster: Cluster, seen: Seen, seed: int) -> None:
+    chance = random.Random(seed)
+    total = CLIENTS * STEPS
+    for number in range(KILLS):
+        # Spread over what the clients do; one that is stuck fails in its own time.
+        share = (number + chance.random()) * total / KILLS * 0.8
+        eventually(functools.partial(seen.reached, share), 2 * LONG)
+        victim = chance.choice(cluster.members)
+        victim.kill()
+        victim.start()
+
+
+def check_executions(cluster: Cluster, seen: Seen) -> None:
+    rows = {row["id"]: row for row in cluster.rows("SELECT * FROM executions")}
+    # None that nobody was told of, though many were asked for more than once.
+    assert set(rows) == set(seen.executions)
+    ran = {
+        session: lines(cluster[0].api, session)
+        for session in seen.sessions
+        if session not in seen.deleted
+    }
+    for execution_id, (session, token) in seen.executions.items():
+        status = rows[execution_id]["status"]
+        if session in seen.deleted:
+            assert status in ("completed", "cancelled"), (execution_id, status)
+            continue
+        count = ran[session].count(token)
+        assert status == "completed" or execution_id in seen.cancelled, (execution_id, status)
+        assert count == 1 if status == "completed" else count <= 1, (execution_id, status, count)
+    tokens = [token for found in ran.values() for token in found]
+    assert len(tokens) == len(set(tokens))
+    assert set(tokens) <= {token for _, token in seen.executions.values()}
+
+
+def check_sessions(cluster: Cluster, seen: Seen) -> None:
+    rows = {row["id"]: row for row in cluster.rows("SELECT * FROM sessions")}
+    assert set(rows) == set(seen.sessions)
+    for session, row in rows.items():
+        wanted = "terminated" if session in seen.deleted else "running"
+        assert row["status"] == wanted, (session, row)
+        if session not in seen.deleted:
+            result = cluster[0].api.run(session, "print(1)")
+            assert result["stdout"] == "1\n"
