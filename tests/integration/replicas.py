@@ -100,9 +100,13 @@ class Member(Server):
             self.paused = False
 
     def errors(self) -> list[str]:
-        """What it logged as an error, and what broke in it."""
+        """What it logged as an error, and what broke without being logged."""
         lines = self.stderr().splitlines() if self.log_path.exists() else []
-        return [line for line in lines if re.search(r"\[error |^Traceback|^Fatal|ERROR:", line)]
+        return [
+            line
+            for line in lines
+            if re.search(r"\[error |^Fatal|Exception in callback|never ", line)
+        ]
 
 
 class Cluster:
@@ -139,6 +143,11 @@ class Cluster:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its keys in Redis begin with."""
+        return f"atoll.{(self.data_dir / 'cluster').read_text().split()[0]}"
 
     @property
     def apis(self) -> list[Api]:

@@ -26,6 +26,8 @@ from tests.servers.process import DatabaseServer
 CLIENTS = 4
 STEPS = 30
 KILLS = 4
+LASTING = 3
+"""Sessions that nobody deletes, so that all clients want the same ones."""
 WORK = {"execute": 10, "submit": 10, "create": 3, "read": 5, "cancel": 3, "delete": 2}
 AGAIN = frozenset({"idempotency_in_flight", "coordination_unavailable", "session_not_ready"})
 """Codes of answers that leave open what happened: the same is asked again."""
@@ -41,6 +43,8 @@ class Seen:
     """The session and the token of each that was accepted."""
     cancelled: set[str] = field(default_factory=set)
     steps: int = 0
+    story: list[str] = field(default_factory=list)
+    """What was asked and answered, for the case that something is wrong in the end."""
 
     def reached(self, steps: float) -> bool:
         return self.steps >= steps
@@ -77,9 +81,11 @@ class Client:
                 response = self._http.request(
                     method, f"{member.url}{V1}/{path}", headers=headers, json=fields or None
                 )
-            except httpx.TransportError:
+            except httpx.TransportError as error:
+                self._seen.story.append(f"{key or path} {member.name}: {error!r}")
                 return False
             answers.append(response)
+            self._seen.story.append(f"{key or path} {member.name}: {response.text[:200]}")
             return response.is_success or response.json()["code"] not in AGAIN
 
         eventually(answered, LONG)
@@ -128,8 +134,8 @@ class Client:
             assert told.status_code == 200, told.text
 
     def _delete(self, token: str) -> None:
-        if len(self._seen.sessions) > 3:
-            session = self._chance.choice(self._seen.sessions[3:])
+        if len(self._seen.sessions) > LASTING:
+            session = self._chance.choice(self._seen.sessions[LASTING:])
             told = self._ask("DELETE", f"sessions/{session}")
             assert told.json()["status"] == "terminated", told.text
             self._seen.deleted.add(session)
@@ -148,7 +154,7 @@ def cluster(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> 
 
 def test_nothing_is_lost_or_done_twice_while_replicas_are_killed(cluster: Cluster) -> None:
     seed = 1000 + len(cluster)
-    seen = Seen([str(api.create(timeout=600)["id"]) for api in cluster.apis * 2][:3])
+    seen = Seen([str(cluster[n % 2].api.create(timeout=600)["id"]) for n in range(LASTING)])
     with ThreadPoolExecutor(CLIENTS) as threads:
         clients = [Client(cluster, seen, number, seed) for number in range(CLIENTS)]
         working = [threads.submit(client.work) for client in clients]
@@ -198,6 +204,8 @@ def check_executions(cluster: Cluster, seen: Seen) -> None:
 
 def check_sessions(cluster: Cluster, seen: Seen) -> None:
     rows = {row["id"]: row for row in cluster.rows("SELECT * FROM sessions")}
+    extra = [rows[session] for session in rows if session not in seen.sessions]
+    assert not extra, (extra, [line for line in seen.story if "create" in line])
     assert set(rows) == set(seen.sessions)
     for session, row in rows.items():
         wanted = "terminated" if session in seen.deleted else "running"

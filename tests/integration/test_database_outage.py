@@ -94,6 +94,7 @@ class Proxy:
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         self.commits = 0
         self.url = ""
+        self._serving: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Proxy]:
@@ -104,8 +105,14 @@ class Proxy:
             yield self
         finally:
             listener.close()
+            for task in self._serving:
+                task.cancel()
+            await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         answers = asyncio.create_task(self._pass_on(far_reader, writer))
         try:

@@ -355,7 +355,7 @@ def test_they_run_in_the_order_in_which_they_came_to_any_replica(
 
 
 def stands_in_line(cluster: Cluster, session: str, count: int) -> bool:
-    told = cluster.redis.execute("ZCARD", f"{{atoll:{session}}}:line")
+    told = cluster.redis.execute("ZCARD", f"{{{cluster.prefix}:{session}}}:line")
     return told == f":{count}\r\n"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, TemporaryError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -39,8 +39,11 @@ class PoolRefill:
             self._pool.changed.clear()
             try:
                 wait = await self._refill()
+            except TemporaryError as error:
+                log.warning("pool.refill_failed", code=error.code, error=error.message)
+                wait = FIRST_BACKOFF
             except Exception as error:
-                log.warning("pool.refill_failed", exc_info=error)
+                log.error("pool.refill_failed", exc_info=error)
                 wait = FIRST_BACKOFF
             try:
                 async with asyncio.timeout(wait):

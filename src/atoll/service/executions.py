@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
     from atoll.settings import Settings
-    from atoll.stores.recall import RecallingStore
+    from atoll.stores.recall import RecallingStore, Remembered
 
 
 class Executions:
@@ -127,11 +127,15 @@ class Executions:
             return self._runs.start(execution, adopted=True)
         return self._runs.stand_in(await self._bulk.fetch(execution))
 
-    async def get(self, execution_id: str) -> Execution:
+    async def get(
+        self, execution_id: str, *, remembered: Remembered[Execution] | None = None
+    ) -> Execution:
+        """With `remembered`, which will do as well, the database has little time to answer."""
         running = self._runs.get(execution_id)
         if running is not None:
             return running.execution
-        execution = await self._store.executions.get(execution_id)
+        async with self._store.patience(remembered):
+            execution = await self._store.executions.get(execution_id)
         if execution is None:
             raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
         return await self._bulk.fetch(execution)
@@ -141,10 +145,11 @@ class Executions:
         The execution, waited for as `wait` does, and while the database is away what is remembered
         of it with its age in seconds. To show, not to decide by.
         """
+        recall = self._store.recent_executions.recall
         try:
-            return await self.wait(execution_id, wait), None
+            return await self.wait(execution_id, wait, remembered=recall(execution_id)), None
         except TemporaryError:
-            remembered = self._store.recent_executions.recall(execution_id)
+            remembered = recall(execution_id)
             if remembered is None:
                 raise
             return await self._bulk.fetch(remembered.entity), remembered.age
@@ -172,12 +177,18 @@ class Executions:
         running = self._runs.get(execution.id)
         return execution if running is None else running.execution
 
-    async def wait(self, execution_id: str, seconds: float) -> Execution:
+    async def wait(
+        self,
+        execution_id: str,
+        seconds: float,
+        *,
+        remembered: Remembered[Execution] | None = None,
+    ) -> Execution:
         """The execution when it has ended, or as it is after so many seconds."""
         running = self._runs.get(execution_id)
         if running is not None:
             return await self.await_end(running, seconds)
-        execution = await self.get(execution_id)
+        execution = await self.get(execution_id, remembered=remembered)
         seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
         if execution.status.ended or seconds <= 0:
             return execution

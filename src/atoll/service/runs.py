@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
+    from atoll.coordination.base import Coordination, Heard
     from atoll.drivers.base import Driver
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
@@ -597,17 +597,33 @@ class Runs:
     async def ended_elsewhere(self, execution_id: str, seconds: float) -> Execution | None:
         """The record when another replica has ended it, or as it is after so many seconds."""
         deadline = self._clock.monotonic() + seconds
-        async with self._coordination.listen(f"ended:{execution_id}") as heard:
-            while True:
-                left = deadline - self._clock.monotonic()
-                try:
-                    execution = await self._store.executions.get(execution_id)
-                    if execution is None or execution.status.ended or left <= 0:
-                        return execution
-                except TemporaryError:
-                    if left <= 0:
-                        raise
-                await heard.wait(min(left, LOOK_SECONDS))
+        while True:
+            try:
+                async with self._coordination.listen(f"ended:{execution_id}") as heard:
+                    return await self._told_of_end(execution_id, heard, deadline)
+            except TemporaryError as error:
+                if error.code != "coordination_unavailable":
+                    raise
+            # Nobody can tell of it. The pause comes first: to fail may take no time at all.
+            left = deadline - self._clock.monotonic()
+            await asyncio.sleep(max(0.0, min(left, BACKOFF[0])))
+            execution = await self._store.executions.get(execution_id)
+            if execution is None or execution.status.ended or left <= BACKOFF[0]:
+                return execution
+
+    async def _told_of_end(
+        self, execution_id: str, heard: Heard, deadline: float
+    ) -> Execution | None:
+        while True:
+            left = deadline - self._clock.monotonic()
+            try:
+                execution = await self._store.executions.get(execution_id)
+                if execution is None or execution.status.ended or left <= 0:
+                    return execution
+            except TemporaryError:
+                if left <= 0:
+                    raise
+            await heard.wait(min(left, LOOK_SECONDS))
 
 
 def _inside(cwd: str | None) -> str:

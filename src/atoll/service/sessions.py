@@ -280,10 +280,12 @@ class Sessions:
         The session, and while the database is away what is remembered of it with its age in
         seconds. To show, not to decide by.
         """
+        recall = self._store.recent_sessions.recall
         try:
-            return await self.get(session_id), None
+            async with self._store.patience(recall(session_id)):
+                return await self.get(session_id), None
         except TemporaryError:
-            remembered = self._store.recent_sessions.recall(session_id)
+            remembered = recall(session_id)
             if remembered is None:
                 raise
             return remembered.entity, remembered.age

@@ -8,7 +8,9 @@ bytes and age.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +19,7 @@ from atoll.model.execution import Execution
 from atoll.model.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncIterator, Awaitable
     from datetime import datetime
 
     from atoll.clock import Clock
@@ -31,6 +33,8 @@ T = TypeVar("T")
 E = TypeVar("E", Session, Execution)
 
 UNAVAILABLE = "database_unavailable"
+PATIENCE = 2.0
+"""Seconds that a read may take when there is something in memory to show instead."""
 ROUGHLY = 2000
 """Bytes of an entity besides its texts."""
 ARTIFACT = 500
@@ -134,6 +138,17 @@ class RecallingStore:
 
     async def ping(self) -> None:
         await self.noting(self._store.ping())
+
+    @asynccontextmanager
+    async def patience(self, remembered: Remembered[Any] | None) -> AsyncIterator[None]:
+        """For a read; not much when what is remembered will do."""
+        try:
+            async with asyncio.timeout(None if remembered is None else PATIENCE):
+                yield
+        except TimeoutError as error:
+            raise TemporaryError(
+                "The database does not answer in time.", code=UNAVAILABLE
+            ) from error
 
     async def noting(self, call: Awaitable[T]) -> T:
         """Its answer; and from how it goes, whether the database is there."""

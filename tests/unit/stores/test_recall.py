@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from atoll.errors import Conflict, TemporaryError
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Request
 from atoll.model.session import Session, SessionStatus
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
+from atoll.stores import recall as module
 from atoll.stores.recall import ARTIFACT, ROUGHLY, RecallingStore, Recent
 from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import NOW, completed, make_execution, make_session
@@ -312,3 +314,26 @@ async def test_a_database_that_refuses_is_there(tmp_path: Path) -> None:
         with pytest.raises(Conflict):
             await store.sessions.add(session)
         assert not store.away
+
+
+async def test_what_is_remembered_is_not_kept_back_by_a_database_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    silence = asyncio.Event()
+    async with opened(tmp_path, MovedClock()) as (store, _):
+        session = make_session()
+        await store.sessions.add(session)
+
+        async def read(session_id: str) -> None:
+            async with store.patience(store.recent_sessions.recall(session_id)):
+                await silence.wait()
+
+        async with asyncio.timeout(30):
+            await unavailable(read(session.id))
+        # There is nothing else to show, so it takes the time that it takes.
+        unknown = asyncio.create_task(read("sess_x"))
+        await asyncio.wait([unknown], timeout=0.1)
+        assert not unknown.done()
+        silence.set()
+        await unknown

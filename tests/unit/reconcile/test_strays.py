@@ -1,0 +1,118 @@
+"""Executions that were recorded though whoever submitted them was told that they failed."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.blobs.objects import LocalObjects
+from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.local.driver import LocalDriver
+from atoll.model.execution import ExecutionStatus
+from atoll.reconcile.executions import STRAY, Adoption
+from atoll.service.bulk import Bulk
+from atoll.service.leases import Leases
+from atoll.service.pool import Pool
+from atoll.service.runs import Runs
+from atoll.service.sessions import Sessions
+from atoll.service.tasks import Tasks
+from atoll.service.templates import Templates
+from atoll.settings import Settings
+from atoll.stores.recall import RecallingStore
+from atoll.stores.sql.store import SqlStore
+from tests.contract.stores.store_entities import NOW, completed, make_execution
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+ME = "replica-me"
+
+
+class MovedClock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> datetime:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time.timestamp()
+
+
+@asynccontextmanager
+async def adoption(
+    place: Path, clock: MovedClock
+) -> AsyncIterator[tuple[Adoption, RecallingStore]]:
+    """That of a replica that has begun nothing, so the driver is never asked."""
+    settings = Settings(data_dir=place)
+    url = f"sqlite:///{place / 'atoll.db'}"
+    store = RecallingStore(
+        SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
+    )
+    coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
+    driver, tasks = LocalDriver(place, settings.local, settings.link), Tasks()
+    leases = Leases(coordination, clock, settings.coordination)
+    pool = Pool(store, driver, clock, "local", ME, ephemeral=False)
+    templates = Templates(store, driver, coordination, clock, settings)
+    sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, "local")
+    bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
+    runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
+    await store.open()
+    await coordination.open()
+    await leases.start()
+    try:
+        yield Adoption(store, coordination, runs, clock, settings.coordination), store
+    finally:
+        await coordination.close()
+        await store.close()
+
+
+async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_path: Path) -> None:
+    clock = MovedClock()
+    async with adoption(tmp_path, clock) as (found, store):
+        stray = make_execution(holder=ME)
+        await store.executions.add(stray)
+
+        # It may be on its way yet: whoever adds it has not heard of it.
+        clock.time += STRAY - timedelta(microseconds=1)
+        await found.once()
+        assert await store.executions.get(stray.id) == stray
+
+        clock.time += timedelta(microseconds=1)
+        await found.once()
+        ended = await store.executions.get(stray.id)
+        assert ended is not None
+        assert ended.status is ExecutionStatus.CRASHED
+        assert ended.started_at is None
+        assert ended.outcome is not None
+        assert ended.outcome.error is not None
+        assert "was not run" in ended.outcome.error["message"]
+
+        clock.time += timedelta(days=1)
+        await found.once()
+        assert await store.executions.get(stray.id) == ended
+
+
+async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: Path) -> None:
+    clock = MovedClock()
+    async with adoption(tmp_path, clock) as (found, store):
+        strays = [make_execution(holder=ME) for _ in range(250)]
+        young = make_execution(holder=ME, created_at=NOW + timedelta(seconds=30))
+        done = make_execution(holder=ME)
+        for execution in (*strays, young, done):
+            await store.executions.add(execution)
+        done = await store.executions.save(replace(completed(done), holder=ME))
+
+        clock.time += STRAY + timedelta(seconds=1)
+        await found.once()
+        assert [execution.id for execution in await store.executions.unfinished(limit=300)] == [
+            young.id
+        ]
+        assert await store.executions.get(done.id) == done
