@@ -103,12 +103,15 @@ class Executions:
             holder=self._leases.replica,
         )
         queue.coming += 1
+        was_away = self._store.away
         try:
             stored = await self._bulk.put_away(execution)
             await self._store.executions.add(stored)
         except TemporaryError:
-            if execution_id is None:  # Else it may be repeated, and is found then.
-                self._tasks.start(self._runs.revoke_later(execution), f"revoke {execution.id}")
+            # With an id it may be repeated, and is found then. While the database is known to be
+            # away nothing gets there, and what waits for its return must not grow with each call.
+            if execution_id is None and not was_away:
+                self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
         finally:
             queue.coming -= 1

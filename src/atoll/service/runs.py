@@ -148,12 +148,12 @@ class Runs:
         if await self._coordination.cancelled(execution.id) is not None:
             self._cancel_heard(execution.id)
 
-    async def revoke_later(self, execution: Execution) -> None:
+    async def revoke_later(self, execution_id: str) -> None:
         """
         After a record whose fate is not known: who submitted it was told that it failed, so when
         the store is back it must not be there to run.
         """
-        stored = await self._stored(execution.id)
+        stored = await self._stored(execution_id)
         if stored is not None and not stored.status.ended:
             await self.revoke(stored)
 

@@ -83,7 +83,8 @@ ANSWERS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
 def test_an_answer_has_the_fields_that_are_described(
     described: type[BaseModel], answer: dict[str, Any]
 ) -> None:
-    assert set(answer) == set(described.model_fields)
+    # Which is only there when it comes from memory.
+    assert set(answer) == set(described.model_fields) - {"stale"}
 
 
 @pytest.mark.parametrize(("described", "answer"), ANSWERS.values(), ids=ANSWERS.keys())

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from atoll.coordination.base import CANCELLED, SHUTDOWN
 from atoll.coordination.content import packed, unpacked
 from atoll.coordination.redis import scripts
-from atoll.coordination.redis.commands import complete
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -55,13 +54,13 @@ class Approvals:
             self._asked[token] = execution_id
             deadline = asyncio.get_running_loop().time() + timeout
             try:
-                answer = await complete(self._put(execution_id, text, token, timeout))
+                answer = await self._put(execution_id, text, token, timeout)
                 while answer is None:
                     if self._waiting.ended:
                         return dict(SHUTDOWN)
                     left = deadline - asyncio.get_running_loop().time()
                     if left <= 0:
-                        answer = await complete(self._withdraw(execution_id, token))
+                        answer = await self._withdraw(execution_id, token)
                         break
                     await bell.wait(min(left, self._look))
                     current, answer = await self._commands.send(
@@ -71,7 +70,7 @@ class Approvals:
                         return None
                 return None if answer is None else unpacked(answer)
             except asyncio.CancelledError:
-                await complete(self._forget(execution_id, token))
+                await self._forget(execution_id, token)
                 raise
             except TemporaryError:
                 if self._waiting.ended:

@@ -1,8 +1,10 @@
 """
 What is sent to Redis: bounded in time, with every failure as `TemporaryError`.
 
-Nothing is sent again after a failure, because it may have been done. A server in cluster mode is
-recognised when connecting; each command then goes to the node that has its key.
+Nothing is sent again after a failure, because it may have been done. What is sent is waited for
+even when the caller is cancelled: afterwards it is done or has failed, so there is something to
+undo or there is not. A server in cluster mode is recognised when connecting; each command then goes
+to the node that has its key.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ T = TypeVar("T")
 
 async def complete(work: Coroutine[Any, Any, T]) -> T:
     """
-    What the work gives. It goes on when its caller is cancelled, and the caller with it until the
-    work has ended: only then is it known what there is to undo. For work that is bounded in time.
+    What the work gives. A caller that is cancelled meanwhile is kept until the work has ended, so
+    this is for work that is bounded in time.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -139,10 +141,10 @@ class Commands:
                     await self._pool.disconnect()
 
     async def send(self, *command: str | int) -> Any:
-        return await self._bounded(self._execute(*command))
+        return await complete(self._bounded(self._execute(*command)))
 
     async def run(self, script: Script, keys: Sequence[str], *args: str | int) -> Any:
-        return await self._bounded(self._run(script, (len(keys), *keys, *args)))
+        return await complete(self._bounded(self._run(script, (len(keys), *keys, *args))))
 
     async def _run(self, script: Script, args: tuple[str | int, ...]) -> Any:
         try:

@@ -64,9 +64,10 @@ class Ear:
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        while task is not None and not task.done():
+            # Again and again, since `wait_for`, which redis-py uses, loses one now and then.
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=FIRST_PAUSE)
 
     async def subscribe(self, channel: str) -> None:
         """Hear what is published from now on. Undone by `unsubscribe`, also after a failure."""

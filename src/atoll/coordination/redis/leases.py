@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from atoll.coordination.base import Holder
 from atoll.coordination.redis import scripts
-from atoll.coordination.redis.commands import complete
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Leases:
             try:
                 while True:
                     stand = loop.time() < deadline
-                    holder, left = await complete(self._try(key, claim, stand=stand))
+                    holder, left = await self._try(key, claim, stand=stand)
                     self._waiting.check()
                     if holder is None:
                         self._held[key, owner] = claim
@@ -75,7 +74,7 @@ class Leases:
                 if (key, owner) not in self._held:
                     self._doubtful[claim] = key
                     if self._waiting.ended or isinstance(error, asyncio.CancelledError):
-                        await complete(self._undo(claim))
+                        await self._undo(claim)
                 raise
 
     async def _try(self, key: str, claim: str, *, stand: bool) -> tuple[Holder | None, float]:

@@ -32,10 +32,6 @@ PING: Mapping[Kind, Talk] = {
     Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
     Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
 }
-GOODBYE: Mapping[Kind, Talk] = {
-    Kind.MARIADB: lambda driver: driver.ensure_closed(),
-    Kind.POSTGRESQL: lambda driver: driver.close(),
-}
 GOODBYE_TIMEOUT = 1.0
 
 # Whatever the server is configured to: text that does not fit is an error, never cut off.
@@ -129,6 +125,20 @@ def _try_out(ping: Talk, timeout: timedelta, connection: Any, record: Any, _prox
             raise
 
     connection.run_async(answer)
+
+
+async def _quit(driver: Any) -> None:
+    if driver._writer is not None:
+        transport = driver._writer.transport
+        await driver.ensure_closed()
+        # With TLS the socket would stay open until the server has said goodbye as well.
+        transport.abort()
+
+
+GOODBYE: Mapping[Kind, Talk] = {
+    Kind.MARIADB: _quit,
+    Kind.POSTGRESQL: lambda driver: driver.close(),
+}
 
 
 def _part(goodbye: Talk, connection: Any, _record: Any) -> None:
