@@ -172,7 +172,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
-        adoption = Adoption(store, coordination, runs, clock, settings.coordination)
+        adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
             stack.push_async_callback(sessions.stop_all)
         else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.model.execution import Execution
+    from atoll.service.leases import Leases
     from atoll.service.runs import Runs
     from atoll.settings import CoordinationSettings
     from atoll.stores.base import Store
@@ -40,12 +41,14 @@ class Adoption:
         self,
         store: Store,
         coordination: Coordination,
+        leases: Leases,
         runs: Runs,
         clock: Clock,
         settings: CoordinationSettings,
     ) -> None:
         self._store = store
         self._coordination = coordination
+        self._leases = leases
         self._runs = runs
         self._clock = clock
         self._pause = settings.presence_ttl.total_seconds() / 3
@@ -67,7 +70,9 @@ class Adoption:
         for holder in await self._store.executions.holders():
             if holder == self._coordination.replica:
                 await self._revoke_strays()
-            elif holder is None or not await self._coordination.alive(holder):
+            elif holder is None or (
+                self._leases.settled and not await self._coordination.alive(holder)
+            ):
                 for execution in await self._held_by(holder):
                     await self._runs.adopt(execution)
 

@@ -52,6 +52,8 @@ class Leases:
         self._presence = settings.presence_ttl.total_seconds()
         self._present_until = float("-inf")
         self._held: set[Lease] = set()
+        self._gap = asyncio.Event()
+        self._unsettled_until = float("-inf")
         self.losses = 0
         """How often others took this replica for lost: what it had may be theirs since."""
 
@@ -82,7 +84,12 @@ class Leases:
     async def run(self) -> None:
         """The heartbeat."""
         while True:
-            await asyncio.sleep(self._pause())
+            self._gap.clear()
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._gap.wait()
+            except TimeoutError:
+                pass
             try:
                 await self._beat()
                 await self._renew()
@@ -91,6 +98,19 @@ class Leases:
             except Exception as error:
                 log.error("heartbeat.failed", exc_info=error)
             self._drop_expired()
+
+    def gap(self) -> None:
+        """
+        The back-end was away and is back, perhaps without what it knew: beat at once, and take no
+        other replica for lost before it had the time to do the same.
+        """
+        self._unsettled_until = self._clock.monotonic() + self._presence * 2 / 3
+        self._gap.set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether a replica that does not beat is lost, and not only unheard of yet."""
+        return self._clock.monotonic() >= self._unsettled_until
 
     def _pause(self) -> float:
         if self._present_until - self._clock.monotonic() > self._presence * 0.7:

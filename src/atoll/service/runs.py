@@ -200,6 +200,7 @@ class Runs:
             self._tasks.start(self.cancel(running), f"cancel {execution_id}")
 
     def _cancels_missed(self) -> None:
+        self._leases.gap()
         self._tasks.start(self._look_for_cancels(), "look for cancellations")
 
     async def _look_for_cancels(self) -> None:

@@ -68,7 +68,7 @@ async def adoption(
     await coordination.open()
     await leases.start()
     try:
-        yield Adoption(store, coordination, runs, clock, settings.coordination), store
+        yield Adoption(store, coordination, leases, runs, clock, settings.coordination), store
     finally:
         await coordination.close()
         await store.close()
