@@ -394,12 +394,45 @@ async def test_a_deadlock_is_tried_again(server: DatabaseServer) -> None:
 
         return run
 
-    await asyncio.gather(engine.write(write("a", "b")), engine.write(write("b", "a")))
+    there, back = write("a", "b"), write("b", "a")
+    await asyncio.gather(engine.write(there, again=there), engine.write(back, again=back))
 
     rows = await engine.read(lambda it: it.execute("SELECT value FROM properties").fetchall())
     await engine.close()
     assert len(attempts) == 3
     assert len({row["value"] for row in rows}) == 1
+
+
+async def test_a_transaction_of_several_steps_is_never_tried_again(server: DatabaseServer) -> None:
+    engine = ServerEngine([server.url], PATIENT)
+    await engine.open()
+    insert = "INSERT INTO properties (name, value) VALUES ('c', ''), ('d', '')"
+    await engine.write(lambda connection: connection.execute(insert).rowcount)
+    both = asyncio.Barrier(2)
+    attempts: list[str] = []
+
+    def write(first: str, second: str) -> Callable[[Any], None]:
+        def run(connection: Any) -> None:
+            attempts.append(first)
+            for name in (first, second):
+                connection.execute(
+                    "UPDATE properties SET value = :value WHERE name = :name",
+                    {"name": name, "value": first},
+                )
+                if name == first:
+                    sa.util.await_only(both.wait())
+
+        return run
+
+    answers = await asyncio.gather(
+        engine.write(write("c", "d")), engine.write(write("d", "c")), return_exceptions=True
+    )
+
+    await engine.close()
+    assert sorted(attempts) == ["c", "d"]
+    (error,) = [answer for answer in answers if answer is not None]
+    assert isinstance(error, TemporaryError)
+    assert error.code == "database_unavailable"
 
 
 async def test_an_add_whose_commit_was_not_answered_is_neither_doubled_nor_failed(

@@ -52,6 +52,8 @@ SETTINGS = {
 KINDS = [pytest.param(MariaDB, id="mariadb"), pytest.param(PostgreSQL, id="postgresql")]
 BOUNDED = 30.0
 """Seconds in which every request is answered, whatever the database does."""
+RETRIES = 6.0
+"""Seconds after which a call has given up a database that is gone: all its pauses, and more."""
 RECOVERED = 60.0
 """Seconds in which all is as before once the database is back."""
 UNFINISHED = "status IN ('pending', 'running')"
@@ -457,8 +459,11 @@ def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
         else:
             ground.database.pause()
         try:
+            until_retries_are_over = time.monotonic() + RETRIES
             load.until_refused()
             check_outage(ground, known)
+            # Those that were under way when it went have given up too.
+            eventually(lambda: time.monotonic() > until_retries_are_over, BOUNDED)
         finally:
             if way == "killed":
                 ground.database.start()

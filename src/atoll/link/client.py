@@ -101,7 +101,8 @@ class Link(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        return not self.closed.done()
+        closing = self._transport is not None and self._transport.is_closing()
+        return not closing and not self.closed.done()
 
     def close(self) -> None:
         if self._transport is not None:

@@ -53,8 +53,10 @@ REATTACH_SECONDS = 0.5
 BACKOFF = (1.0, 2.0, 4.0, 10.0)
 LOOK_SECONDS = 5.0
 """A message that tells of an end may be lost; so the record is looked at this often as well."""
-AWAY = frozenset({"database_unavailable", "coordination_unavailable", "blobs_unavailable"})
-"""Codes of a back-end that is away: what was accepted waits for it to come back."""
+AWAY = frozenset(
+    {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
+)
+"""Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 
 
 class _Superseded(Exception):
@@ -412,7 +414,7 @@ class Runs:
         if live is None:
             return self._not_found(running)
         if running.cancelled:
-            with contextlib.suppress(ExecutorError):
+            with contextlib.suppress(ExecutorError, LinkLost):
                 await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
         if execution.started_at is None:
             running.execution = dataclasses.replace(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ELSEWHERE = ("database_unavailable", "coordination_unavailable", "node_not_reached")
+ELSEWHERE = ("database_unavailable", "coordination_unavailable", "lease_lost", "node_not_reached")
 """Codes that say more than that the session is not ready."""
 SETTLE_SECONDS = 1.0
 ENDING_LOOKS = 100

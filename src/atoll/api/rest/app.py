@@ -65,14 +65,6 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
         clock=found.clock,
         ttl=found.settings.idempotency_ttl,
     )
-    app = Idempotency(
-        app,
-        store=found.store,
-        blobs=found.blobs,
-        coordination=found.coordination,
-        clock=found.clock,
-        ttl=found.settings.idempotency_ttl,
-    )
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
     app = Authentication(app, keys)
     if found.settings.cors_origins:

@@ -167,7 +167,10 @@ class Spawner:
         """
         Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
         """
-        self._owner = os.pidfd_open(owner)
+        try:
+            self._owner = os.pidfd_open(owner)
+        except ProcessLookupError:
+            sys.exit(0)  # It died before this began.
 
     def run(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

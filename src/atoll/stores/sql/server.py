@@ -1,9 +1,10 @@
 """
 MariaDB and PostgreSQL: a pool of connections, and patience with a database that goes away.
 
-Each attempt at an operation has a connection and a transaction of its own, and an end. What the
-server undid or never saw is tried again, whatever it is; after an attempt that was cut off, with
-nobody knowing whether it was committed, only reads are, and writes that say how (`again`). While
+Each attempt at an operation has a connection and a transaction of its own, and an end. Reads are
+tried again after a broken connection or a deadlock, and so are writes that say how (`again`), since
+nobody knows whether what was cut off was committed. Those of several steps are not: who asked for
+them decides anew. While
 the database is known to be down each call makes one attempt, and calls that come meanwhile share
 its fate: a queue of callers that all wait out the pauses would help nobody.
 """
@@ -120,9 +121,9 @@ class ServerEngine:
                 settled = True
                 continue
             except (Unreached, Refused, RolledBack, Lost) as error:
+                if again is None:
+                    raise
                 if isinstance(error, Lost):
-                    if again is None:
-                        raise
                     run = again
                 if retries == patience or self._engine is None:
                     raise
