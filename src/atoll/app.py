@@ -182,7 +182,16 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
-            store, driver, sessions, pool, coordination, leases, clock, settings.session, node_id
+            store,
+            driver,
+            sessions,
+            pool,
+            coordination,
+            leases,
+            clock,
+            settings.session,
+            node_id,
+            cluster,
         )
         loops = {
             "adoption": adoption.run(),

@@ -177,7 +177,7 @@ class DatabaseSettings(Group):
     """Whether a connection is tried before it is used."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time to connect to one address, or for an idle connection to answer, in seconds."""
-    operation_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    operation_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for one operation on the database, in seconds."""
     retries: int = Field(3, ge=0)
     """How often a read or a write that may be repeated is tried again after a broken connection."""

@@ -46,6 +46,7 @@ class Sweep:
         clock: Clock,
         settings: SessionSettings,
         node_id: str,
+        cluster: str,
     ) -> None:
         self._store = store
         self._driver = driver
@@ -56,6 +57,7 @@ class Sweep:
         self._clock = clock
         self._settings = settings
         self._key = f"sweep:{node_id}"
+        self._cluster = cluster
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -76,7 +78,11 @@ class Sweep:
             self._clock.now(), limit=self._settings.sweep_batch
         ):
             await self._settled(self._sessions.expire(session.id), session_id=session.id)
-        await self._remove_orphans()
+        if await self._store.cluster() == self._cluster:
+            await self._remove_orphans()
+        else:
+            # One of several addresses is no copy of the others, and knows nothing of this node.
+            log.error("database.is_another", node=self._key, belongs_to=self._cluster)
 
     async def _settled(self, work: Awaitable[object], **about: str) -> None:
         """One that cannot be settled does not keep the others waiting; it is tried again."""

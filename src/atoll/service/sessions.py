@@ -419,8 +419,9 @@ class Sessions:
             )
 
     async def here(self, session_id: str) -> bool:
-        """Whether the session is on the node that this replica reaches."""
-        return (await self.get(session_id)).runtime_node == self._node_id
+        """Whether the session is on the node that this replica reaches; nobody's is."""
+        session = await self._store.sessions.get(session_id)
+        return session is None or session.runtime_node == self._node_id
 
     async def reach(self, session_id: str) -> Live | None:
         """The session's compute as it is; None when it has died, or was never there."""
