@@ -170,7 +170,7 @@ class Commands:
             work.close()
 
     def unavailable(self, error: Exception) -> TemporaryError:
-        reason = str(error) or type(error).__name__
+        reason = str(error).rstrip(".") or type(error).__name__
         return TemporaryError(
             f"Redis at {self._place} cannot be used: {reason}. Check that it runs and that"
             " redis_url leads to it.",
