@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: run test check bench lock clean
+.PHONY: run test check bench bench-records bench-backends lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -26,6 +26,10 @@ check: $(STAMP)
 bench: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench $(ARGS)
+
+bench-records bench-backends: $(STAMP)
+	@scripts/system-packages test
+	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes \

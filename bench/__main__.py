@@ -45,9 +45,9 @@ def delete(client: Client, session: str) -> None:
     client.call("DELETE", f"/api/v1/sessions/{session}")
 
 
-def wait_for_pool(client: Client, template: str, size: int) -> None:
+def wait_for_pool(client: Client, template: str, size: int, node: str = "local") -> None:
     deadline = time.monotonic() + 120
-    while client.call("GET", "/api/v1/runtimes/local/metrics")["pool"].get(template, 0) < size:
+    while client.call("GET", f"/api/v1/runtimes/{node}/metrics")["pool"].get(template, 0) < size:
         if time.monotonic() > deadline:
             raise RuntimeError("the pool does not fill")
         time.sleep(0.05)
