@@ -322,10 +322,9 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
             key_file = None if settings.api_key else settings.data_dir / KEY_FILE
             server.print_welcome(settings, port, key_file)
 
-        def work(number: int, ready: workers.Ready) -> None:
-            # One is enough to end the sessions of all.
-            last = stop_sessions and number == 0
-            server.run(_serve(settings, listener, ready, ready.parent, last))
+        def work(ready: workers.Ready) -> None:
+            # Each of them: who ends last ends what the others still made.
+            server.run(_serve(settings, listener, ready, ready.parent, stop_sessions))
 
         if settings.workers == 1:
             server.run(_serve(settings, listener, welcome, None, stop_sessions))

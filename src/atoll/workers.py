@@ -9,13 +9,14 @@ so that forking is safe at any time.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import InvalidRequest
+from atoll.errors import AtollError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+ENDING = (signal.SIGTERM, signal.SIGINT)
+WATCHED = (*ENDING, signal.SIGCHLD)
+LOOK_SECONDS = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 """Seconds before a worker that died is started again; twice as long each time it dies early."""
 STEADY_SECONDS = 30.0
@@ -68,7 +71,7 @@ class Worker:
 
 
 class Workers:
-    def __init__(self, settings: Settings, work: Callable[[int, Ready], None]) -> None:
+    def __init__(self, settings: Settings, work: Callable[[Ready], None]) -> None:
         self._grace = settings.shutdown_timeout.total_seconds() + KILL_MARGIN
         self._work = work
         self._workers = [Worker(number) for number in range(settings.workers)]
@@ -81,6 +84,8 @@ class Workers:
             for worker in self._workers:
                 self._start(worker)
             for worker in self._workers:
+                if self._told_to_end(worker):
+                    return self._end(0)
                 if not self._serves(worker):
                     # At the first start it is a mistake that starting again does not mend.
                     return self._end(self._status(worker))
@@ -93,17 +98,25 @@ class Workers:
 
     def _start(self, worker: Worker) -> None:
         read, write = os.pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
         if pid == 0:
             code = 70
             try:
                 os.close(read)
                 os.close(self._life[1])
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-                self._work(worker.number, Ready(write, self._life[0]))
+                self._work(Ready(write, self._life[0]))
                 code = 0
             except SystemExit as error:
                 code = error.code if isinstance(error.code, int) else 1
+            except AtollError as error:
+                code = 1
+                log.error("worker.ended", code=error.code, error=error.message)
             except BaseException as error:
                 log.error("worker.broke", worker=worker.number, exc_info=error)
             finally:
@@ -112,6 +125,13 @@ class Workers:
         os.close(write)
         worker.pid, worker.ready, worker.due = pid, read, None
         worker.started = time.monotonic()
+
+    def _told_to_end(self, worker: Worker) -> bool:
+        """Wait until a worker that was just started has something to tell, or we are to end."""
+        while not select.select([worker.ready], [], [], LOOK_SECONDS)[0]:
+            if signal.sigtimedwait(ENDING, 0) is not None:
+                return True
+        return False
 
     def _serves(self, worker: Worker) -> bool:
         """Wait for a worker that was just started."""
@@ -129,7 +149,15 @@ class Workers:
             self._bury()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= time.monotonic():
-                    self._start(worker)
+                    self._start_again(worker)
+
+    def _start_again(self, worker: Worker) -> None:
+        try:
+            self._start(worker)
+        except OSError as error:
+            # No memory or no descriptor for it; the others serve.
+            log.error("worker.not_started", worker=worker.number, error=str(error))
+            worker.due = time.monotonic() + LONGEST_PAUSE
 
     def _next_due(self) -> float:
         due = [worker.due for worker in self._workers if worker.due is not None]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from atoll.coordination.redis import RedisCoordination
+from atoll.coordination.redis import RedisCoordination, leases
 from atoll.errors import TemporaryError
 from atoll.settings import CoordinationSettings
 from tests.servers.redis import RedisServer
@@ -125,6 +125,18 @@ async def test_nobody_waits_for_a_server_that_is_gone(
         with pytest.raises(TemporaryError):
             async with a.listen("u"):
                 pass
+
+
+async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
+    server: RedisServer, replicas: tuple[Watched, Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "MOST_DOUBTFUL", 5)
+    a, _ = replicas
+    server.kill()
+    for number in range(20):
+        with pytest.raises(TemporaryError):
+            await a.acquire(f"s{number}", "owner")
+    assert len(a._leases._doubtful) == 5
 
 
 async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -405,6 +406,59 @@ def test_what_runs_under_a_replica_that_goes_is_not_run_beside(
     found = spans(b, session)
     assert [token for token, _, _ in found] == ["first", "second"]
     check_apart(found)
+
+
+def test_what_waits_for_the_run_of_a_lost_replica_can_be_cancelled(
+    cluster: Cluster, session: str
+) -> None:
+    a, b = cluster[0].api, cluster[1].api
+    runs = a.submit(session, until("go"), timeout=600)
+    running(a, runs)
+    waits = b.submit(session, note("second"))
+    eventually(functools.partial(stands_in_line, cluster, session, 1))
+    cluster[0].kill()
+    eventually(lambda: "session.busy" in adopted(cluster, runs), LONG)
+    told = answer(b.http.post(f"{V1}/executions/{waits}/cancel"))
+
+    assert (told["status"], told["cause"]) == ("cancelled", "user")
+    assert b.execution(waits)["started_at"] is None
+    b.put(session, "go")
+    assert ended(b, runs)["status"] == "success"
+    assert lines(b, session) == []
+
+
+def test_a_replica_that_follows_what_another_runs_is_stopped_at_once(
+    cluster: Cluster, session: str
+) -> None:
+    a = cluster[0].api
+    runs = a.submit(session, until("go"), timeout=600)
+    running(a, runs)
+    with cluster[1].calling() as leaves:
+        assert next(leaves.events(runs))[1] == "started"
+    began = time.monotonic()
+    assert cluster[1].stop() == 0
+
+    # Sooner than what is under way would be given up: see ATOLL_SHUTDOWN_TIMEOUT.
+    assert time.monotonic() - began < 4
+    a.put(session, "go")
+    assert ended(a, runs)["status"] == "success"
+
+
+def test_what_has_not_begun_when_redis_forgets_all_is_run(cluster: Cluster, session: str) -> None:
+    a = cluster[0].api
+    for member in cluster.members[1:]:
+        member.stop()  # Else one of them may take it over, and cannot know that it has not begun.
+    cluster.kill_instance(a.get(session)["container_id"])
+    # Somebody else is at a new instance, so the session's lease is held and nothing is sent.
+    cluster.redis.execute("SET", f"{{{cluster.prefix}:somebody}}:alive", "1")
+    other = '["somebody", "else"]\ntoken'
+    cluster.redis.execute("SET", f"{{{cluster.prefix}:instance:{session}}}:lease", other)
+    waits = a.submit(session, note("once"))
+    eventually(functools.partial(stands_in_line, cluster, f"instance:{session}", 1))
+    cluster.redis.execute("FLUSHALL")
+
+    assert ended(a, waits)["status"] == "success"
+    assert lines(a, session) == ["once"]
 
 
 def adopted(cluster: Cluster, execution_id: str) -> str:

@@ -56,6 +56,7 @@ class Sweep:
         self._leases = leases
         self._clock = clock
         self._settings = settings
+        self._node_id = node_id
         self._key = f"sweep:{node_id}"
         self._cluster = cluster
         self._first_seen: dict[str, float] = {}
@@ -92,11 +93,13 @@ class Sweep:
             log.warning("sweep.item_failed", exc_info=error, **about)
 
     async def _remove_orphans(self) -> None:
-        owned, kept = await self._owned()
+        owned, kept, ended = await self._owned()
         seen: dict[str, float] = {}
         now = self._clock.monotonic()
         for handle in await self._driver.handles():
-            if handle.instance_id not in owned and self._is_old(handle.instance_id, seen, now):
+            if handle.instance_id in owned:
+                continue
+            if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
                 log.info("orphan.instance", instance_id=handle.instance_id)
                 await self._settled(self._remove(handle), instance_id=handle.instance_id)
         # Those of instances that are there go after them.
@@ -114,17 +117,30 @@ class Sweep:
             taken = not await self._store.instances.abandon(instance.id)
             if taken:
                 return
+        elif instance is not None and await self._is_owned(instance):
+            return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
+
+    async def _is_owned(self, instance: Instance) -> bool:
+        """By a session that came to have it since its owners were looked up."""
+        session = await self._store.sessions.get(instance.session_id or "")
+        return (
+            session is not None and not session.status.ended and session.instance_id == instance.id
+        )
 
     def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
         seen[key] = self._first_seen.get(key, now)
         return now - seen[key] >= YOUNG
 
-    async def _owned(self) -> tuple[set[str], set[str]]:
-        """Instances and workspaces that a session or the pool has a right to."""
+    async def _owned(self) -> tuple[set[str], set[str], set[str]]:
+        """
+        Instances and workspaces that a session or the pool has a right to; and the instances of
+        sessions that have ended.
+        """
         instances: set[str] = set()
         workspaces: set[str] = set()
+        ended: set[str] = set()
         after = ""
         while True:
             batch = await self._store.sessions.unfinished(
@@ -140,7 +156,15 @@ class Sweep:
             if await self._is_ready(instance):
                 instances.add(instance.id)
                 workspaces.add(instance.workspace)
-        return instances, workspaces
+            elif instance.id not in instances and await self._has_ended(instance):
+                ended.add(instance.id)
+        return instances, workspaces, ended
+
+    async def _has_ended(self, instance: Instance) -> bool:
+        if instance.session_id is None or instance.node_id != self._node_id:
+            return False
+        session = await self._store.sessions.get(instance.session_id)
+        return session is not None and session.status.ended
 
     async def _is_ready(self, instance: Instance) -> bool:
         """Whether it waits for a session in the pool of a replica that lives."""

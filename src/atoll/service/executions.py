@@ -13,7 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from atoll import ids
-from atoll.errors import InvalidRequest, NotFound, TemporaryError
+from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.service.mirror import Mirrors
 from atoll.service.running import Heard, Running
@@ -113,6 +113,12 @@ class Executions:
             if execution_id is None and not was_away:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
+        except Conflict:
+            known = None if execution_id is None else await self._known(execution_id)
+            if known is None:
+                raise
+            # A replica that was taken for lost was at the same request, and was quicker.
+            return known
         finally:
             queue.coming -= 1
             self._runs.forget(session_id, queue)

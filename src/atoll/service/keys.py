@@ -28,6 +28,7 @@ class Keys:
         self._known: list[Key] = []
         self._loaded = self._read = float("-inf")
         self._reading = asyncio.Lock()
+        self._failures = 0
         self._changes = 0
         """How many were made here, so that what was read before the last one is not believed."""
 
@@ -40,7 +41,11 @@ class Keys:
         those that were known last are good for as long as other things are remembered.
         """
         if not self._fresh:
+            failures = self._failures
             async with self._reading:
+                if failures < self._failures:
+                    # One after the other they would wait for longer than anybody does.
+                    raise _unavailable()
                 if not self._fresh:  # Nobody else has read them meanwhile.
                     await self._reload()
         given = digest(secret)
@@ -63,10 +68,8 @@ class Keys:
             self._read = now
         except (TemporaryError, TimeoutError) as error:
             if now - self._read > self._kept:
-                raise TemporaryError(
-                    "The database does not answer, so keys cannot be checked.",
-                    code="database_unavailable",
-                ) from error
+                self._failures += 1
+                raise _unavailable() from error
         self._loaded = self._clock.monotonic()
 
     async def _all(self) -> list[Key]:
@@ -100,3 +103,9 @@ class Keys:
         self._known = [key for key in self._known if key.id != key_id]
         self._changed()
         return removed
+
+
+def _unavailable() -> TemporaryError:
+    return TemporaryError(
+        "The database does not answer, so keys cannot be checked.", code="database_unavailable"
+    )

@@ -36,7 +36,7 @@ class Mirrors:
         found = self._mirrors.get(execution.id)
         if found is None:
             found = self._mirrors[execution.id] = Running(execution)
-            self._tasks.start(self._follow(found), f"mirror {execution.id}")
+            self._tasks.start(self._follow(found), f"mirror {execution.id}", waits=True)
         return found
 
     async def _follow(self, mirror: Running) -> None:
@@ -44,7 +44,7 @@ class Mirrors:
         hearing = asyncio.ensure_future(self._hear(mirror))
         try:
             ended = await self._runs.end_of(mirror.execution)
-            self._complete(mirror, ended)
+            mirror.complete(ended)
             mirror.finish(ended)
         finally:
             hearing.cancel()
@@ -58,13 +58,3 @@ class Mirrors:
         except AtollError as error:
             # The record brings the rest.
             log.debug("mirror.lost", execution_id=mirror.execution.id, error=error.message)
-
-    @staticmethod
-    def _complete(mirror: Running, ended: Execution) -> None:
-        """Add what the record has beyond what was heard."""
-        if ended.outcome is not None:
-            outputs = (("stdout", ended.outcome.stdout), ("stderr", ended.outcome.stderr))
-            for name, whole in outputs:
-                rest = whole[len(mirror.gathered(name)) :]
-                if rest:
-                    mirror.tell(name, rest)

@@ -76,6 +76,15 @@ class Running:
     def gathered(self, name: str) -> bytes:
         return b"".join(data for kind, data in self.events if kind == name)
 
+    def complete(self, ended: Execution) -> None:
+        """Tell what the record has beyond what was heard."""
+        if ended.outcome is not None:
+            outputs = (("stdout", ended.outcome.stdout), ("stderr", ended.outcome.stderr))
+            for name, whole in outputs:
+                rest = whole[len(self.gathered(name)) :]
+                if rest:
+                    self.tell(name, rest)
+
     def give_up_turn(self) -> None:
         """Stop waiting for the session to be free: this one is not going to run."""
         if self.turn is not None and not self.turn.done():

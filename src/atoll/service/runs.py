@@ -172,7 +172,9 @@ class Runs:
         if execution.status.ended:
             running.finish(execution)
         else:
-            running.task = self._tasks.start(self._await_other(running), f"await {execution.id}")
+            running.task = self._tasks.start(
+                self._await_other(running), f"await {execution.id}", waits=True
+            )
         return running
 
     def let_go(self) -> None:
@@ -241,7 +243,8 @@ class Runs:
                     await turn
                     await self._try(running)
                 except LeaseLost:
-                    running.may_have_begun = True
+                    # Nobody has sent it but this one, as long as it is this one's.
+                    running.may_have_begun |= running.execution.started_at is not None
                     if not await self._still_ours(running):
                         self._give_up(running)
                         return
@@ -268,7 +271,9 @@ class Runs:
         """Another replica has it; those who wait for it here are told what comes of it there."""
         execution_id = running.execution.id
         log.info("execution.superseded", execution_id=execution_id)
-        running.task = self._tasks.start(self._await_other(running), f"await {execution_id}")
+        running.task = self._tasks.start(
+            self._await_other(running), f"await {execution_id}", waits=True
+        )
 
     async def _try(self, running: Running) -> None:
         if running.stopped:
@@ -340,8 +345,6 @@ class Runs:
             return await self._unreachable(running, error)
         # What the kernel ended for memory before this one is not this one's.
         await self._driver.out_of_memory(live.instance.handle)
-        if running.stopped:
-            return self._cut_short(running)
         if running.adopted:
             # From the record, which may have only the beginning of it.
             try:
@@ -351,6 +354,8 @@ class Runs:
                     ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
                 )
             execution = dataclasses.replace(execution, request=request)
+        if running.stopped:
+            return self._cut_short(running)
         running.execution = execution = dataclasses.replace(
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
@@ -374,7 +379,10 @@ class Runs:
             if error.code == "run_is_over":
                 raise _Superseded from error
             if error.code == "busy":
-                await self._let_end(live, str(error.message))
+                running.execution = dataclasses.replace(execution, started_at=None)
+                if not running.stopped:
+                    running.in_line = True
+                    await self._let_end(live, str(error.message))
                 return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
@@ -449,6 +457,9 @@ class Runs:
         ):
             try:
                 again = await self._sessions.live(execution.session_id)
+                if running.cancelled:
+                    # What was asked for may have gone with the link.
+                    await again.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
                 async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
                     raw = await again.link.attach(execution.id, running.sequence, running)
                 return await self._conclude(running, again, raw)
@@ -552,6 +563,7 @@ class Runs:
                 if found is None or not found.status.ended:
                     raise _Superseded from None
                 execution = await self._bulk.fetch(found)
+                running.complete(execution)
                 break
         live = self._sessions.reachable(execution.session_id)
         if live is not None:
@@ -582,7 +594,9 @@ class Runs:
                 await asyncio.sleep(pause)
 
     async def _await_other(self, running: Running) -> None:
-        running.finish(await self.end_of(running.execution))
+        ended = await self.end_of(running.execution)
+        running.complete(ended)
+        running.finish(ended)
 
     async def end_of(self, execution: Execution) -> Execution:
         """The record of an execution that another replica sees to, when it has ended."""

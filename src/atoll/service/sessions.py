@@ -140,7 +140,14 @@ class Sessions:
             except Conflict as error:
                 # Others took this replica for lost, and its ready instances away.
                 log.warning("pool.instance_lost", session_id=session.id, error=error.message)
-        await self._store.sessions.add(session)
+        try:
+            await self._store.sessions.add(session)
+        except Conflict:
+            known = None if session_id is None else await self._store.sessions.get(session_id)
+            if known is None:
+                raise
+            # A replica that was taken for lost was at the same request, and was quicker.
+            return await self._known(known)
         return await self._start_cold(session)
 
     async def _known(self, session: Session) -> Session:
@@ -199,8 +206,10 @@ class Sessions:
                 break
             except TemporaryError:
                 await asyncio.sleep(SETTLE_SECONDS)
-        if found is None or found.status.ended:
+        if found is None or found.status.ended or found.instance_id != ready.instance.id:
             await self._pool.destroy(ready)
+        elif self.reachable(session.id) is not None:
+            ready.link.close()  # Who repeated the request has connected already.
         else:
             self._keep(found, ready.instance, ready.link)
 
@@ -231,7 +240,8 @@ class Sessions:
             await asyncio.shield(self._pool.destroy(ready))
             return (await self.live(session.id)).session
         except BaseException:
-            await asyncio.shield(self._pool.destroy(ready))
+            # It may have been written all the same, and then this is its instance and workspace.
+            self._tasks.start(self._settle(running, ready), f"settle {session.id}")
             raise
         self._keep(running, ready.instance, ready.link)
         self.created["cold"] += 1
@@ -363,6 +373,8 @@ class Sessions:
         """
         Remove what an ended session had on the node; the sweep does it again if this is cut short.
         """
+        if session.runtime_node != self._node_id:
+            return  # It is not here. The sweep of its node finds that the session has ended.
         if session.instance_id is not None:
             await self._remove_instance(session.instance_id)
         if session.workspace is not None:

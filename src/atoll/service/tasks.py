@@ -20,15 +20,22 @@ log = structlog.get_logger(__name__)
 class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+    def start(
+        self, work: Coroutine[Any, Any, Any], name: str, *, waits: bool = False
+    ) -> asyncio.Task[Any]:
+        """With `waits` it does nothing but wait for others, and a shutdown does not wait for it."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
+        if waits:
+            self._waiting.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._waiting.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, AtollError):
@@ -39,6 +46,8 @@ class Tasks:
 
     async def settle(self, timeout: float) -> None:
         """Wait for what is under way, at most so many seconds, then cancel what is left."""
+        for task in self._waiting:
+            task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         left = set(self._tasks)

@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from atoll import ids
+from atoll.api.rest import idempotency
 from atoll.api.rest.exchange import MAX_HELD, SMALL
-from atoll.api.rest.idempotency import INLINE, Idempotency
+from atoll.api.rest.idempotency import INLINE, RECORD_SECONDS, Idempotency
 from atoll.api.rest.middleware import BodyLimit
 from atoll.api.rest.problems import problem
 from atoll.blobs.objects import LocalObjects
@@ -94,7 +95,7 @@ class Work:
             case "hold":
                 self.entered.set()
                 await self.go_on.wait()
-            case "outage":
+            case "outage" if number == 1:
                 await self.store.close()
         headers = {"Location": f"/made/{number}", "Set-Cookie": "a=b"}
         return JSONResponse({"number": number, "size": size}, 201, headers)
@@ -606,6 +607,25 @@ async def test_an_answer_that_cannot_be_recorded_reaches_the_client_and_is_recor
     assert replayed(second)
     assert second.json() == first.json()
     assert world.done == 1
+
+
+async def test_an_answer_that_could_not_be_recorded_for_long_is_made_again_by_any_replica(
+    client: Client, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "RECORD_PAUSES", (0.01, 0.01))
+    assert (await client.post("outage")).status_code == 201
+    await world.pass_by(timedelta(seconds=RECORD_SECONDS))
+    await asyncio.sleep(0.1)  # It has tried once more.
+    await world.store.open()
+
+    # The first lives on, but nobody there is at it any more.
+    other = await world.start()
+    async with asyncio.timeout(30):
+        second = await other.post_until_answered("outage")
+    assert second.json()["number"] == 2
+    assert replayed(await client.post("outage"))
+    before, after = world.work.done
+    assert before == after
 
 
 # Size

@@ -229,3 +229,21 @@ async def test_without_a_first_read_nobody_is_let_in(ground: Ground) -> None:
     with pytest.raises(TemporaryError) as refused:
         await fresh.find(secret)
     assert refused.value.code == "database_unavailable"
+
+
+async def test_all_who_wait_are_refused_with_the_first(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
+    _, secret = await ground.made()
+    ground.later(TTL.total_seconds() + 1)
+    ground.database.hold()
+    reads = ground.database.reads
+    told = await asyncio.gather(
+        *(ground.keys.find(secret) for _ in range(20)), return_exceptions=True
+    )
+    assert all(isinstance(error, TemporaryError) for error in told)
+    assert ground.database.reads == reads + 1
+
+    ground.database.hold().set()
+    assert await ground.keys.find(secret) is not None

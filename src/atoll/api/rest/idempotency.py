@@ -57,6 +57,7 @@ INLINE = 32 * 1024
 """Bytes of an answer that are kept in its row; a larger one is in the blob store."""
 NOBODY = ""
 RECORD_SECONDS = 60.0
+"""How long an answer that cannot be recorded is kept here; then the next who asks makes it anew."""
 RECORD_PAUSES = (0.2, 2.0)
 """The first and the longest pause, in seconds, while an answer cannot be recorded."""
 
@@ -203,11 +204,15 @@ class Idempotency:
         """Part of the request still, though its client has gone: a shutdown waits for it."""
         pause, longest = RECORD_PAUSES
         deadline = self._clock.monotonic() + RECORD_SECONDS
-        while self._clock.monotonic() < deadline:
+        while self._clock.now() < claim.expires_at:
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
             try:
-                await self._settle(claim, body, answer)
+                if self._clock.monotonic() < deadline:
+                    await self._settle(claim, body, answer)
+                else:
+                    answer.body.clear()
+                    await self._store.requests.take_over(claim, NOBODY)
             except TemporaryError as error:
                 log.warning("request.not_recorded", request_id=claim.id, error=error.message)
             else:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 TAKEN_BACK = 100
 """Claims of unknown outcome that are taken back at a time."""
+MOST_DOUBTFUL = 10_000
+"""Such claims that are remembered. Older ones have expired, or were never heard."""
 
 
 class Leases:
@@ -72,7 +74,7 @@ class Leases:
                     self._waiting.check()
             except (TemporaryError, asyncio.CancelledError) as error:
                 if (key, owner) not in self._held:
-                    self._doubtful[claim] = key
+                    self._doubt(claim, key)
                     if self._waiting.ended or isinstance(error, asyncio.CancelledError):
                         await self._undo(claim)
                 raise
@@ -111,7 +113,7 @@ class Leases:
     async def release(self, key: str, owner: str) -> None:
         claim = self._held.pop((key, owner), None)
         if claim is not None:
-            self._doubtful[claim] = key
+            self._doubt(claim, key)
         me = _spelled(self._replica, owner)
         await self._commands.run(scripts.RELEASE, self._keys(key), self._prefix, me)
         if claim is not None:
@@ -125,6 +127,11 @@ class Leases:
         self._held.pop((session_id, execution_id), None)
         keys = (*self._keys(session_id), window)
         await self._commands.run(scripts.CLEAN_SESSION, keys, self._prefix, execution_id)
+
+    def _doubt(self, claim: str, key: str) -> None:
+        self._doubtful[claim] = key
+        if len(self._doubtful) > MOST_DOUBTFUL:
+            del self._doubtful[next(iter(self._doubtful))]
 
     async def take_back(self) -> None:
         """Undo claims whose answer did not arrive, as far as the server can be reached."""

@@ -1,0 +1,84 @@
+"""Sessions whose record was written, or was not, without the database saying so."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import ids
+from atoll.app import application
+from atoll.errors import TemporaryError
+from atoll.model.session import SessionStatus
+from atoll.settings import PoolSettings, SessionSettings, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.model.session import Session
+    from atoll.service.sessions import Sessions
+    from atoll.stores.recall import RecallingStore
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def sessions_of(place: Path) -> AsyncIterator[tuple[Sessions, RecallingStore]]:
+    settings = Settings(
+        data_dir=place, pool=PoolSettings(size=0), session=SessionSettings(disk=16 * 2**20)
+    )
+    async with application(settings, embedded=True) as app:
+        yield app.sessions, app.sessions._store
+
+
+async def create(sessions: Sessions, session_id: str) -> Session:
+    return await sessions.create(
+        template_id=None,
+        limits=lambda resources: resources,
+        timeout=None,
+        env_vars={},
+        session_id=session_id,
+    )
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    async with sessions_of(tmp_path) as (sessions, store):
+        save, session_id = store.sessions.save, ids.session_id()
+
+        async def cut_off(session: Session) -> Session:
+            if written:
+                await save(session)
+            raise TemporaryError("cut off", code="database_unavailable")
+
+        monkeypatch.setattr(store.sessions, "save", cut_off)
+        with pytest.raises(TemporaryError):
+            await create(sessions, session_id)
+        monkeypatch.setattr(store.sessions, "save", save)
+
+        session = await create(sessions, session_id)
+        assert session.status is SessionStatus.RUNNING
+        live = await sessions.live(session_id)
+        assert (await live.link.call("processes"))["processes"] == []
+        await sessions._tasks.settle(30)
+        assert [found.id for found in await store.instances.all()] == [live.instance.id]
+
+
+async def test_of_two_who_create_it_at_once_both_are_told_the_same(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sessions_of(tmp_path) as (sessions, store):
+        get, looks = store.sessions.get, 0
+        first = await create(sessions, ids.session_id())
+
+        async def too_early(session_id: str) -> Session | None:
+            nonlocal looks
+            looks += 1
+            return None if looks == 1 else await get(session_id)
+
+        monkeypatch.setattr(store.sessions, "get", too_early)
+        assert (await create(sessions, first.id)).instance_id == first.instance_id
