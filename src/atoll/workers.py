@@ -33,7 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 STEADY_SECONDS = 30.0
 """A worker that lived this long did not die early."""
 KILL_MARGIN = 15.0
-"""Seconds beyond the shutdown time-out after which a worker that does not end is killed."""
+"""Seconds beyond its shutdown time-outs after which a worker that does not end is killed."""
 
 
 def check(settings: Settings) -> None:
@@ -72,7 +72,8 @@ class Worker:
 
 class Workers:
     def __init__(self, settings: Settings, work: Callable[[Ready], None]) -> None:
-        self._grace = settings.shutdown_timeout.total_seconds() + KILL_MARGIN
+        # Once for the requests and once for what they left behind.
+        self._grace = 2 * settings.shutdown_timeout.total_seconds() + KILL_MARGIN
         self._work = work
         self._workers = [Worker(number) for number in range(settings.workers)]
         self._life: tuple[int, int] = os.pipe()

@@ -67,6 +67,8 @@ class Adoption:
                 await asyncio.sleep(self._pause)
 
     async def once(self) -> None:
+        # A back-end that has forgotten this replica has forgotten the others as well.
+        await self._leases.beat()
         for holder in await self._store.executions.holders():
             if holder == self._coordination.replica:
                 await self._revoke_strays()

@@ -132,8 +132,9 @@ class Executions:
         if execution is None:
             return None
         if execution.holder == self._leases.replica and not execution.status.ended:
-            # Recorded here, though nobody was told so: the answer of the store was lost.
-            return self._runs.start(execution, adopted=True)
+            # Recorded here, though nobody was told so: the answer of the store was lost. Written
+            # once more, so that who looks for such strays does not take it for one.
+            return self._runs.start(await self._store.executions.save(execution), adopted=True)
         return self._runs.stand_in(await self._bulk.fetch(execution))
 
     async def get(
@@ -231,14 +232,16 @@ class Executions:
         heard = Heard(after)
         running = self._runs.get(execution_id)
         execution = await self.get(execution_id) if running is None else running.execution
-        if running is None and not execution.status.ended:
-            running = self._mirrors.of(execution)
+        mirror = None
+        if running is not None:
+            running.listeners += 1
+        elif not execution.status.ended:
+            running = mirror = self._mirrors.join(execution)
         if running is None:
             for event in _replay(execution):
                 if (told := heard.hear(*event)) is not None:
                     yield told
         else:
-            running.listeners += 1
             try:
                 position = 0
                 while True:
@@ -252,7 +255,10 @@ class Executions:
                         break
                     await running.changed.wait()
             finally:
-                running.listeners -= 1
+                if mirror is not None:
+                    self._mirrors.leave(mirror)
+                else:
+                    running.listeners -= 1
             execution = running.execution
         if execution.outcome is not None and heard.end() > after:
             yield heard.end(), "result", execution

@@ -79,7 +79,7 @@ class Leases:
 
     async def start(self) -> None:
         """Be present, before anything is done."""
-        await self._beat()
+        await self.beat()
 
     async def run(self) -> None:
         """The heartbeat."""
@@ -91,7 +91,7 @@ class Leases:
             except TimeoutError:
                 pass
             try:
-                await self._beat()
+                await self.beat()
                 await self._renew()
             except TemporaryError as error:
                 log.warning("heartbeat.failed", code=error.code, error=error.message)
@@ -117,12 +117,14 @@ class Leases:
             return min(self._presence, self._ttl) / 3
         return min(AGAIN_SECONDS, self._presence / 6)
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Be present from now on; when it was not, what it held is lost."""
         # From when it was sent: the back-end counts from when it came, which is later.
         now = self._clock.monotonic()
         was_present = await self._coordination.beat()
         if not was_present and self._present_until > float("-inf"):
             log.warning("replica.was_lost", replica=self.replica)
+            self.gap()
             self.losses += 1
             for lease in list(self._held):
                 lease.lose()

@@ -2,8 +2,8 @@
 Executions that another replica sees to, as they are heard here.
 
 Their output comes from the executor itself, which tells it to as many as listen; their end from the
-record, which the other replica writes. One mirror serves all who listen here; it goes with the
-execution.
+record, which the other replica writes. One mirror serves all who listen here; it goes with the last
+of them, or with the execution.
 """
 
 from __future__ import annotations
@@ -32,15 +32,28 @@ class Mirrors:
         self._tasks = tasks
         self._mirrors: dict[str, Running] = {}
 
-    def of(self, execution: Execution) -> Running:
-        found = self._mirrors.get(execution.id)
-        if found is None:
-            found = self._mirrors[execution.id] = Running(execution)
-            self._tasks.start(self._follow(found), f"mirror {execution.id}", waits=True)
-        return found
+    def join(self, execution: Execution) -> Running:
+        """Listen, and `leave` in the end."""
+        mirror = self._mirrors.get(execution.id)
+        if mirror is None:
+            mirror = self._mirrors[execution.id] = Running(execution)
+            mirror.task = self._tasks.start(
+                self._follow(mirror), f"mirror {execution.id}", waits=True
+            )
+        mirror.listeners += 1
+        return mirror
+
+    def leave(self, mirror: Running) -> None:
+        mirror.listeners -= 1
+        if not mirror.listeners and mirror.task is not None:
+            mirror.task.cancel()
+            self._forget(mirror)
+
+    def _forget(self, mirror: Running) -> None:
+        if self._mirrors.get(mirror.execution.id) is mirror:
+            del self._mirrors[mirror.execution.id]
 
     async def _follow(self, mirror: Running) -> None:
-        execution_id = mirror.execution.id
         hearing = asyncio.ensure_future(self._hear(mirror))
         try:
             ended = await self._runs.end_of(mirror.execution)
@@ -48,7 +61,9 @@ class Mirrors:
             mirror.finish(ended)
         finally:
             hearing.cancel()
-            self._mirrors.pop(execution_id, None)
+            self._forget(mirror)
+            # Also when there is no record any more: nobody is to wait for ever.
+            mirror.finish(mirror.execution)
 
     async def _hear(self, mirror: Running) -> None:
         try:

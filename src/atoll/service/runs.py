@@ -200,7 +200,7 @@ class Runs:
 
     def _cancel_heard(self, execution_id: str) -> None:
         running = self._running.get(execution_id)
-        if running is not None and not running.cancelled:
+        if running is not None:
             self._tasks.start(self.cancel(running), f"cancel {execution_id}")
 
     def _cancels_missed(self) -> None:
