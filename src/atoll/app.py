@@ -38,7 +38,9 @@ from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
+from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.keys import Keys
@@ -150,13 +152,15 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         pool = Pool(store, driver, clock, node_id, leases.replica, ephemeral=embedded)
         templates.changed = pool.changed.set
         sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, node_id)
-        runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
+        ends = Ends(store, bulk, coordination, clock)
+        attempts = Attempts(driver, sessions, bulk, leases, clock, settings.execution)
+        runs = Runs(store, sessions, bulk, attempts, ends, coordination, leases, tasks, clock)
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
             executions=Executions(
-                store, sessions, runs, bulk, coordination, leases, tasks, clock, settings
+                store, sessions, runs, ends, bulk, coordination, leases, tasks, clock, settings
             ),
             files=Files(sessions),
             templates=templates,

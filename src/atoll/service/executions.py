@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.execution import Execution, ExecutionStatus, Request
+from atoll.service.attempts import CANCEL_GRACE
 from atoll.service.mirror import Mirrors
 from atoll.service.running import Heard, Running
-from atoll.service.runs import CANCEL_GRACE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.model.page import Page
     from atoll.service.bulk import Bulk
+    from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.runs import Runs
     from atoll.service.sessions import Sessions
@@ -40,6 +41,7 @@ class Executions:
         store: RecallingStore,
         sessions: Sessions,
         runs: Runs,
+        ends: Ends,
         bulk: Bulk,
         coordination: Coordination,
         leases: Leases,
@@ -50,13 +52,14 @@ class Executions:
         self._store = store
         self._sessions = sessions
         self._runs = runs
+        self._ends = ends
         self._bulk = bulk
         self._coordination = coordination
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(sessions, runs, tasks)
+        self._mirrors = Mirrors(sessions, ends, tasks)
 
     async def submit(
         self, session_id: str, request: Request, *, execution_id: str | None = None
@@ -202,7 +205,7 @@ class Executions:
         seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
         if execution.status.ended or seconds <= 0:
             return execution
-        ended = await self._runs.ended_elsewhere(execution_id, seconds)
+        ended = await self._ends.within(execution_id, seconds)
         return execution if ended is None else await self._bulk.fetch(ended)
 
     async def await_end(self, running: Running, seconds: float) -> Execution:

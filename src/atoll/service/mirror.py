@@ -18,7 +18,7 @@ from atoll.service.running import Running
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution
-    from atoll.service.runs import Runs
+    from atoll.service.ends import Ends
     from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
 
@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 
 class Mirrors:
-    def __init__(self, sessions: Sessions, runs: Runs, tasks: Tasks) -> None:
+    def __init__(self, sessions: Sessions, ends: Ends, tasks: Tasks) -> None:
         self._sessions = sessions
-        self._runs = runs
+        self._ends = ends
         self._tasks = tasks
         self._mirrors: dict[str, Running] = {}
 
@@ -56,7 +56,7 @@ class Mirrors:
     async def _follow(self, mirror: Running) -> None:
         hearing = asyncio.ensure_future(self._hear(mirror))
         try:
-            ended = await self._runs.end_of(mirror.execution)
+            ended = await self._ends.end_of(mirror.execution)
             mirror.complete(ended)
             mirror.finish(ended)
         finally:

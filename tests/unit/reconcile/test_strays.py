@@ -14,7 +14,9 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.execution import ExecutionStatus
 from atoll.reconcile.executions import STRAY, Adoption
+from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.ends import Ends
 from atoll.service.leases import Leases
 from atoll.service.pool import Pool
 from atoll.service.runs import Runs
@@ -63,7 +65,9 @@ async def adoption(
     templates = Templates(store, driver, coordination, clock, settings)
     sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, "local")
     bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
-    runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
+    ends = Ends(store, bulk, coordination, clock)
+    attempts = Attempts(driver, sessions, bulk, leases, clock, settings.execution)
+    runs = Runs(store, sessions, bulk, attempts, ends, coordination, leases, tasks, clock)
     await store.open()
     await coordination.open()
     await leases.start()

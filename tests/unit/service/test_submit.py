@@ -13,7 +13,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.execution import Execution, Language, Request
+from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.leases import Leases
 from atoll.service.pool import Pool
@@ -49,9 +51,11 @@ async def test_what_another_replica_records_at_the_same_time_is_that_one(
     templates = Templates(store, driver, coordination, clock, settings)
     sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, "local")
     bulk = Bulk(LocalObjects(tmp_path / "blobs"), settings.blob)
-    runs = Runs(store, driver, sessions, bulk, coordination, leases, tasks, clock, settings)
+    ends = Ends(store, bulk, coordination, clock)
+    attempts = Attempts(driver, sessions, bulk, leases, clock, settings.execution)
+    runs = Runs(store, sessions, bulk, attempts, ends, coordination, leases, tasks, clock)
     executions = Executions(
-        store, sessions, runs, bulk, coordination, leases, tasks, clock, settings
+        store, sessions, runs, ends, bulk, coordination, leases, tasks, clock, settings
     )
     await store.open()
     await coordination.open()

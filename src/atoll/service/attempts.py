@@ -1,0 +1,309 @@
+"""
+One attempt at an execution: told to the executor, or found there again, and what came of it.
+
+The executor is told to run it alone; it refuses while another runs, which a replica that was lost
+may have left in the session. It runs an id once, so asking again is safe as long as the instance
+lives. Whatever happens an attempt has an outcome, unless a back-end is away or the lease was lost:
+then it is raised, and there will be another attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.link.client import ExecutorError, LinkLost, parse_value
+from atoll.model.execution import Execution, ExecutionStatus, Outcome
+from atoll.model.instance import State
+from atoll.model.outcome import conclude, lost
+from atoll.model.session import Cause, SessionStatus
+from atoll.service.leases import LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.service.bulk import Bulk
+    from atoll.service.leases import Lease, Leases
+    from atoll.service.running import Running
+    from atoll.service.sessions import Live, Sessions
+    from atoll.settings import ExecutionSettings
+
+log = structlog.get_logger(__name__)
+
+CANCEL_GRACE = 2.0
+END_MARGIN = 30.0
+"""Seconds beyond its time-out after which an execution that was not ended is given up."""
+REATTACH_SECONDS = 0.5
+AWAY = frozenset(
+    {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
+)
+"""Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
+
+
+class Superseded(Exception):
+    """Another replica sees to it now."""
+
+
+class _Deaf:
+    """Hears a run only to know when it ends."""
+
+    def started(self) -> None: ...
+    def output(self, sequence: int, channel: int, data: bytes) -> None: ...
+
+
+class Attempts:
+    def __init__(
+        self,
+        driver: Driver,
+        sessions: Sessions,
+        bulk: Bulk,
+        leases: Leases,
+        clock: Clock,
+        settings: ExecutionSettings,
+    ) -> None:
+        self._driver = driver
+        self._sessions = sessions
+        self._bulk = bulk
+        self._leases = leases
+        self._clock = clock
+        self._settings = settings
+
+    async def run(self, running: Running, lease: Lease) -> Outcome | None:
+        """What came of running it; None when another still ran, and it is to be tried again."""
+        return await self._settled(running, self._run(running, lease))
+
+    async def resume(self, running: Running) -> Outcome | None:
+        """
+        The outcome of an execution that may have begun before; None when it certainly has not.
+
+        An executor forgets a run only when its result is stored. So one that does not know it, and
+        was the session's when the execution was submitted, has never had it.
+        """
+        return await self._settled(running, self._found_again(running))
+
+    async def _settled(self, running: Running, work: Awaitable[Outcome | None]) -> Outcome | None:
+        try:
+            return await work
+        except (LeaseLost, Superseded):
+            raise
+        except Exception as error:  # Whatever it is, an execution has an end.
+            if isinstance(error, TemporaryError) and error.code in AWAY:
+                raise
+            log.error("execution.broke", execution_id=running.execution.id, exc_info=error)
+            words = "Something broke in the server; it is in its log."
+            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
+
+    async def _run(self, running: Running, lease: Lease) -> Outcome | None:
+        if running.stopped:
+            return cut_short(running)
+        execution = running.execution
+        try:
+            live = await self._sessions.live(execution.session_id)
+        except AtollError as error:
+            return await self._unreachable(running, error)
+        # What the kernel ended for memory before this one is not this one's.
+        await self._driver.out_of_memory(live.instance.handle)
+        if running.adopted:
+            # From the record, which may have only the beginning of it.
+            try:
+                request = await self._bulk.request_of(execution)
+            except PermanentError as error:
+                return lost(
+                    ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
+                )
+            execution = dataclasses.replace(execution, request=request)
+        if running.stopped:
+            return cut_short(running)
+        execution = dataclasses.replace(
+            execution, instance_id=live.instance.id, started_at=self._clock.now()
+        )
+        job = self._job(live, execution)
+        # The last moment: what is sent now may not be sent by a replica that was given up.
+        lease.check()
+        if running.losses < self._leases.losses:
+            # While it waited others took this replica for lost, and may have taken it over.
+            running.losses = self._leases.losses
+            raise LeaseLost(f"Execution {execution.id} may be another replica's.")
+        running.execution = execution
+        try:
+            async with asyncio.timeout(execution.request.timeout + END_MARGIN):
+                raw = await live.link.run(job, running)
+        except TimeoutError:
+            # It ends executions itself; one that does not is of no more use.
+            live.link.close()
+            return await self._after_loss(running, live)
+        except LinkLost:
+            return await self._after_loss(running, live)
+        except ExecutorError as error:
+            if error.code == "run_is_over":
+                raise Superseded from error
+            if error.code == "busy":
+                running.execution = dataclasses.replace(execution, started_at=None)
+                if not running.stopped:
+                    running.in_line = True
+                    await self._let_end(live, str(error.message))
+                return None
+            return lost(
+                ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
+            )
+        return await self._conclude(running, live, raw)
+
+    async def _let_end(self, live: Live, execution_id: str) -> None:
+        """Wait for a run that a lost replica left in the session; who adopts it stores it."""
+        log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
+        with contextlib.suppress(ExecutorError, LinkLost):
+            await live.link.attach(execution_id, 0, _Deaf())
+
+    async def _found_again(self, running: Running) -> Outcome | None:
+        execution = running.execution
+        try:
+            live = await self._sessions.reach(execution.session_id)
+        except AtollError as error:
+            return await self._unreachable(running, error)
+        if live is None:
+            return _not_found(running)
+        if running.cancelled:
+            with contextlib.suppress(ExecutorError, LinkLost):
+                await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
+        if execution.started_at is None:
+            running.execution = dataclasses.replace(
+                execution, instance_id=live.instance.id, started_at=self._clock.now()
+            )
+        try:
+            raw = await live.link.attach(execution.id, running.sequence, running)
+        except LinkLost:
+            return await self._after_loss(running, live)
+        except ExecutorError:
+            running.execution = execution
+            if live.instance.id != execution.instance_id:
+                return _not_found(running)
+            return None
+        return await self._conclude(running, live, raw)
+
+    async def _unreachable(self, running: Running, error: AtollError) -> Outcome:
+        """The session has no instance to run it in."""
+        if error.code in AWAY:
+            raise error
+        if error.code == "session_ended":
+            running.ended_by = await self._sessions.get(running.execution.session_id)
+        if running.stopped:
+            return cut_short(running)
+        return lost(
+            ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
+        )
+
+    async def _after_loss(self, running: Running, live: Live) -> Outcome:
+        """The link went: attach again if the instance is there, and say so if it is not."""
+        execution = running.execution
+        deadline = self._clock.monotonic() + execution.request.timeout + END_MARGIN
+        while not await self._session_has_ended(running) and (
+            (await self._driver.observe(live.instance.handle)).state is State.RUNNING
+        ):
+            try:
+                again = await self._sessions.live(execution.session_id)
+                if running.cancelled:
+                    # What was asked for may have gone with the link.
+                    await again.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
+                async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                    raw = await again.link.attach(execution.id, running.sequence, running)
+                return await self._conclude(running, again, raw)
+            except ExecutorError:
+                break  # It does not know the run: it never had it.
+            except (AtollError, TimeoutError) as error:
+                if self._clock.monotonic() >= deadline:
+                    break
+                log.info("execution.reattach", execution_id=execution.id, error=str(error))
+                await asyncio.sleep(REATTACH_SECONDS)
+        if running.ended_by is not None:
+            return cut_short(running)
+        cause = Cause.OOM if await self._driver.out_of_memory(live.instance.handle) else None
+        return lost(
+            ExecutionStatus.CRASHED,
+            cause or Cause.INSTANCE_LOST,
+            "The instance ended while the execution ran.",
+            stdout=running.gathered("stdout"),
+            stderr=running.gathered("stderr"),
+        )
+
+    async def _session_has_ended(self, running: Running) -> bool:
+        """By this replica, which says so, or by another, which only the record tells."""
+        if running.ended_by is None:
+            session = await self._sessions.get(running.execution.session_id)
+            if session.status.ended:
+                running.ended_by = session
+        return running.ended_by is not None
+
+    def _job(self, live: Live, execution: Execution) -> dict[str, Any]:
+        request, session, settings = execution.request, live.session, self._settings
+        limits, watch = self._driver.run_limits(session.resources)
+        return {
+            "id": execution.id,
+            "kind": "command" if request.command is not None else request.language,
+            "code": request.code,
+            "command": request.command,
+            "event": request.event,
+            "stdin": request.stdin,
+            "args": request.args,
+            "env": {**session.env_vars, **request.env},
+            "cwd": _inside(request.cwd),
+            "timeout": request.timeout,
+            "output_limit": settings.output_limit,
+            "return_limit": settings.return_limit,
+            "artifact_limit": settings.artifact_limit,
+            "limits": limits,
+            "watch": watch,
+            "alone": True,
+        }
+
+    async def _conclude(self, running: Running, live: Live, raw: dict[str, Any]) -> Outcome:
+        running.started()
+        value, error = parse_value(bytes(running.value), self._settings.return_limit)
+        failed = raw.get("exit_code") != 0 and raw.get("reason") is None
+        return conclude(
+            raw,
+            stdout=running.gathered("stdout"),
+            stderr=running.gathered("stderr"),
+            return_json=value,
+            error=error,
+            out_of_memory=failed and await self._driver.out_of_memory(live.instance.handle),
+        )
+
+
+def cut_short(running: Running) -> Outcome:
+    """The outcome of one that was ended from outside: cancelled, or its session ended."""
+    session = running.ended_by
+    expired = session is not None and session.status is SessionStatus.TIMEOUT
+    cause = (session.cause if session is not None else None) or Cause.USER
+    words = "The execution was cancelled." if session is None else "The session ended."
+    return lost(
+        ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
+        cause,
+        words,
+        code="cancelled" if session is None else None,
+        stdout=running.gathered("stdout"),
+        stderr=running.gathered("stderr"),
+    )
+
+
+def _not_found(running: Running) -> Outcome:
+    return lost(
+        ExecutionStatus.CRASHED,
+        Cause.INSTANCE_LOST,
+        "The instance that it may have begun in is gone.",
+        stdout=running.gathered("stdout"),
+        stderr=running.gathered("stderr"),
+    )
+
+
+def _inside(cwd: str | None) -> str:
+    """The working directory: beneath the workspace unless it is absolute."""
+    if cwd is None:
+        return "/workspace"
+    return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
