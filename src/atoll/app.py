@@ -45,6 +45,7 @@ from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
+from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.pool import Pool
 from atoll.service.runs import Runs
@@ -151,18 +152,21 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         await templates.ensure_default()
         pool = Pool(store, driver, clock, node_id, leases.replica, ephemeral=embedded)
         templates.changed = pool.changed.set
-        sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, node_id)
+        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
+        sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, node_id)
         ends = Ends(store, bulk, coordination, clock)
-        attempts = Attempts(driver, sessions, bulk, leases, clock, settings.execution)
-        runs = Runs(store, sessions, bulk, attempts, ends, coordination, leases, tasks, clock)
+        attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution)
+        runs = Runs(
+            store, sessions, lives, bulk, attempts, ends, coordination, leases, tasks, clock
+        )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         found = Services(
             sessions=sessions,
             executions=Executions(
-                store, sessions, runs, ends, bulk, coordination, leases, tasks, clock, settings
+                store, lives, runs, ends, bulk, coordination, leases, tasks, clock, settings
             ),
-            files=Files(sessions),
+            files=Files(lives),
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
@@ -172,7 +176,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, runs, pool)
+        metrics.register(registry, sessions, lives, runs, pool)
+        stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())

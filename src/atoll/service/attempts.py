@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
+    from atoll.service.lives import Live, Lives
     from atoll.service.running import Running
-    from atoll.service.sessions import Live, Sessions
     from atoll.settings import ExecutionSettings
 
 log = structlog.get_logger(__name__)
@@ -62,14 +62,14 @@ class Attempts:
     def __init__(
         self,
         driver: Driver,
-        sessions: Sessions,
+        lives: Lives,
         bulk: Bulk,
         leases: Leases,
         clock: Clock,
         settings: ExecutionSettings,
     ) -> None:
         self._driver = driver
-        self._sessions = sessions
+        self._lives = lives
         self._bulk = bulk
         self._leases = leases
         self._clock = clock
@@ -105,7 +105,7 @@ class Attempts:
             return cut_short(running)
         execution = running.execution
         try:
-            live = await self._sessions.live(execution.session_id)
+            live = await self._lives.live(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
         # What the kernel ended for memory before this one is not this one's.
@@ -164,7 +164,7 @@ class Attempts:
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution
         try:
-            live = await self._sessions.reach(execution.session_id)
+            live = await self._lives.reach(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
         if live is None:
@@ -192,7 +192,7 @@ class Attempts:
         if error.code in AWAY:
             raise error
         if error.code == "session_ended":
-            running.ended_by = await self._sessions.get(running.execution.session_id)
+            running.ended_by = await self._lives.session(running.execution.session_id)
         if running.stopped:
             return cut_short(running)
         return lost(
@@ -207,7 +207,7 @@ class Attempts:
             (await self._driver.observe(live.instance.handle)).state is State.RUNNING
         ):
             try:
-                again = await self._sessions.live(execution.session_id)
+                again = await self._lives.live(execution.session_id)
                 if running.cancelled:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
@@ -235,7 +235,7 @@ class Attempts:
     async def _session_has_ended(self, running: Running) -> bool:
         """By this replica, which says so, or by another, which only the record tells."""
         if running.ended_by is None:
-            session = await self._sessions.get(running.execution.session_id)
+            session = await self._lives.session(running.execution.session_id)
             if session.status.ended:
                 running.ended_by = session
         return running.ended_by is not None

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from atoll.service.bulk import Bulk
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
+    from atoll.service.lives import Lives
     from atoll.service.runs import Runs
-    from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
     from atoll.settings import Settings
     from atoll.stores.recall import RecallingStore, Remembered
@@ -39,7 +39,7 @@ class Executions:
     def __init__(
         self,
         store: RecallingStore,
-        sessions: Sessions,
+        lives: Lives,
         runs: Runs,
         ends: Ends,
         bulk: Bulk,
@@ -50,7 +50,7 @@ class Executions:
         settings: Settings,
     ) -> None:
         self._store = store
-        self._sessions = sessions
+        self._lives = lives
         self._runs = runs
         self._ends = ends
         self._bulk = bulk
@@ -59,7 +59,7 @@ class Executions:
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(sessions, ends, tasks)
+        self._mirrors = Mirrors(lives, ends, tasks)
 
     async def submit(
         self, session_id: str, request: Request, *, execution_id: str | None = None
@@ -77,11 +77,11 @@ class Executions:
             known = await self._known(execution_id)
             if known is not None:
                 return known
-        live = self._sessions.reachable(session_id)
+        live = self._lives.reachable(session_id)
         if live is not None:
             instance_id: str | None = live.instance.id
         else:
-            instance_id = (await self._sessions.usable(session_id)).instance_id
+            instance_id = (await self._lives.usable(session_id)).instance_id
         if not self._leases.valid:
             raise TemporaryError(
                 "Redis does not answer, so nothing new can be started.",
@@ -176,7 +176,7 @@ class Executions:
         limit: int,
     ) -> Page[Execution]:
         """A page of records; of large ones only the beginning is in it."""
-        await self._sessions.get(session_id)
+        await self._lives.session(session_id)
         page = await self._store.executions.page(
             session_id=session_id, status=status, cursor=cursor, limit=limit
         )

@@ -18,7 +18,7 @@ from atoll.model.page import Page
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
-    from atoll.service.sessions import Sessions
+    from atoll.service.lives import Lives
 
 MAX_LIST = 1000
 
@@ -47,8 +47,8 @@ class Entry:
 
 
 class Files:
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
 
     async def list(
         self, session_id: str, path: str, *, cursor: str | None, limit: int
@@ -63,13 +63,13 @@ class Files:
 
     async def read(self, session_id: str, path: str) -> tuple[Entry, AsyncIterator[bytes]]:
         """A file and its content, which is read as fast as it is taken."""
-        live = await self._sessions.live(session_id)
+        live = await self._lives.live(session_id)
         entry, content = await _translated(live.link.read(path))
         return _entry(entry), content
 
     async def write(self, session_id: str, path: str, content: AsyncIterator[bytes]) -> Entry:
         """The file is there whole, or is as it was."""
-        live = await self._sessions.live(session_id)
+        live = await self._lives.live(session_id)
         return _entry(await _translated(live.link.write(path, content)))
 
     async def mkdir(self, session_id: str, path: str, *, parents: bool) -> Entry:
@@ -85,7 +85,7 @@ class Files:
         await self._call(session_id, "remove", path=path, recursive=recursive)
 
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
-        live = await self._sessions.live(session_id)
+        live = await self._lives.live(session_id)
         answer: dict[str, Any] = await _translated(live.link.call(op, **request))
         return answer
 

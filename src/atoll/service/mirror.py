@@ -19,15 +19,15 @@ from atoll.service.running import Running
 if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.service.ends import Ends
-    from atoll.service.sessions import Sessions
+    from atoll.service.lives import Lives
     from atoll.service.tasks import Tasks
 
 log = structlog.get_logger(__name__)
 
 
 class Mirrors:
-    def __init__(self, sessions: Sessions, ends: Ends, tasks: Tasks) -> None:
-        self._sessions = sessions
+    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks) -> None:
+        self._lives = lives
         self._ends = ends
         self._tasks = tasks
         self._mirrors: dict[str, Running] = {}
@@ -67,7 +67,7 @@ class Mirrors:
 
     async def _hear(self, mirror: Running) -> None:
         try:
-            live = await self._sessions.reach(mirror.execution.session_id)
+            live = await self._lives.reach(mirror.execution.session_id)
             if live is not None:
                 await live.link.attach(mirror.execution.id, mirror.sequence, mirror, expected=True)
         except AtollError as error:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from atoll.service.bulk import Bulk
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
-    from atoll.service.sessions import Live, Sessions
+    from atoll.service.lives import Live, Lives
+    from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
     from atoll.stores.base import Store
 
@@ -51,6 +52,7 @@ class Runs:
         self,
         store: Store,
         sessions: Sessions,
+        lives: Lives,
         bulk: Bulk,
         attempts: Attempts,
         ends: Ends,
@@ -60,7 +62,7 @@ class Runs:
         clock: Clock,
     ) -> None:
         self._store = store
-        self._sessions = sessions
+        self._lives = lives
         self._bulk = bulk
         self._attempts = attempts
         self._ends = ends
@@ -75,7 +77,7 @@ class Runs:
         self.seconds = 0.0
         """How long they took together."""
         sessions.ended = self._session_ended
-        sessions.reconnected = self._reconnected
+        lives.reconnected = self._reconnected
         coordination.on_cancel = self._cancel_heard
         coordination.on_gap = self._cancels_missed
 
@@ -112,7 +114,7 @@ class Runs:
 
     async def adopt(self, execution: Execution) -> None:
         """Take over an execution whose holder is lost; nothing happens if somebody else did."""
-        if execution.id in self._running or not await self._sessions.here(execution.session_id):
+        if execution.id in self._running or not await self._lives.here(execution.session_id):
             return
         try:
             execution = await self._store.executions.save(
@@ -164,7 +166,7 @@ class Runs:
     async def cancel(self, running: Running) -> None:
         """End an execution: asked first, then made to."""
         self._stop(running)
-        live = self._sessions.reachable(running.execution.session_id)
+        live = self._lives.reachable(running.execution.session_id)
         # Not begun: `_run` sees the mark. Or just over: then its result stands.
         if live is not None:
             with contextlib.suppress(ExecutorError, LinkLost):
@@ -316,7 +318,7 @@ class Runs:
                 execution = await self._bulk.fetch(found)
                 running.complete(execution)
                 break
-        live = self._sessions.reachable(execution.session_id)
+        live = self._lives.reachable(execution.session_id)
         if live is not None:
             live.link.acknowledge(execution.id)
         self.finished[execution.status] = self.finished.get(execution.status, 0) + 1

@@ -1,10 +1,8 @@
 """
-Sessions: made, found, kept alive, ended.
+Sessions: made, found, ended.
 
-A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a
-`Live` is only how to reach what the store says. An instance that has died is replaced in the same
-session, with its workspace, by the next request that needs it; requests that come at the same time
-cause one recovery, also when they come to several replicas: it takes a lease.
+A session is a record first. How its compute is reached is the matter of `lives`; when its life is
+over it ends by a timer here, or by the sweep where this replica could not.
 """
 
 from __future__ import annotations
@@ -21,12 +19,9 @@ from atoll.errors import (
     AtollError,
     Conflict,
     InvalidRequest,
-    NotFound,
     PermanentError,
     TemporaryError,
 )
-from atoll.link.client import LinkLost
-from atoll.model.instance import State
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import DEFAULT_TEMPLATE
 
@@ -35,11 +30,9 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
-    from atoll.link.client import Link
-    from atoll.model.instance import Instance
     from atoll.model.page import Page
     from atoll.model.resources import Resources
-    from atoll.service.leases import Leases
+    from atoll.service.lives import Lives
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
@@ -48,21 +41,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ELSEWHERE = ("database_unavailable", "coordination_unavailable", "lease_lost", "node_not_reached")
-"""Codes that say more than that the session is not ready."""
 SETTLE_SECONDS = 1.0
-ENDING_LOOKS = 100
-ENDING_PAUSE = 0.01
-"""Seconds."""
-
-
-class Live:
-    """A session's compute as this process reaches it."""
-
-    def __init__(self, session: Session, instance: Instance, link: Link) -> None:
-        self.session = session
-        self.instance = instance
-        self.link = link
 
 
 class Sessions:
@@ -72,7 +51,7 @@ class Sessions:
         driver: Driver,
         pool: Pool,
         templates: Templates,
-        leases: Leases,
+        lives: Lives,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -82,18 +61,15 @@ class Sessions:
         self._driver = driver
         self._pool = pool
         self._templates = templates
-        self._leases = leases
+        self._lives = lives
+        lives.kept = self.schedule_end
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._lives: dict[str, Live] = {}
-        self._recovering: dict[str, asyncio.Future[Live]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.created = {"pool": 0, "cold": 0}
         """How many sessions were created, by how they started."""
-        self.reconnected: Callable[[Live], None] = lambda live: None
-        """Told when an instance that was running already is reached again."""
         self.ended: Callable[[Session], None] = lambda session: None
         """Told when a session ends, before its instance goes."""
 
@@ -157,7 +133,7 @@ class Sessions:
                 session.message or f"Session {session.id} could not be created.",
                 code="session_failed",
             )
-        return session if session.status.ended else (await self.live(session.id)).session
+        return session if session.status.ended else (await self._lives.live(session.id)).session
 
     def _life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()
@@ -181,17 +157,19 @@ class Sessions:
                 handle = ready.instance.handle
                 if not await self._driver.resize(handle, session.resources):
                     raise TemporaryError(f"Instance {handle.instance_id} keeps its limits.")
-            await self._store.sessions.add(session)
-        except TemporaryError as error:
-            if error.code != "database_unavailable":
-                self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
-            else:
-                self._tasks.start(self._settle(session, ready), f"settle {session.id}")
-            raise
         except BaseException:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
-        self._keep(session, ready.instance, ready.link)
+        try:
+            await self._store.sessions.add(session)
+        except Conflict:
+            self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
+            raise
+        except BaseException:
+            # It may have been written all the same.
+            self._tasks.start(self._settle(session, ready), f"settle {session.id}")
+            raise
+        self._lives.keep(session, ready.instance, ready.link)
         self.created["pool"] += 1
         return session
 
@@ -208,14 +186,14 @@ class Sessions:
                 await asyncio.sleep(SETTLE_SECONDS)
         if found is None or found.status.ended or found.instance_id != ready.instance.id:
             await self._pool.destroy(ready)
-        elif self.reachable(session.id) is not None:
+        elif self._lives.reachable(session.id) is not None:
             ready.link.close()  # Who repeated the request has connected already.
         else:
-            self._keep(found, ready.instance, ready.link)
+            self._lives.keep(found, ready.instance, ready.link)
 
     async def _start_cold(self, session: Session) -> Session:
         try:
-            ready = await self._make(session)
+            ready = await self._lives.make(session)
         except AtollError as error:
             await self._end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
             raise
@@ -238,32 +216,15 @@ class Sessions:
             # Ended while it was being made, or needed elsewhere so soon that another replica made
             # it as well.
             await asyncio.shield(self._pool.destroy(ready))
-            return (await self.live(session.id)).session
+            return (await self._lives.live(session.id)).session
         except BaseException:
             # It may have been written all the same, and then this is its instance and workspace.
             self._tasks.start(self._settle(running, ready), f"settle {session.id}")
             raise
-        self._keep(running, ready.instance, ready.link)
+        self._lives.keep(running, ready.instance, ready.link)
         self.created["cold"] += 1
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
-
-    async def _make(self, session: Session) -> Ready:
-        template = await self._templates.get(session.template_id)
-        return await self._pool.make(
-            template, session.resources, session_id=session.id, workspace=session.workspace
-        )
-
-    def _keep(self, session: Session, instance: Instance, link: Link) -> Live:
-        live = self._lives[session.id] = Live(session, instance, link)
-        # Another replica may have ended the session: nobody here would hear of it otherwise.
-        link.closed.add_done_callback(lambda _: self._drop(live))
-        self.schedule_end(session)
-        return live
-
-    def _drop(self, live: Live) -> None:
-        if self._lives.get(live.session.id) is live:
-            del self._lives[live.session.id]
 
     def schedule_end(self, session: Session) -> None:
         """End the session when its life is over; the sweep does it where this process could not."""
@@ -280,10 +241,7 @@ class Sessions:
         self._tasks.start(self.expire(session_id), f"expire {session_id}")
 
     async def get(self, session_id: str) -> Session:
-        session = await self._store.sessions.get(session_id)
-        if session is None:
-            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
-        return session
+        return await self._lives.session(session_id)
 
     async def look(self, session_id: str) -> tuple[Session, float | None]:
         """
@@ -362,9 +320,7 @@ class Sessions:
         if timer is not None:
             timer.cancel()
         self.ended(session)
-        live = self._lives.pop(session.id, None)
-        if live is not None:
-            live.link.close()
+        self._lives.let_go(session.id)
         self._tasks.start(self.clear(session), f"clear {session.id}")
         log.debug("session.ended", session_id=session.id, status=status, cause=cause)
         return session
@@ -376,173 +332,18 @@ class Sessions:
         if session.runtime_node != self._node_id:
             return  # It is not here. The sweep of its node finds that the session has ended.
         if session.instance_id is not None:
-            await self._remove_instance(session.instance_id)
+            await self._lives.remove_instance(session.instance_id)
         if session.workspace is not None:
             await self._driver.discard(session.workspace)
 
-    async def _remove_instance(self, instance_id: str) -> None:
-        instance = await self._store.instances.get(instance_id)
-        if instance is not None:
-            await self._driver.destroy(instance.handle)
-            await self._store.instances.remove(instance_id)
-
     async def processes(self, session_id: str, *, end: bool = False) -> Sequence[Any]:
         """What executions of the session left running; with `end`, its end."""
-        live = await self.live(session_id)
+        live = await self._lives.live(session_id)
         answer = await live.link.call("processes", kill=end)
         found: Sequence[Any] = answer["processes"]
         return found
 
-    # Reaching the instance
-
-    def reachable(self, session_id: str) -> Live | None:
-        """The session's compute if this process reaches it right now."""
-        live = self._lives.get(session_id)
-        return live if live is not None and live.link.alive else None
-
-    @property
-    def live_count(self) -> int:
-        return len(self._lives)
-
-    async def live(self, session_id: str) -> Live:
-        """The session's compute, brought back once if it has died."""
-        live = self._lives.get(session_id)
-        if live is not None and live.link.alive:
-            return live
-        recovering = self._recovering.get(session_id)
-        if recovering is None:
-            recovering = self._tasks.start(self._recover(session_id), f"recover {session_id}")
-            self._recovering[session_id] = recovering
-            recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
-        return await asyncio.shield(recovering)
-
-    async def usable(self, session_id: str) -> Session:
-        """A session that has not ended and is on a node that this replica reaches."""
-        session = await self._unended(session_id)
-        self._check_here(session)
-        return session
-
-    def _check_here(self, session: Session) -> None:
-        if session.runtime_node != self._node_id:
-            raise TemporaryError(
-                f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
-                f"from here ({self._node_id}). Ask a control plane there.",
-                code="node_not_reached",
-            )
-
-    async def here(self, session_id: str) -> bool:
-        """Whether the session is on the node that this replica reaches; nobody's is."""
-        session = await self._store.sessions.get(session_id)
-        return session is None or session.runtime_node == self._node_id
-
-    async def reach(self, session_id: str) -> Live | None:
-        """The session's compute as it is; None when it has died, or was never there."""
-        live = self.reachable(session_id)
-        if live is not None:
-            return live
-        session = await self._unended(session_id)
-        return await self._found(session)
-
-    async def _recover(self, session_id: str) -> Live:
-        try:
-            live = await self._found(await self._unended(session_id))
-            if live is not None:
-                return live
-            owner = f"{self._leases.replica}/{session_id}"
-            async with self._leases.lease(f"instance:{session_id}", owner):
-                # Another replica may have been quicker.
-                session = await self._unended(session_id)
-                live = await self._found(session)
-                if live is None:
-                    if session.instance_id is not None:
-                        log.warning(
-                            "session.instance_lost",
-                            session_id=session_id,
-                            instance_id=session.instance_id,
-                        )
-                        await self._remove_instance(session.instance_id)
-                    try:
-                        live = await self._start_again(session)
-                    except Conflict:
-                        # Ended meanwhile, or the replica that was making it has made it.
-                        live = await self._found(await self._unended(session_id))
-                        if live is None:
-                            raise
-                return live
-        except (LinkLost, PermanentError, TemporaryError) as error:
-            if error.code in ELSEWHERE:
-                raise
-            raise TemporaryError(
-                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
-            ) from error
-
-    async def _unended(self, session_id: str) -> Session:
-        session = await self.get(session_id)
-        if session.status.ended:
-            raise Conflict(
-                f"Session {session_id} has ended ({session.status}).",
-                code="session_ended",
-                status_now=session.status.value,
-            )
-        return session
-
-    async def _found(self, session: Session) -> Live | None:
-        """The session's instance, reached again if it lives."""
-        self._check_here(session)
-        if session.instance_id is None:
-            return None
-        instance = await self._store.instances.get(session.instance_id)
-        if instance is None:
-            return None
-        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
-            return None
-        try:
-            return await self._reconnect(session, instance)
-        except LinkLost:
-            if not await self._is_ending(instance):
-                raise
-            return None
-
-    async def _is_ending(self, instance: Instance) -> bool:
-        """Whether it goes right now: a process that ends closes its socket a moment before."""
-        for _ in range(ENDING_LOOKS):
-            if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
-                return True
-            await asyncio.sleep(ENDING_PAUSE)
-        return False
-
-    async def _reconnect(self, session: Session, instance: Instance) -> Live:
-        link = await self._driver.connect(instance.handle)
-        live = self.reachable(session.id)
-        if live is not None and live.instance.id == instance.id:
-            link.close()  # Somebody else has connected meanwhile.
-            return live
-        live = self._keep(session, instance, link)
-        self.reconnected(live)
-        return live
-
-    async def _start_again(self, session: Session) -> Live:
-        ready = await self._make(session)
-        now = self._clock.now()
-        try:
-            session = await self._store.sessions.save(
-                dataclasses.replace(
-                    session,
-                    status=SessionStatus.RUNNING,
-                    instance_id=ready.instance.id,
-                    workspace=ready.instance.workspace,
-                    updated_at=now,
-                )
-            )
-        except BaseException:
-            ready.link.close()
-            await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
-            raise
-        return self._keep(session, ready.instance, ready.link)
-
     async def close(self) -> None:
-        """Let go of the links; the instances stay."""
+        """Wait for no session's end any more."""
         for timer in self._timers.values():
             timer.cancel()
-        for live in self._lives.values():
-            live.link.close()

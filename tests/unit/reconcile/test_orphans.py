@@ -14,6 +14,7 @@ from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.sessions import YOUNG, Sweep
 from atoll.service.leases import Leases
+from atoll.service.lives import Lives
 from atoll.service.pool import Pool
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
@@ -78,7 +79,8 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
-    sessions = Sessions(store, node, pool, templates, leases, tasks, clock, settings, "local")
+    lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
+    sessions = Sessions(store, node, pool, templates, lives, tasks, clock, settings, "local")
     await store.open()
     await coordination.open()
     try:

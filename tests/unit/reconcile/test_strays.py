@@ -18,6 +18,7 @@ from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.ends import Ends
 from atoll.service.leases import Leases
+from atoll.service.lives import Lives
 from atoll.service.pool import Pool
 from atoll.service.runs import Runs
 from atoll.service.sessions import Sessions
@@ -63,11 +64,12 @@ async def adoption(
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, driver, clock, "local", ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
-    sessions = Sessions(store, driver, pool, templates, leases, tasks, clock, settings, "local")
+    lives = Lives(store, driver, pool, templates, leases, tasks, clock, "local")
+    sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, "local")
     bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
     ends = Ends(store, bulk, coordination, clock)
-    attempts = Attempts(driver, sessions, bulk, leases, clock, settings.execution)
-    runs = Runs(store, sessions, bulk, attempts, ends, coordination, leases, tasks, clock)
+    attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution)
+    runs = Runs(store, sessions, lives, bulk, attempts, ends, coordination, leases, tasks, clock)
     await store.open()
     await coordination.open()
     await leases.start()

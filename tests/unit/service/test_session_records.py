@@ -62,7 +62,7 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
 
         session = await create(sessions, session_id)
         assert session.status is SessionStatus.RUNNING
-        live = await sessions.live(session_id)
+        live = await sessions._lives.live(session_id)
         assert (await live.link.call("processes"))["processes"] == []
         await sessions._tasks.settle(30)
         assert [found.id for found in await store.instances.all()] == [live.instance.id]

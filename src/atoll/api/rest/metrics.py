@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from atoll.service.lives import Lives
     from atoll.service.pool import Pool
     from atoll.service.runs import Runs
     from atoll.service.sessions import Sessions
 
 
 class _Collector:
-    def __init__(self, sessions: Sessions, runs: Runs, pool: Pool) -> None:
+    def __init__(self, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool) -> None:
         self._sessions = sessions
+        self._lives = lives
         self._runs = runs
         self._pool = pool
 
@@ -32,7 +34,7 @@ class _Collector:
             started.add_metric([start], count)
         yield started
         yield GaugeMetricFamily(
-            "atoll_sessions_live", "Sessions that this process reaches.", self._sessions.live_count
+            "atoll_sessions_live", "Sessions that this process reaches.", self._lives.count
         )
         ended = CounterMetricFamily(
             "atoll_executions", "Executions that have ended, by status.", labels=["status"]
@@ -56,5 +58,7 @@ class _Collector:
         yield ready
 
 
-def register(registry: CollectorRegistry, sessions: Sessions, runs: Runs, pool: Pool) -> None:
-    registry.register(_Collector(sessions, runs, pool))
+def register(
+    registry: CollectorRegistry, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool
+) -> None:
+    registry.register(_Collector(sessions, lives, runs, pool))

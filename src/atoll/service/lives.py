@@ -1,0 +1,267 @@
+"""
+The compute of sessions, as this replica reaches it.
+
+A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a
+`Live` is only how to reach what the store says, and goes with its link. An instance that has died
+is replaced in the same session, with its workspace, by the next request that needs it; requests
+that come at the same time cause one recovery, also when they come to several replicas: it takes a
+lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
+from atoll.link.client import LinkLost
+from atoll.model.instance import State
+from atoll.model.session import Session, SessionStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.link.client import Link
+    from atoll.model.instance import Instance
+    from atoll.service.leases import Leases
+    from atoll.service.pool import Pool, Ready
+    from atoll.service.tasks import Tasks
+    from atoll.service.templates import Templates
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+ELSEWHERE = ("database_unavailable", "coordination_unavailable", "lease_lost", "node_not_reached")
+"""Codes that say more than that the session is not ready."""
+ENDING_LOOKS = 100
+ENDING_PAUSE = 0.01
+"""Seconds."""
+
+
+class Live:
+    """A session's compute as this process reaches it."""
+
+    def __init__(self, session: Session, instance: Instance, link: Link) -> None:
+        self.session = session
+        self.instance = instance
+        self.link = link
+
+
+class Lives:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        pool: Pool,
+        templates: Templates,
+        leases: Leases,
+        tasks: Tasks,
+        clock: Clock,
+        node_id: str,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._pool = pool
+        self._templates = templates
+        self._leases = leases
+        self._tasks = tasks
+        self._clock = clock
+        self._node_id = node_id
+        self._lives: dict[str, Live] = {}
+        self._recovering: dict[str, asyncio.Future[Live]] = {}
+        self.reconnected: Callable[[Live], None] = lambda live: None
+        """Told when an instance that was running already is reached again."""
+        self.kept: Callable[[Session], None] = lambda session: None
+        """Told of each session that is reached."""
+
+    async def session(self, session_id: str) -> Session:
+        session = await self._store.sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
+        return session
+
+    def reachable(self, session_id: str) -> Live | None:
+        """The session's compute if this process reaches it right now."""
+        live = self._lives.get(session_id)
+        return live if live is not None and live.link.alive else None
+
+    @property
+    def count(self) -> int:
+        return len(self._lives)
+
+    async def live(self, session_id: str) -> Live:
+        """The session's compute, brought back once if it has died."""
+        live = self._lives.get(session_id)
+        if live is not None and live.link.alive:
+            return live
+        recovering = self._recovering.get(session_id)
+        if recovering is None:
+            recovering = self._tasks.start(self._recover(session_id), f"recover {session_id}")
+            self._recovering[session_id] = recovering
+            recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
+        return await asyncio.shield(recovering)
+
+    async def reach(self, session_id: str) -> Live | None:
+        """The session's compute as it is; None when it has died, or was never there."""
+        live = self.reachable(session_id)
+        if live is not None:
+            return live
+        session = await self._unended(session_id)
+        return await self._found(session)
+
+    async def usable(self, session_id: str) -> Session:
+        """A session that has not ended and is on a node that this replica reaches."""
+        session = await self._unended(session_id)
+        self._check_here(session)
+        return session
+
+    async def here(self, session_id: str) -> bool:
+        """Whether the session is on the node that this replica reaches; nobody's is."""
+        session = await self._store.sessions.get(session_id)
+        return session is None or session.runtime_node == self._node_id
+
+    def _check_here(self, session: Session) -> None:
+        if session.runtime_node != self._node_id:
+            raise TemporaryError(
+                f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
+                f"from here ({self._node_id}). Ask a control plane there.",
+                code="node_not_reached",
+            )
+
+    async def _recover(self, session_id: str) -> Live:
+        try:
+            live = await self._found(await self._unended(session_id))
+            if live is not None:
+                return live
+            owner = f"{self._leases.replica}/{session_id}"
+            async with self._leases.lease(f"instance:{session_id}", owner):
+                # Another replica may have been quicker.
+                session = await self._unended(session_id)
+                live = await self._found(session)
+                if live is None:
+                    if session.instance_id is not None:
+                        log.warning(
+                            "session.instance_lost",
+                            session_id=session_id,
+                            instance_id=session.instance_id,
+                        )
+                        await self.remove_instance(session.instance_id)
+                    try:
+                        live = await self._start_again(session)
+                    except Conflict:
+                        # Ended meanwhile, or the replica that was making it has made it.
+                        live = await self._found(await self._unended(session_id))
+                        if live is None:
+                            raise
+                return live
+        except (LinkLost, PermanentError, TemporaryError) as error:
+            if error.code in ELSEWHERE:
+                raise
+            raise TemporaryError(
+                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
+            ) from error
+
+    async def _unended(self, session_id: str) -> Session:
+        session = await self.session(session_id)
+        if session.status.ended:
+            raise Conflict(
+                f"Session {session_id} has ended ({session.status}).",
+                code="session_ended",
+                status_now=session.status.value,
+            )
+        return session
+
+    async def _found(self, session: Session) -> Live | None:
+        """The session's instance, reached again if it lives."""
+        self._check_here(session)
+        if session.instance_id is None:
+            return None
+        instance = await self._store.instances.get(session.instance_id)
+        if instance is None:
+            return None
+        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+            return None
+        try:
+            return await self._reconnect(session, instance)
+        except LinkLost:
+            if not await self._is_ending(instance):
+                raise
+            return None
+
+    async def _is_ending(self, instance: Instance) -> bool:
+        """Whether it goes right now: a process that ends closes its socket a moment before."""
+        for _ in range(ENDING_LOOKS):
+            if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+                return True
+            await asyncio.sleep(ENDING_PAUSE)
+        return False
+
+    async def _reconnect(self, session: Session, instance: Instance) -> Live:
+        link = await self._driver.connect(instance.handle)
+        live = self.reachable(session.id)
+        if live is not None and live.instance.id == instance.id:
+            link.close()  # Somebody else has connected meanwhile.
+            return live
+        live = self.keep(session, instance, link)
+        self.reconnected(live)
+        return live
+
+    async def make(self, session: Session) -> Ready:
+        """A new instance for the session, with its workspace when it has one."""
+        template = await self._templates.get(session.template_id)
+        return await self._pool.make(
+            template, session.resources, session_id=session.id, workspace=session.workspace
+        )
+
+    async def _start_again(self, session: Session) -> Live:
+        ready = await self.make(session)
+        now = self._clock.now()
+        try:
+            session = await self._store.sessions.save(
+                dataclasses.replace(
+                    session,
+                    status=SessionStatus.RUNNING,
+                    instance_id=ready.instance.id,
+                    workspace=ready.instance.workspace,
+                    updated_at=now,
+                )
+            )
+        except BaseException:
+            ready.link.close()
+            await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
+            raise
+        return self.keep(session, ready.instance, ready.link)
+
+    def keep(self, session: Session, instance: Instance, link: Link) -> Live:
+        """Reach the session by this link from now on."""
+        live = self._lives[session.id] = Live(session, instance, link)
+        # Another replica may have ended the session: nobody here would hear of it otherwise.
+        link.closed.add_done_callback(lambda _: self._drop(live))
+        self.kept(session)
+        return live
+
+    def _drop(self, live: Live) -> None:
+        if self._lives.get(live.session.id) is live:
+            del self._lives[live.session.id]
+
+    async def remove_instance(self, instance_id: str) -> None:
+        instance = await self._store.instances.get(instance_id)
+        if instance is not None:
+            await self._driver.destroy(instance.handle)
+            await self._store.instances.remove(instance_id)
+
+    def let_go(self, session_id: str) -> None:
+        """Close the link to a session that has ended."""
+        live = self._lives.pop(session_id, None)
+        if live is not None:
+            live.link.close()
+
+    async def close(self) -> None:
+        """Let go of the links; the instances stay."""
+        for live in self._lives.values():
+            live.link.close()
