@@ -74,6 +74,8 @@ class DataDirLock:
     def _join(self) -> None:
         """Beside others; one that was there first may be alone for a while yet."""
         deadline = time.monotonic() + CLEARING_SECONDS
+        if self._shared and not self._try(fcntl.LOCK_SH):
+            log.warning("data_dir.waits", path=str(self._data_dir), at_most=CLEARING_SECONDS)
         while not (self._shared and self._try(fcntl.LOCK_SH)):
             if not self._shared or time.monotonic() > deadline:
                 raise Conflict(

@@ -242,7 +242,7 @@ class Settings(BaseSettings):
     """Processes that serve; more than one needs `redis_url`."""
     data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
     """Where the database, the key and the workspaces live; readable by its owner alone."""
-    database_url: str | None = Field(None, repr=False)
+    database_url: str | None = Field(None, min_length=1, repr=False)
     """
     The database: sqlite:///path, mysql://user:password@host/name (MariaDB) or
     postgresql://user:password@host/name. `<data_dir>/atoll.db` when not set.
@@ -251,7 +251,7 @@ class Settings(BaseSettings):
     """
     Several addresses of one database instead, separated by commas; the first that answers is used.
     """
-    redis_url: str | None = Field(None, repr=False)
+    redis_url: str | None = Field(None, min_length=1, repr=False)
     """
     Redis for several control planes, redis:// or rediss://; without it there can be only one on a
     database.
@@ -330,10 +330,14 @@ class Settings(BaseSettings):
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
             words = "; ".join(
-                ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"])))
+                ": ".join(filter(None, (".".join(map(str, item["loc"])), _words(item["msg"]))))
                 for item in error.errors(include_url=False, include_input=False)
             )
             raise InvalidRequest(words, code="invalid_setting") from None
+
+
+def _words(message: str) -> str:
+    return message.removeprefix("Value error, ")
 
 
 def known_variables() -> set[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trustme
+from pymysql.constants import CLIENT
 from sqlalchemy import text
 
 from atoll.errors import TemporaryError
@@ -160,3 +163,29 @@ async def test_the_parameters_of_a_url_reach_the_server(
         assert await connection.scalar(text("SHOW application_name")) == "my app"
         assert await connection.scalar(text("SHOW transaction_isolation")) == "read committed"
     await engine.dispose()
+
+
+async def test_nothing_is_told_to_a_server_that_offers_no_tls(files: Path) -> None:
+    """One in between takes the offer out of the greeting, and would be told the password."""
+    heard = asyncio.get_running_loop().create_future()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        capabilities = 0xFFFFFFFF & ~CLIENT.SSL
+        body = (
+            b"\x0a10.11.0-MariaDB\0" + struct.pack("<I", 7) + b"12345678\0"
+            + struct.pack("<H", capabilities & 0xFFFF) + b"\x2d\x02\0"
+            + struct.pack("<H", capabilities >> 16) + b"\x15" + bytes(10)
+            + b"123456789012\0mysql_native_password\0"
+        )  # fmt: skip
+        writer.write(struct.pack("<I", len(body))[:3] + b"\0" + body)
+        told = await reader.read(1000)
+        writer.close()
+        if not heard.done():
+            heard.set_result(told)
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"mysql://atoll:secret@127.0.0.1:{port}/atoll?ssl_ca={files}/ca.pem"
+        with pytest.raises(TemporaryError, match="no TLS"):
+            await is_encrypted(url)
+        assert await heard == b""

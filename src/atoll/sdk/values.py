@@ -56,6 +56,8 @@ class SessionInfo:
     ended_at: datetime | None = None
     cause: str | None = None
     message: str | None = None
+    stale: bool = False
+    """The server's database is away: this is what was known last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ class ExecutionInfo:
     shortened: tuple[str, ...] = ()
     """Fields that are whole only when the execution is asked for by its id, not in a list."""
     retry_count: int = 0
+    stale: bool = False
+    """The server's database is away: this is what was known last."""
     started_at: datetime | None = None
     completed_at: datetime | None = None
 

@@ -111,3 +111,10 @@ def test_at_most_twenty_mistakes_are_listed() -> None:
 
 def test_a_body_that_is_not_json_has_a_code_of_its_own() -> None:
     assert invalid([{"loc": (), "msg": "no", "type": "json_invalid"}]).code == "bad_json"
+
+
+def test_where_a_back_end_is_is_not_for_those_who_call() -> None:
+    for code in ("database_unavailable", "coordination_unavailable", "blobs_unavailable"):
+        told = problem(TemporaryError("10.0.0.7:3306: Access denied for 'atoll'", code=code))
+        assert json.loads(bytes(told.body))["code"] == code
+        assert b"10.0.0.7" not in bytes(told.body)

@@ -126,3 +126,16 @@ def test_what_is_no_interpreter_is_refused_with_a_reason(root: Path, case: str) 
     with pytest.raises(InvalidRequest, match=str(root / "x")) as caught:
         tree(python, root)
     assert caught.value.details["field"] == "python"
+
+
+def test_the_etc_of_sandboxes_can_be_read_whatever_the_umask_was(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        etc = trees.write_etc(tmp_path)
+        (etc / "passwd").chmod(0o600)  # As an earlier version left it.
+        trees.write_etc(tmp_path)
+    finally:
+        os.umask(before)
+
+    for path in (etc, *etc.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path

@@ -153,6 +153,8 @@ def test_files_become_a_context_that_checks_the_server(
         ("mysql://u:{0}@db/a?ssl_key=/none/key.pem", "ssl_key"),
         ("mysql://u:{0}@db/a?charset", "parameters"),
         ("mysql://u:{0}@db", "database"),
+        ("mysql://u:x@db/a,mysql://u:{0}@db/a", "ATOLL_DATABASE_URLS"),
+        ("postgresql://u:x@db/a;postgresql://u:{0}@db/a", "ATOLL_DATABASE_URLS"),
         ("mysql://u:{0}@/a", "host"),
         ("mysql://u:{0}@db:port/a", "port"),
         ("mysql://u:{0}@db:99999/a", "port"),

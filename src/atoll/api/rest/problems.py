@@ -50,6 +50,12 @@ _BY_CODE = {
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
 }
+_BEHIND = {
+    "database_unavailable": "The database does not answer. Nothing was lost; try again.",
+    "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
+    "blobs_unavailable": "The blob store does not answer; try again.",
+}
+"""What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"
 
@@ -68,7 +74,12 @@ def problem(error: AtollError) -> Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
-    return _document(status_of(error), error.code, error.message, headers, error.details)
+    detail = error.message
+    if error.code in _BEHIND:
+        # Where it is and what ails it is for the operator.
+        log.warning("request.unavailable", code=error.code, error=error.message)
+        detail = _BEHIND[error.code]
+    return _document(status_of(error), error.code, detail, headers, error.details)
 
 
 def _document(

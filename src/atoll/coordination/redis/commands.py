@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
@@ -58,6 +59,47 @@ async def complete(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+PARAMETERS = frozenset(
+    {
+        "db",
+        "username",
+        "password",
+        "client_name",
+        "ssl_ca_certs",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_check_hostname",
+    }
+)
+"""What may stand behind the `?` of an address; the rest are settings."""
+
+
+def check_address(url: str) -> None:
+    """Refuse an address with a mistake in it, without showing any of it but a parameter's name."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("redis", "rediss", "unix")
+        port_fits = parts.scheme == "unix" or parts.port != 0
+    except ValueError:
+        known, port_fits = True, False
+    if not known:
+        raise _bad_address("it begins with redis://, rediss:// or unix://")
+    if not port_fits or parts.fragment:
+        raise _bad_address("its port is no number, or a / # ? @ in the password is not escaped")
+    if parts.scheme != "unix" and not re.fullmatch(r"(/\d*)?", parts.path):
+        raise _bad_address(
+            "what follows the host is the number of a database; write a / # ? @ in the password as "
+            "%2F %23 %3F %40"
+        )
+    for name in parse_qs(parts.query, keep_blank_values=True):
+        if name not in PARAMETERS:
+            raise _bad_address(f"{name} is not one of {', '.join(sorted(PARAMETERS))}")
+
+
+def _bad_address(why: str) -> InvalidRequest:
+    return InvalidRequest(f"redis_url is no address of a Redis: {why}.", code="bad_redis_url")
+
+
 class Wire(Protocol):
     """A connection of redis-py, as far as it is used here."""
 
@@ -89,6 +131,7 @@ class Commands:
         self._most = settings.max_connections - 1
         self._turns = asyncio.Semaphore(self._most)
         self._client: Redis | RedisCluster | None = None
+        check_address(url)
         try:
             self._pool = ConnectionPool.from_url(
                 url, max_connections=self._most, retry=Retry(NoBackoff(), 0), **self._options
@@ -97,10 +140,7 @@ class Commands:
             self._place = address.path if not address.hostname else address.netloc.split("@")[-1]
         except ValueError:
             # Without the cause, which may show the password.
-            raise InvalidRequest(
-                "redis_url is no address of a Redis: give redis://, rediss:// or unix://.",
-                code="bad_redis_url",
-            ) from None
+            raise _bad_address("a parameter has a value that is not allowed") from None
 
     async def open(self) -> None:
         if self._client is not None:

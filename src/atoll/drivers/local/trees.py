@@ -62,13 +62,16 @@ def write_once(path: Path, content: bytes) -> None:
 def write_etc(directory: Path) -> Path:
     """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
     etc = directory / "etc"
-    etc.mkdir(exist_ok=True, mode=0o755)
+    etc.mkdir(exist_ok=True)
     for name, text in _ETC.items():
         write_once(etc / name, text.encode())
     for name in ETC_DIRECTORIES:
         (etc / name).mkdir(parents=True, exist_ok=True)
     for name in ETC_FILES:
         (etc / name).touch()
+    # Whatever the umask: the instances' own users read it.
+    for path in (etc, *etc.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     return etc
 
 

@@ -83,19 +83,22 @@ async def _connect_mariadb(address: Address) -> Any:
     import aiomysql
     from pymysql.constants import CLIENT
 
+    class Connection(aiomysql.Connection):  # type: ignore[misc]
+        async def _request_authentication(self) -> None:
+            # The driver would go on in the clear, and tell the password to whoever asks.
+            if self._ssl_context and not self.server_capabilities & CLIENT.SSL:
+                raise ConnectionError("the server offers no TLS")
+            await super()._request_authentication()
+
     given = {"charset": "utf8mb4", "sql_mode": SQL_MODE, **address.arguments}
     # Rows that matched, not those that changed, as on the other databases.
-    connection = aiomysql.Connection(client_flag=CLIENT.FOUND_ROWS, **given)
+    connection = Connection(client_flag=CLIENT.FOUND_ROWS, **given)
     try:
         await connection._connect()
     except BaseException:
         # All that `aiomysql.connect` lacks: it leaves a connection open that took too long.
         sever(connection)
         raise
-    # The driver goes on in the clear when the server, or who stands between, offers no TLS.
-    if "ssl" in given and connection._writer.get_extra_info("ssl_object") is None:
-        connection.close()
-        raise ConnectionError("the server offers no TLS")
     return connection
 
 

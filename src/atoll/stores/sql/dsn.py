@@ -114,6 +114,12 @@ def _server(kind: Kind, url: str) -> Address:
     database = unquote(parts.path.removeprefix("/"))
     if not database:
         raise _refusal(f"The {kind} URL names no database; write {kind}://user@host/database.")
+    if any(sign in database for sign in (",", ";", "/", "@")):
+        # Not shown: what follows may be another address, with its password.
+        raise _refusal(
+            "The name of the database holds one of , ; / @. Several addresses go into "
+            "ATOLL_DATABASE_URLS, separated by commas."
+        )
     arguments: dict[str, Any] = {"port": port}
     arguments["database" if kind is Kind.POSTGRESQL else "db"] = database
     if host:
