@@ -370,66 +370,62 @@ def set_read_only(server: DatabaseServer, on: bool) -> None:
         )
 
 
+class Embrace:
+    """Two writes that lock the same two rows in opposite order, and meet in between."""
+
+    def __init__(self, engine: ServerEngine) -> None:
+        self._engine = engine
+        self._both = asyncio.Barrier(2)
+        self.attempts: list[str] = []
+
+    async def run(self, *, repeatable: bool) -> tuple[BaseException | None, ...]:
+        insert = "INSERT INTO properties (name, value) VALUES ('a', ''), ('b', '')"
+        await self._engine.write(lambda connection: connection.execute(insert).rowcount)
+        there, back = self._write("a", "b"), self._write("b", "a")
+        answers = await asyncio.gather(
+            self._engine.write(there, again=there if repeatable else None),
+            self._engine.write(back, again=back if repeatable else None),
+            return_exceptions=True,
+        )
+        return tuple(answers)
+
+    def _write(self, first: str, second: str) -> Callable[[Any], None]:
+        def write(connection: Any) -> None:
+            self.attempts.append(first)
+            for name in (first, second):
+                connection.execute(
+                    "UPDATE properties SET value = :value WHERE name = :name",
+                    {"name": name, "value": first},
+                )
+                if name == first and self.attempts.count(first) == 1:
+                    sa.util.await_only(self._both.wait())
+
+        return write
+
+
 async def test_a_deadlock_is_tried_again(server: DatabaseServer) -> None:
     engine = ServerEngine([server.url], PATIENT)
     await engine.open()
-    insert = "INSERT INTO properties (name, value) VALUES ('a', ''), ('b', '')"
-    await engine.write(lambda connection: connection.execute(insert).rowcount)
-    both = asyncio.Barrier(2)
-    attempts: list[str] = []
+    embrace = Embrace(engine)
 
-    def write(first: str, second: str) -> Callable[[Any], None]:
-        def change(connection: Any, name: str) -> None:
-            connection.execute(
-                "UPDATE properties SET value = :value WHERE name = :name",
-                {"name": name, "value": first},
-            )
-
-        def run(connection: Any) -> None:
-            attempts.append(first)
-            change(connection, first)
-            if attempts.count(first) == 1:
-                sa.util.await_only(both.wait())
-            change(connection, second)
-
-        return run
-
-    there, back = write("a", "b"), write("b", "a")
-    await asyncio.gather(engine.write(there, again=there), engine.write(back, again=back))
+    answers = await embrace.run(repeatable=True)
 
     rows = await engine.read(lambda it: it.execute("SELECT value FROM properties").fetchall())
     await engine.close()
-    assert len(attempts) == 3
+    assert answers == (None, None)
+    assert len(embrace.attempts) == 3
     assert len({row["value"] for row in rows}) == 1
 
 
 async def test_a_transaction_of_several_steps_is_never_tried_again(server: DatabaseServer) -> None:
     engine = ServerEngine([server.url], PATIENT)
     await engine.open()
-    insert = "INSERT INTO properties (name, value) VALUES ('c', ''), ('d', '')"
-    await engine.write(lambda connection: connection.execute(insert).rowcount)
-    both = asyncio.Barrier(2)
-    attempts: list[str] = []
+    embrace = Embrace(engine)
 
-    def write(first: str, second: str) -> Callable[[Any], None]:
-        def run(connection: Any) -> None:
-            attempts.append(first)
-            for name in (first, second):
-                connection.execute(
-                    "UPDATE properties SET value = :value WHERE name = :name",
-                    {"name": name, "value": first},
-                )
-                if name == first:
-                    sa.util.await_only(both.wait())
-
-        return run
-
-    answers = await asyncio.gather(
-        engine.write(write("c", "d")), engine.write(write("d", "c")), return_exceptions=True
-    )
+    answers = await embrace.run(repeatable=False)
 
     await engine.close()
-    assert sorted(attempts) == ["c", "d"]
+    assert sorted(embrace.attempts) == ["a", "b"]
     (error,) = [answer for answer in answers if answer is not None]
     assert isinstance(error, TemporaryError)
     assert error.code == "database_unavailable"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import NotFound, TemporaryError
+from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BACKOFF = (1.0, 2.0, 4.0, 10.0)
 LOOK_SECONDS = 5.0
+UNHEARD_SECONDS = 1.0
+"""The same while nobody can tell."""
 
 
 class Ends:
@@ -44,15 +46,13 @@ class Ends:
 
     async def stored(self, execution_id: str) -> Execution | None:
         """The record, however long the store is away."""
-        attempt = 0
+        backoff = Backoff()
         while True:
             try:
                 return await self._store.executions.get(execution_id)
             except TemporaryError as error:
-                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                attempt += 1
                 log.info("execution.waits", execution_id=execution_id, error=error.message)
-                await asyncio.sleep(pause)
+                await backoff.pause()
 
     async def end_of(self, execution: Execution) -> Execution:
         """The record of an execution that another replica sees to, when it has ended."""
@@ -79,9 +79,9 @@ class Ends:
                     raise
             # Nobody can tell of it. The pause comes first: to fail may take no time at all.
             left = deadline - self._clock.monotonic()
-            await asyncio.sleep(max(0.0, min(left, BACKOFF[0])))
+            await asyncio.sleep(max(0.0, min(left, UNHEARD_SECONDS)))
             execution = await self._store.executions.get(execution_id)
-            if execution is None or execution.status.ended or left <= BACKOFF[0]:
+            if execution is None or execution.status.ended or left <= UNHEARD_SECONDS:
                 return execution
 
     async def _told_of_end(

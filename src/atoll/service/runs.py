@@ -26,7 +26,7 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.attempts import AWAY, CANCEL_GRACE, Superseded, cut_short
-from atoll.service.ends import BACKOFF
+from atoll.service.backoff import Backoff
 from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
 
@@ -212,7 +212,7 @@ class Runs:
 
     async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         try:
-            attempt = 0
+            backoff = Backoff()
             while not running.done.done():
                 try:
                     if running.may_have_begun:
@@ -234,12 +234,10 @@ class Runs:
                         raise
                     # Sent to an instance before: it may have begun there, and does so once.
                     running.may_have_begun |= running.execution.started_at is not None
-                    pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                    attempt += 1
                     log.warning(
                         "execution.waits", execution_id=running.execution.id, error=error.message
                     )
-                    await asyncio.sleep(pause)
+                    await backoff.pause()
         finally:
             queue.leave(turn)
             self.forget(running.execution.session_id, queue)
@@ -299,17 +297,15 @@ class Runs:
             outcome=outcome,
             completed_at=self._clock.now(),
         )
-        attempt = 0
+        backoff = Backoff()
         while True:
             try:
                 stored = await self._store.executions.save(await self._bulk.put_away(execution))
                 execution = dataclasses.replace(execution, version=stored.version, kept=stored.kept)
                 break
             except TemporaryError as error:
-                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                attempt += 1
                 log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
-                await asyncio.sleep(pause)
+                await backoff.pause()
             except Conflict:
                 # Somebody else stored a result first, and that one counts; or sees to it now.
                 found = await self._ends.stored(execution.id)

@@ -12,7 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -21,6 +21,7 @@ from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.coordination.redis import RedisCoordination
 from atoll.errors import TemporaryError
 from atoll.settings import CoordinationSettings
+from tests.clock import MovedClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
 
 LONG = 60.0
 EXECUTION_TTL = timedelta(hours=1)
-
-
-class MovedClock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> datetime:
-        return datetime.fromtimestamp(self.time, UTC)
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 def settings(**values: Any) -> CoordinationSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +15,7 @@ from atoll.service import keys as module
 from atoll.service.keys import RELOAD_SECONDS, Keys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
+from tests.clock import MovedClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 TTL = timedelta(seconds=300)
-
-
-class MovedClock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> datetime:
-        return datetime.fromtimestamp(self.time, UTC)
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 class Slow:

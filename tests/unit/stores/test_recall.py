@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +17,7 @@ from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores import recall as module
 from atoll.stores.recall import ARTIFACT, ROUGHLY, RecallingStore, Recent
 from atoll.stores.sql.store import SqlStore
+from tests.clock import MovedClock
 from tests.contract.stores.store_entities import NOW, completed, make_execution, make_session
 
 if TYPE_CHECKING:
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 TTL = timedelta(seconds=300)
-
-
-class MovedClock:
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> datetime:
-        return datetime.fromtimestamp(self.time, UTC)
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 def recent(clock: MovedClock, **given: Any) -> Recent[Execution]:

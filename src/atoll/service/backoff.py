@@ -1,0 +1,18 @@
+"""Pauses between tries that grow, while what is needed is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+PAUSES = (1.0, 2.0, 4.0, 10.0)
+"""Seconds; the last one stays."""
+
+
+class Backoff:
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def pause(self) -> None:
+        seconds = PAUSES[min(self._count, len(PAUSES) - 1)]
+        self._count += 1
+        await asyncio.sleep(seconds)
