@@ -205,8 +205,6 @@ class CoordinationSettings(Group):
     """
     Seconds after its last beat when a replica counts as lost. It beats after a third of that.
     """
-    approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
-    """How long a question to a person waits for its answer, in seconds."""
     prefix: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
     """What the names of all keys in Redis begin with."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
