@@ -1,0 +1,75 @@
+"""Data directories: one database each, one server or several, a name for the node."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from atoll import directories
+from atoll.directories import DataDirLock, give_to, node_id
+from atoll.errors import Conflict
+
+
+def test_a_directory_is_refused_to_another_database(tmp_path: Path) -> None:
+    give_to(tmp_path, "clus_1", own=False)
+    give_to(tmp_path, "clus_1", own=False)
+
+    for cluster, own in (("clus_2", False), ("clus_2", True)):
+        with pytest.raises(Conflict) as caught:
+            give_to(tmp_path, cluster, own=own)
+        assert caught.value.code == "data_dir_of_other_database"
+    give_to(tmp_path, "clus_1", own=False)
+
+
+def test_a_database_inside_that_was_removed_gives_way_to_a_new_one_there_alone(
+    tmp_path: Path,
+) -> None:
+    give_to(tmp_path, "clus_1", own=True)
+    with pytest.raises(Conflict):
+        give_to(tmp_path, "clus_2", own=False)
+
+    give_to(tmp_path, "clus_3", own=True)
+    with pytest.raises(Conflict):
+        give_to(tmp_path, "clus_1", own=False)
+
+
+def test_a_node_keeps_its_name_and_shares_it_with_no_other(tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    with ThreadPoolExecutor(8) as pool:
+        names = [set(pool.map(lambda _, p=place: node_id(p, own=False), range(16)))
+                 for place in places]  # fmt: skip
+
+    assert [len(each) for each in names] == [1, 1]
+    assert names[0] != names[1]
+    assert node_id(places[0], own=True) == "local"
+
+
+def test_without_redis_there_is_one_server(tmp_path: Path) -> None:
+    with closing(DataDirLock(tmp_path, shared=False)) as lock:
+        assert lock.alone
+        with pytest.raises(Conflict) as caught:
+            DataDirLock(tmp_path, shared=False)
+        assert caught.value.code == "data_dir_in_use"
+
+    with closing(DataDirLock(tmp_path, shared=False)) as lock:
+        assert lock.alone
+
+
+def test_with_redis_the_first_is_alone_until_it_lets_others_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "CLEARING_SECONDS", 0.0)
+    with closing(DataDirLock(tmp_path, shared=True)) as first:
+        assert first.alone
+        with pytest.raises(Conflict):
+            DataDirLock(tmp_path, shared=True)
+        first.let_others_in()
+        with closing(DataDirLock(tmp_path, shared=True)) as second:
+            assert not second.alone
+            with pytest.raises(Conflict):
+                DataDirLock(tmp_path, shared=False)
