@@ -144,7 +144,10 @@ class KeyedRequests(Protocol):
         """
 
     async def take_over(self, request: KeyedRequest, holder: str) -> bool:
-        """Make one that was not answered `holder`'s; False when it has moved on meanwhile."""
+        """
+        Make one that was not answered `holder`'s, with the fingerprint that is given; False when it
+        has moved on meanwhile.
+        """
 
     async def answer(self, request: KeyedRequest) -> bool:
         """

@@ -161,6 +161,8 @@ class Idempotency:
             busy = self._present[found.id] > 1
         else:
             busy = found.holder != NOBODY and await self._coordination.alive(found.holder)
+        # What is known of the request now counts for those who come with another.
+        found = replace(found, fingerprint=found.fingerprint or body.fingerprint)
         # Ours too is taken over: it may have been answered since it was found.
         if busy or not await self._store.requests.take_over(found, me):
             raise TemporaryError(

@@ -29,7 +29,7 @@ _ADD = """
 _GET = "SELECT * FROM keyed_requests WHERE id = :id"
 _DROP_EXPIRED = "DELETE FROM keyed_requests WHERE id = :id AND expires_at <= :created_at"
 _TAKE_OVER = """
-    UPDATE keyed_requests SET holder = :new_holder
+    UPDATE keyed_requests SET holder = :new_holder, fingerprint = :fingerprint
     WHERE id = :id AND holder = :holder AND status IS NULL
 """
 _ANSWER = """
@@ -67,7 +67,12 @@ class SqlKeyedRequests:
                 continue  # Another replica came between the look and the insert: look again.
 
     async def take_over(self, request: KeyedRequest, holder: str) -> bool:
-        values = {"id": request.id, "holder": request.holder, "new_holder": holder}
+        values = {
+            "id": request.id,
+            "holder": request.holder,
+            "new_holder": holder,
+            "fingerprint": request.fingerprint,
+        }
         return await self._engine.write(
             lambda connection: connection.execute(_TAKE_OVER, values).rowcount > 0
         )
