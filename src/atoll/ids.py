@@ -49,6 +49,15 @@ def execution_id(now: datetime, seed: Seed | None = None) -> str:
     return f"exec_{now:%Y%m%d}_{_bits(seed)}"
 
 
+def invocation_id(execution_id: str) -> str:
+    """The id of the invocation that an execution is the first of."""
+    return f"inv_{execution_id.removeprefix('exec_')}"[:64]
+
+
+def context_id() -> str:
+    return f"ctx_{secrets.token_hex(10)}"
+
+
 def api_key() -> str:
     """A new secret: 256 random bits."""
     return f"atoll_{secrets.token_urlsafe(32)}"

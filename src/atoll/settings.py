@@ -97,6 +97,22 @@ class ExecutionSettings(Group):
     """Longest `wait` of one request, in seconds."""
     queue_limit: int = Field(100, ge=1)
     """Executions that may wait for one session; one more is refused."""
+    max_capacity: int = Field(64, ge=1)
+    """Most executions at the same time that a session may ask for."""
+    retries: int = Field(3, ge=0)
+    """How often an execution is tried again whose instance was lost by no fault of its code."""
+    retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
+    """Pause before the first of these, in seconds; it doubles each time."""
+    retry_max_backoff: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
+    """Longest such pause, in seconds."""
+    cancel_grace: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
+    """Time between SIGTERM and SIGKILL of an execution that is cancelled, in seconds."""
+    approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
+    """How long code that asks a person waits for the answer, in seconds."""
+    results_limit: int = Field(8 * MiB, ge=1024)
+    """Bytes kept of what a context shows in one execution; the rest is dropped."""
+    max_contexts: int = Field(16, ge=1)
+    """Most contexts of a session."""
 
 
 class LinkSettings(Group):
@@ -106,6 +122,15 @@ class LinkSettings(Group):
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
+    heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time between two heartbeats of an executor that runs something, in seconds."""
+    lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
+    """Silence after which the instance is looked at, in seconds."""
+    callback_url: str | None = Field(None, min_length=1)
+    """
+    Address of this control plane at which executors report what they did, besides telling it on the
+    link; none when they need not.
+    """
 
 
 class LocalSettings(Group):

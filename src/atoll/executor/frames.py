@@ -42,6 +42,8 @@ KINDS = frozenset((HELLO, OPEN, DATA, OUTPUT, EVENT, END, ERROR, CREDIT, FINISH,
 STDOUT = 1
 STDERR = 2
 VALUE = 3  # what the process wrote about its own result: the return value, or an error
+APPROVAL = 4  # JSON: a question to a person, and what became of it
+DISPLAY = 5  # JSON: a MIME bundle that a context shows
 
 HEADER = struct.Struct("!IIB")
 OUTPUT_HEADER = struct.Struct("!IB")

@@ -1,4 +1,10 @@
-"""One placement of a request to run something, and what came of it."""
+"""
+One placement of a request to run something, and what came of it.
+
+An execution is tried until an attempt comes to an end of its own, or no more attempts are allowed;
+`MOVES` is how its status may change. `failed` and `timeout` are the code's own ends; `crashed` is
+the end of one whose instance was lost, by no fault of the code, as often as that is forgiven.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,22 @@ class ExecutionStatus(StrEnum):
     @property
     def ended(self) -> bool:
         return self not in (ExecutionStatus.PENDING, ExecutionStatus.RUNNING)
+
+
+_ENDS = frozenset(status for status in ExecutionStatus if status.ended)
+
+MOVES: dict[ExecutionStatus, frozenset[ExecutionStatus]] = {
+    ExecutionStatus.PENDING: _ENDS | {ExecutionStatus.RUNNING},
+    # Back to pending when the attempt was lost and there will be another.
+    ExecutionStatus.RUNNING: _ENDS | {ExecutionStatus.PENDING},
+    **{status: frozenset() for status in _ENDS},
+}
+"""What a status may become; an end stays."""
+
+
+def may_become(status: ExecutionStatus, following: ExecutionStatus) -> bool:
+    """Whether a record of one status may be written with the other; the same one always may."""
+    return status is following or following in MOVES[status]
 
 
 RESULT_STATUS = {
@@ -69,6 +91,30 @@ class Request:
     cwd: str | None = None
     timeout: float = 30.0
     """Seconds."""
+    function_name: str | None = None
+    """What is called: a name in `code`, or without code `module:name` in the workspace."""
+    body: str | None = None
+    """Input that is not JSON, as base64; given instead of `event`."""
+    content_type: str | None = None
+    context_id: str | None = None
+    """The stateful context to run in."""
+    terminal: tuple[int, int] | None = None
+    """Rows and columns of the terminal to run on; none for pipes."""
+    stdin_open: bool = False
+    """Whether stdin stays open for what is injected later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at an execution in one instance."""
+
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    instance_id: str | None
+    cause: Cause | None
+    """Why it ended; none when the execution completed."""
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +140,13 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
     artifacts_truncated: bool = False
+    results_json: bytes | None = None
+    """What a context showed, as a JSON list of MIME bundles; none when it showed nothing."""
+    log: tuple[tuple[int, int], ...] | None = None
+    """
+    In what pieces output came: channel and length of each, the first has sequence number 1. None
+    when that is not known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +160,10 @@ class Execution:
     started_at: datetime | None = None
     completed_at: datetime | None = None
     retry_count: int = 0
+    invocation_id: str | None = None
+    """None for those of before there were invocations."""
+    attempts: tuple[Attempt, ...] = ()
+    """Those that have ended, in order."""
     outcome: Outcome | None = None
     """Set when the status is final."""
     holder: str | None = None

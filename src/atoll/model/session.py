@@ -69,4 +69,6 @@ class Session:
     ended_at: datetime | None = None
     cause: Cause | None = None
     message: str | None = None
+    capacity: int = 1
+    """Executions at the same time."""
     version: int = 1

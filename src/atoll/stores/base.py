@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
+    from atoll.model.invocation import Invocation, InvocationStatus
     from atoll.model.key import Key
     from atoll.model.keyed import KeyedRequest
     from atoll.model.page import Page
@@ -62,20 +63,31 @@ class Sessions(Protocol):
 
 
 class Executions(Protocol):
-    async def add(self, execution: Execution) -> None: ...
+    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
+        """
+        Store it and, in the same transaction, the invocation that it is the first execution of.
+        """
+
+    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
+        """
+        Store it and, in the same transaction, make it the latest of this invocation: a
+        compare-and-set of the invocation, which becomes `accepted` again and has no end.
+        """
 
     async def get(self, execution_id: str) -> Execution | None: ...
 
     async def save(self, execution: Execution) -> Execution:
         """
-        Compare-and-set of status, instance, holder, times, retry count, outcome and what is kept
-        elsewhere; the request never changes.
+        Compare-and-set of status, instance, holder, times, retry count, attempts, outcome and what
+        is kept elsewhere; the request never changes. One that has ended ends its invocation, in the
+        same transaction, if it is the latest of it.
         """
 
     async def page(
         self,
         *,
         session_id: str | None = None,
+        invocation_id: str | None = None,
         status: ExecutionStatus | None = None,
         cursor: str | None = None,
         limit: int = 50,
@@ -91,6 +103,21 @@ class Executions(Protocol):
 
     async def holders(self) -> set[str | None]:
         """Who holds executions that have not ended."""
+
+
+class Invocations(Protocol):
+    """Written with their executions."""
+
+    async def get(self, invocation_id: str) -> Invocation | None: ...
+
+    async def page(
+        self,
+        *,
+        session_id: str | None = None,
+        status: InvocationStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Invocation]: ...
 
 
 class Instances(Protocol):
@@ -165,6 +192,7 @@ class KeyedRequests(Protocol):
 class Store(Protocol):
     sessions: Sessions
     executions: Executions
+    invocations: Invocations
     instances: Instances
     templates: Templates
     keys: Keys

@@ -1,0 +1,77 @@
+"""
+One request to run something. Its id is stable; each placement of it is an execution.
+
+An invocation is as its latest execution is. Another execution is made for one that failed, never
+beside one that runs or after one that succeeded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from atoll.model.execution import ExecutionStatus
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class Mode(StrEnum):
+    """How who invokes hears of the result."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    STREAM = "stream"
+    CONSOLE = "console"
+
+
+class InvocationStatus(StrEnum):
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (InvocationStatus.ACCEPTED, InvocationStatus.RUNNING)
+
+
+_ENDS = frozenset(status for status in InvocationStatus if status.ended)
+
+MOVES: dict[InvocationStatus, frozenset[InvocationStatus]] = {
+    InvocationStatus.ACCEPTED: _ENDS | {InvocationStatus.RUNNING},
+    InvocationStatus.RUNNING: _ENDS | {InvocationStatus.ACCEPTED},
+    # Once more, by another execution.
+    InvocationStatus.FAILED: frozenset({InvocationStatus.ACCEPTED}),
+    InvocationStatus.SUCCEEDED: frozenset(),
+    InvocationStatus.CANCELLED: frozenset(),
+}
+"""What a status may become."""
+
+STATUS_OF = {
+    ExecutionStatus.PENDING: InvocationStatus.ACCEPTED,
+    ExecutionStatus.RUNNING: InvocationStatus.RUNNING,
+    ExecutionStatus.COMPLETED: InvocationStatus.SUCCEEDED,
+    ExecutionStatus.FAILED: InvocationStatus.FAILED,
+    ExecutionStatus.TIMEOUT: InvocationStatus.FAILED,
+    ExecutionStatus.CRASHED: InvocationStatus.FAILED,
+    ExecutionStatus.CANCELLED: InvocationStatus.CANCELLED,
+}
+"""The status of an invocation by that of its latest execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    id: str
+    session_id: str
+    execution_id: str
+    """The latest."""
+    mode: Mode
+    status: InvocationStatus
+    created_at: datetime
+    function_name: str | None = None
+    completed_at: datetime | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    version: int = 1
