@@ -16,7 +16,7 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
-from . import artifacts, frames, processes
+from . import artifacts, frames, journal, processes
 from .child import OUT_OF_MEMORY
 from .connection import LAZY_SECONDS, Stream
 from .loop import READ, WRITE, Loop, Timer
@@ -102,12 +102,14 @@ class Runs:
         scanner: artifacts.Scanner,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
         see_taken: Callable[[], None],
+        kept: journal.Journal,
     ) -> None:
         self._loop = loop
         self._scanner = scanner
         self._hash_files = hash_files
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
+        self._kept = kept
         self._runs: dict[str, Run] = {}
         self._over: dict[str, None] = {}
         self._expected: dict[str, list[Follower]] = {}
@@ -134,6 +136,15 @@ class Runs:
 
     def journal(self) -> list[dict[str, Any]]:
         return [{"id": run.id, "ended": run.result is not None} for run in self._runs.values()]
+
+    def recall(self) -> None:
+        """Know again what ended before this executor began, and was not acknowledged."""
+        for run_id, result, log in self._kept.load():
+            run = self.make({"id": run_id})
+            run.parked = False
+            run.log = list(log)
+            run.result = result
+            self._runs[run_id] = run
 
     # Start
 
@@ -440,6 +451,9 @@ class Runs:
         }
 
     def _settle(self, run: Run) -> None:
+        assert run.result is not None
+        # Before anybody is told: whoever is told may be gone, and this process too.
+        self._kept.append(run.id, run.result, run.log)
         self._close(run)
         self._announce(run)
         self._send(run)
@@ -486,6 +500,7 @@ class Runs:
         run = self._runs.get(run_id)
         if run is not None and run.result is not None:
             del self._runs[run_id]
+            self._kept.drop(run_id)
             self._over[run_id] = None
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]

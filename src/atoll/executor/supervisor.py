@@ -14,7 +14,7 @@ import os
 import struct
 import sys
 
-from . import artifacts, files, frames, minijson, processes, system, zygote
+from . import artifacts, files, frames, journal, minijson, processes, system, zygote
 from .connection import Connection, Stream
 from .file_requests import FileRequests
 from .loop import READ, Loop
@@ -47,7 +47,8 @@ class Supervisor:
         self._root: str = config.get("root", files.ROOT)
         self._workspace = files.Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
-        self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken)
+        kept = journal.Journal(config.get("journal_fds", ()))
+        self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken, kept)
         self._watch = Watch(self._loop, self._runs, self._root)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
@@ -65,6 +66,8 @@ class Supervisor:
 
     def run(self, listener: _socket.socket) -> None:
         self._start_zygote()
+        # After the fork: what it reads is not in the zygote's memory.
+        self._runs.recall()
         self._catch_children()
         listener.setblocking(False)
         self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
@@ -391,5 +394,6 @@ def main() -> None:
     system.set_dumpable(False)
     system.set_name("atoll")
     listener = _socket.socket(fileno=config["listen_fd"])
-    os.set_inheritable(listener.fileno(), False)
+    for fd in (listener.fileno(), *config.get("journal_fds", ())):
+        os.set_inheritable(fd, False)
     Supervisor(config).run(listener)

@@ -164,11 +164,11 @@ class Attempts:
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution
         try:
-            live = await self._lives.reach(execution.session_id)
+            # A new instance if need be: the journal is the workspace's, so the next executor has
+            # the result of a run that ended before its instance did.
+            live = await self._lives.live(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
-        if live is None:
-            return _not_found(running)
         if running.cancelled:
             with contextlib.suppress(ExecutorError, LinkLost):
                 await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)

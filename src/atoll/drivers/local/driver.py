@@ -254,6 +254,7 @@ class LocalDriver:
             "stage": stage,
             "binds": list(binds.items()),
             "image": path if workspace.kind == IMAGE else None,
+            "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
 
     @staticmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.bundle import BOOT
-from atoll.drivers.local.spawner import INFO_FD, LISTEN_FD, SECCOMP_FD
+from atoll.drivers.local.spawner import INFO_FD, JOURNAL_FDS, LISTEN_FD, SECCOMP_FD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,12 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
     """`source` says where bubblewrap finds a path of the host."""
     tree = sandbox.tree
     config = json.dumps(
-        {"listen_fd": LISTEN_FD, "preload": list(sandbox.preload), "hooks": sandbox.hooks}
+        {
+            "listen_fd": LISTEN_FD,
+            "journal_fds": JOURNAL_FDS,
+            "preload": list(sandbox.preload),
+            "hooks": sandbox.hooks,
+        }
     )
     argv = [
         bubblewrap,
