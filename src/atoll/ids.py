@@ -63,5 +63,10 @@ def api_key() -> str:
     return f"atoll_{secrets.token_urlsafe(32)}"
 
 
+def secret() -> str:
+    """256 random bits."""
+    return secrets.token_hex(32)
+
+
 def _bits(seed: Seed | None) -> str:
     return secrets.token_hex(10) if seed is None else seed.digest[:20]

@@ -7,8 +7,8 @@ sandbox was closed, PID 1 alone has the descriptors, and what they take is not t
 
 What is read may be anything, cut or damaged: the records before the first that is not whole count,
 the rest does not. What cannot be written is said once and stays in memory alone; no error comes out
-of here. Acknowledgements are not written, so a record may be found again after it was taken. Nothing
-is forced to the disk: the journal outlives processes, not a power cut.
+of here. Acknowledgements are not written, so a record may be found again after it was taken.
+Nothing is forced to the disk: the journal outlives processes, not a power cut.
 """
 
 from __future__ import annotations

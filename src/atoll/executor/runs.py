@@ -16,10 +16,12 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
-from . import artifacts, frames, journal, processes
+from . import artifacts, frames, processes
 from .child import OUT_OF_MEMORY
 from .connection import LAZY_SECONDS, Stream
+from .journal import Journal
 from .loop import READ, WRITE, Loop, Timer
+from .reports import Reports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +104,8 @@ class Runs:
         scanner: artifacts.Scanner,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
         see_taken: Callable[[], None],
-        kept: journal.Journal,
+        kept: Journal,
+        reports: Reports,
     ) -> None:
         self._loop = loop
         self._scanner = scanner
@@ -110,6 +113,7 @@ class Runs:
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
         self._kept = kept
+        self._reports = reports
         self._runs: dict[str, Run] = {}
         self._over: dict[str, None] = {}
         self._expected: dict[str, list[Follower]] = {}
@@ -145,6 +149,7 @@ class Runs:
             run.log = list(log)
             run.result = result
             self._runs[run_id] = run
+            self._reports.ended(run)
 
     # Start
 
@@ -194,6 +199,7 @@ class Runs:
     def begin(self, run: Run) -> None:
         """The run is on its way to a process."""
         run.parked = False
+        self._reports.began(run)
         run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
         self._feed(run)
 
@@ -454,6 +460,7 @@ class Runs:
         assert run.result is not None
         # Before anybody is told: whoever is told may be gone, and this process too.
         self._kept.append(run.id, run.result, run.log)
+        self._reports.ended(run)
         self._close(run)
         self._announce(run)
         self._send(run)
@@ -501,6 +508,7 @@ class Runs:
         if run is not None and run.result is not None:
             del self._runs[run_id]
             self._kept.drop(run_id)
+            self._reports.acknowledged(run_id)
             self._over[run_id] = None
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]

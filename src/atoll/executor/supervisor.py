@@ -14,10 +14,12 @@ import os
 import struct
 import sys
 
-from . import artifacts, files, frames, journal, minijson, processes, system, zygote
+from . import artifacts, files, frames, minijson, processes, system, zygote
 from .connection import Connection, Stream
 from .file_requests import FileRequests
+from .journal import Journal
 from .loop import READ, Loop
+from .reports import Reports
 from .runs import Run, Runs
 from .watch import Watch
 
@@ -47,8 +49,16 @@ class Supervisor:
         self._root: str = config.get("root", files.ROOT)
         self._workspace = files.Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
-        kept = journal.Journal(config.get("journal_fds", ()))
-        self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken, kept)
+        self._reports = Reports(self._loop, config.get("callback"))
+        self._reports.on_process = self._note_own
+        self._runs = Runs(
+            self._loop,
+            self._scanner,
+            self._hash_files,
+            self._see_taken,
+            Journal(config.get("journal_fds", ())),
+            self._reports,
+        )
         self._watch = Watch(self._loop, self._runs, self._root)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
@@ -138,11 +148,14 @@ class Supervisor:
         self._zygote_pid, self._control, self._jobs = zygote.start(
             self._config.get("preload", []), bool(self._config.get("hooks", True))
         )
-        self._runs.own = frozenset((self._zygote_pid,))
+        self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}
         for connection in self._connections:
             connection.write(frames.encode_json(0, frames.EVENT, event))
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
+
+    def _note_own(self) -> None:
+        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0}
 
     def _from_zygote(self) -> None:
         while True:
@@ -158,6 +171,7 @@ class Supervisor:
             if message[:1] == zygote.READY:
                 self._zygote_ready = True
                 self._zygote_starts = 0
+                self._reports.ready()
                 self._preload_failed = minijson.loads(message[1:])
                 releases, self._releases = self._releases, []
                 for stream in releases:
@@ -394,6 +408,9 @@ def main() -> None:
     system.set_dumpable(False)
     system.set_name("atoll")
     listener = _socket.socket(fileno=config["listen_fd"])
-    for fd in (listener.fileno(), *config.get("journal_fds", ())):
+    ours = [listener.fileno(), *config.get("journal_fds", ())]
+    if config.get("callback"):
+        ours.append(config["callback"]["fd"])
+    for fd in ours:
         os.set_inheritable(fd, False)
     Supervisor(config).run(listener)

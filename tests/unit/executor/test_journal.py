@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from binascii import crc32
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,8 +41,7 @@ runs = st.lists(
 @contextmanager
 def opened(directory: Path) -> Iterator[list[int]]:
     fds = [
-        os.open(directory / f"journal.{number}", os.O_RDWR | os.O_CREAT, 0o600)
-        for number in (0, 1)
+        os.open(directory / f"journal.{number}", os.O_RDWR | os.O_CREAT, 0o600) for number in (0, 1)
     ]
     try:
         yield fds
@@ -127,9 +127,9 @@ def test_what_follows_a_torn_record_is_found(
 
 
 def test_a_record_that_only_claims_to_be_one_ends_the_reading() -> None:
-    forged = [b"", b"\0\0\0\5[1,2]", b'\0\0\0\2{}', b"\xff\xff\xff\xffx", b"\0\0\0\4nope"]
+    forged = [b"", b"\0\0\0\5[1,2]", b"\0\0\0\2{}", b"\xff\xff\xff\xffx", b"\0\0\0\4nope"]
     for body in forged:
-        record = journal.RECORD.pack(len(body), journal.crc32(body)) + body
+        record = journal.RECORD.pack(len(body), crc32(body)) + body
         assert loaded(written([("a", {}, [])]) + record) == [("a", {}, [])]
     endless = journal.RECORD.pack(0xFFFF_FFFF, 0)
     assert loaded(written([("a", {}, [])]) + endless) == [("a", {}, [])]
@@ -177,7 +177,7 @@ def test_a_move_that_was_interrupted_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "CROWDED", 5_000)
-    taken = [("b", {}, [(1, 1, b"x" * 4000)])]
+    taken: list[Ended] = [("b", {}, [(1, 1, b"x" * 4000)])]
     before = written([("a", {"n": 1}, []), *taken])
     with memory(before) as fds:
         kept = Journal(fds)
@@ -236,7 +236,7 @@ def test_a_record_that_a_full_disk_cut_does_not_spoil_the_next(tmp_path: Path) -
     # The limit on a file's size stands in for the disk: the write is short in the same way.
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "0"), str(tmp_path / "1")],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),  # noqa: PLW1509
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
         capture_output=True,
         text=True,
         check=True,

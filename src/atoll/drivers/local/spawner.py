@@ -33,6 +33,7 @@ TRY = "try-image"
 
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 JOURNAL_FDS = (6, 7)
+CALLBACK_FD = 8
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CLONE_NEWNS = 0x0002_0000
@@ -232,6 +233,9 @@ class Spawner:
                 held.callback(os.close, fds[number])
                 if request["uid"] is not None:
                     os.fchown(fds[number], request["uid"], request["uid"])
+            if request["callback"]:
+                fds[CALLBACK_FD] = os.open(request["callback"], os.O_RDONLY | os.O_CLOEXEC)
+                held.callback(os.close, fds[CALLBACK_FD])
             read, write = os.pipe2(os.O_CLOEXEC)
             fds[INFO_FD] = write
             held.callback(os.close, write)
