@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 NOWHERE = "http://192.0.2.1:9"
 """An address that is nobody's: what the server's own instances are told, which have no network."""
-RESULT = {
+RESULT: dict[str, Any] = {
     "exit_code": 0, "signal": None, "reason": None, "duration": 0.25,
     "usage": {"cpu": 0.1, "peak": 1024, "read": 0, "written": 0},
     "sizes": {"1": 9, "2": 0, "3": 0}, "artifacts": [], "artifacts_cut": False,

@@ -127,7 +127,7 @@ async def test_a_result_that_the_link_took_is_not_reported(
     link.acknowledge("taken")
     await link.run(job("left", "print(2)"), Heard())
     link.close()
-    seen = []
+    seen: list[str] = []
     while not seen or seen[-1] != path("left", "result"):
         seen.append((await asyncio.to_thread(address.posts.get, timeout=15)).path)
     assert path("taken", "result") not in seen
