@@ -36,5 +36,10 @@ def is_retried(execution: Execution, outcome: Outcome, most: int) -> bool:
 
 def delay(retry: int, *, first: timedelta, most: timedelta) -> timedelta:
     """The pause before the retry of this number, from 1 on: it doubles each time."""
-    # Far beyond any bound, and a number that a timedelta can be multiplied by.
-    return min(first * 2 ** min(retry - 1, 40), most)
+    pause = first
+    for _ in range(1, retry):
+        # Not doubled further than it counts, which a timedelta may have no room for.
+        if not pause or pause >= most / 2:
+            return min(most, pause * 2)
+        pause *= 2
+    return min(pause, most)

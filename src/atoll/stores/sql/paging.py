@@ -25,7 +25,7 @@ T = TypeVar("T")
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
 
-INDEXES_OF_TWO = {"executions_session_status"}
+INDEXES_OF_TWO = {"executions_session_status", "invocations_session_status"}
 
 
 def page_of(
