@@ -38,8 +38,8 @@ def delay(retry: int, *, first: timedelta, most: timedelta) -> timedelta:
     """The pause before the retry of this number, from 1 on: it doubles each time."""
     pause = first
     for _ in range(1, retry):
-        # Not doubled further than it counts, which a timedelta may have no room for.
-        if not pause or pause >= most / 2:
-            return min(most, pause * 2)
+        # Not doubled further than it counts: a timedelta may have no room for that.
+        if pause >= most / 2:
+            return most
         pause *= 2
     return min(pause, most)

@@ -39,7 +39,7 @@ PATIENCE = 2.0
 ROUGHLY = 2000
 """Bytes of an entity besides its texts."""
 ARTIFACT = ATTEMPT = 500
-PIECE = 120
+PIECE = 100
 
 
 @dataclass(frozen=True, slots=True)

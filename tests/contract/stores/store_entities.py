@@ -241,9 +241,8 @@ executions = st.builds(
     version=st.integers(1, 2**31 - 2),
 )
 invocations = st.builds(
-    make_invocation,
-    execution=executions.filter(lambda execution: execution.invocation_id is None),
-    id=st.integers(0).map(lambda _: ids.invocation_id(ids.execution_id(NOW))),
+    lambda **given: replace(invoked()[1], **given),
+    created_at=times,
     mode=st.sampled_from(Mode),
     status=st.sampled_from(InvocationStatus),
     function_name=st.none() | texts,

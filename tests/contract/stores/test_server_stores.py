@@ -22,7 +22,7 @@ from atoll.stores.sql.paging import statement
 from atoll.stores.sql.rows import micros
 from atoll.stores.sql.server import ServerEngine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import executions
+from atoll.stores.sql.tables import executions, invocations
 
 from .store_entities import NOW, make_execution, make_key, make_session
 
@@ -199,18 +199,38 @@ async def test_a_schema_of_another_version_is_not_opened(
     ],
     ids=["all", "by status", "by session", "by both"],
 )
+@pytest.mark.parametrize("table", [executions, invocations], ids=str)
 async def test_a_page_costs_the_same_however_deep_it_is(
-    engine: AsyncEngine, where: dict[str, str]
+    engine: AsyncEngine, table: sa.Table, where: dict[str, str]
 ) -> None:
+    await check_cost(engine, table, where)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"session_id": "sess_3"}, {"session_id": "sess_3", "status": "completed"}],
+    ids=["alone", "with session", "with both"],
+)
+async def test_a_page_of_an_invocation_costs_no_more(
+    engine: AsyncEngine, more: dict[str, str]
+) -> None:
+    await check_cost(engine, executions, {"invocation_id": "inv_3"} | more)
+
+
+async def check_cost(engine: AsyncEngine, table: sa.Table, where: dict[str, str]) -> None:
+    rows = [row(n) for n in range(ROWS)]
+    values_of = {name: rows[0][name] for name in rows[0] if name in table.columns}
     async with engine.begin() as connection:
-        await connection.execute(executions.insert(), [row(n) for n in range(ROWS)])
+        await connection.execute(
+            table.insert(), [{name: row[name] for name in values_of} for row in rows]
+        )
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         mariadb = engine.dialect.name != "postgresql"
-        await connection.execute(sa.text(f"ANALYZE {'TABLE' if mariadb else ''} executions"))
+        await connection.execute(sa.text(f"ANALYZE {'TABLE' if mariadb else ''} {table.name}"))
         start = {"after_time": micros(NOW) + ROWS // 2, "after_id": "x"}
         for values in (where, where | start):
-            page = statement("executions", tuple(where), "after_id" in values)
+            page = statement(table.name, tuple(where), "after_id" in values)
             count = rows_read_by_mariadb if mariadb else rows_read_by_postgresql
             assert await count(connection, page, values | {"limit": PAGE}) <= PAGE + 2
 
@@ -219,6 +239,10 @@ def row(n: int) -> dict[str, object]:
     return {
         "id": make_execution().id,
         "session_id": f"sess_{n % 40}",
+        "invocation_id": f"inv_{n % 40}",
+        "execution_id": "exec_1",
+        "mode": "sync",
+        "metadata": "{}",
         "status": ExecutionStatus.COMPLETED.value,
         "created_at": micros(NOW) + n,
         "retry_count": 0,
