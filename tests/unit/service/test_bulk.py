@@ -153,7 +153,7 @@ def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
         fields = {name: getattr(request, name) for name in ("code", "event", "stdin", "env")}
         more = {"command": request.command, "args": request.args}
         if request.body is not None:
-            more["body"] = request.body
+            fields["body"] = request.body
         assert len(json.dumps(fields | more, separators=(",", ":"))) <= limit
     assert 12 * len((row.outcome and row.outcome.log) or ()) <= limit
     for name in ("function_name", "content_type", "context_id", "terminal", "stdin_open"):
