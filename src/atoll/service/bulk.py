@@ -106,12 +106,12 @@ class Bulk:
                 large.append("stdout")
             if len(outcome.stderr) > limit and "stderr" not in kept:
                 large.append("stderr")
-            value, results, log = outcome.return_json, outcome.results_json, outcome.log
+            value, results, pieces = outcome.return_json, outcome.results_json, outcome.log
             if value is not None and len(value) > limit and "return_json" not in kept:
                 large.append("return_json")
             if results is not None and len(results) > limit and "results_json" not in kept:
                 large.append("results_json")
-            if log is not None and _PIECE * len(log) > limit and LOG not in kept:
+            if pieces is not None and _PIECE * len(pieces) > limit and LOG not in kept:
                 large.append(LOG)
         return large
 
