@@ -35,5 +35,5 @@ def is_retried(execution: Execution, outcome: Outcome, most: int) -> bool:
 
 def delay(retry: int, *, first: timedelta, most: timedelta) -> timedelta:
     """The pause before the retry of this number, from 1 on: it doubles each time."""
-    seconds = first.total_seconds() * 2.0 ** min(retry - 1, 40)  # A number that stays finite.
-    return min(timedelta(seconds=seconds), most) if seconds < most.total_seconds() else most
+    doubled = first.total_seconds() * 2.0 ** min(retry - 1, 40)  # A number that stays finite.
+    return timedelta(seconds=min(doubled, most.total_seconds()))
