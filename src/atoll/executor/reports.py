@@ -242,7 +242,7 @@ def _while_it_runs(run: Run) -> Any:
 def _content(run: Run) -> Any:
     log = [
         (sequence, channel, b2a_base64(data, newline=False).decode("ascii"))
-        for sequence, channel, data in run.log
+        for sequence, channel, data in run.log.numbered()
     ]
     return {"result": run.result, "log": log}
 

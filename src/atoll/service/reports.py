@@ -17,7 +17,9 @@ import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.link.client import parse_value
+from atoll.model.execution import Attempt
 from atoll.model.outcome import conclude
+from atoll.model.retry import is_retried
 from atoll.service.running import Running
 
 if TYPE_CHECKING:
@@ -40,13 +42,20 @@ RACES = 5
 
 class Reports:
     def __init__(
-        self, store: Store, bulk: Bulk, ends: Ends, clock: Clock, settings: ExecutionSettings
+        self,
+        store: Store,
+        bulk: Bulk,
+        ends: Ends,
+        clock: Clock,
+        settings: ExecutionSettings,
+        node_id: str,
     ) -> None:
         self._store = store
         self._bulk = bulk
         self._ends = ends
         self._clock = clock
         self._settings = settings
+        self._node_id = node_id
 
     async def ready(self, instance_id: str) -> None:
         log.debug("instance.ready", instance_id=instance_id)
@@ -69,10 +78,11 @@ class Reports:
             return False
         outcome = self._outcome(execution, raw, entries)
         for _ in range(RACES):
+            if is_retried(execution, outcome, self._settings.retries):
+                return False  # Not its end: whoever sees to it tries again.
+            ended = self._ended(execution, await self._place(instance_id), outcome)
             try:
-                await self._store.executions.save(
-                    await self._bulk.put_away(self._ended(execution, instance_id, outcome))
-                )
+                await self._store.executions.save(await self._bulk.put_away(ended))
             except Conflict:
                 execution = await self._theirs(instance_id, execution_id)
                 if execution.status.ended:
@@ -104,7 +114,7 @@ class Reports:
             heard.output(sequence, channel, data)
         value, error = parse_value(bytes(heard.value), self._settings.return_limit)
         try:
-            return conclude(
+            outcome = conclude(
                 raw,
                 stdout=heard.gathered("stdout")[: self._settings.output_limit],
                 stderr=heard.gathered("stderr")[: self._settings.output_limit],
@@ -115,15 +125,34 @@ class Reports:
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise InvalidRequest(f"This is not the result of a run: {problem!r}.") from problem
+        return dataclasses.replace(
+            outcome, log=tuple(heard.log), results_json=bytes(heard.lines) or None
+        )
 
-    def _ended(self, execution: Execution, instance_id: str, outcome: Outcome) -> Execution:
+    async def _place(self, instance_id: str) -> tuple[str, str]:
+        """Node and instance."""
+        instance = await self._store.instances.get(instance_id)
+        return (self._node_id if instance is None else instance.node_id), instance_id
+
+    def _ended(self, execution: Execution, place: tuple[str, str], outcome: Outcome) -> Execution:
         now = self._clock.now()
-        started = now - timedelta(seconds=outcome.execution_time)
+        started = execution.started_at
+        if started is None:
+            started = max(now - timedelta(seconds=outcome.execution_time), execution.created_at)
+        attempt = Attempt(
+            started_at=started,
+            ended_at=now,
+            node_id=place[0],
+            instance_id=place[1],
+            cause=outcome.cause,
+            message=None if outcome.error is None else outcome.error.get("message"),
+        )
         return dataclasses.replace(
             execution,
             status=outcome.status,
             outcome=outcome,
-            instance_id=execution.instance_id or instance_id,
-            started_at=execution.started_at or max(started, execution.created_at),
+            instance_id=place[1],
+            started_at=started,
             completed_at=now,
+            attempts=(*execution.attempts, attempt),
         )
