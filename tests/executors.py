@@ -29,6 +29,8 @@ class Heard:
     def output(self, sequence: int, channel: int, data: bytes) -> None:
         self.log.append((sequence, channel, data))
 
+    def heartbeat(self) -> None: ...
+
 
 class Executor:
     def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:

@@ -52,6 +52,45 @@ async def test_the_next_executor_knows_what_the_last_one_had_to_tell(
         link.close()
 
 
+async def test_what_a_shutdown_ended_is_not_its_end_to_the_next_executor(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        running = asyncio.create_task(link.run(job("one", "input()", stdin_open=True), Heard()))
+        await asyncio.sleep(0)
+        await link.call("shutdown")
+        assert (await running)["reason"] == "shutdown"
+        await asyncio.to_thread(program.process.wait)
+
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        assert link.hello["runs"] == []
+        assert (await link.run(job("one", "print(1)"), Heard()))["exit_code"] == 0
+        link.close()
+
+
+async def test_a_terminal_s_log_comes_back_with_its_numbers(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    code = "for n in range(3000): print(n, 'x' * 500, flush=True)"
+    request = job("one", code, terminal=[24, 80], output_limit=200_000)
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        result = await link.run(request, Heard())
+        first = Heard()
+        assert await link.attach("one", 0, first) == result
+        assert first.log[0][0] > 1
+        link.close()
+
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        second = Heard()
+        assert await link.attach("one", 0, second) == result
+        assert second.log == first.log
+        link.close()
+
+
 async def test_an_executor_starts_with_a_journal_full_of_garbage(
     bubblewrap: str, tmp_path: Path
 ) -> None:

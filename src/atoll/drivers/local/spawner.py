@@ -228,7 +228,7 @@ class Spawner:
             if request["seccomp"]:
                 fds[SECCOMP_FD] = os.open(request["seccomp"], os.O_RDONLY | os.O_CLOEXEC)
                 held.callback(os.close, fds[SECCOMP_FD])
-            for number, path in zip(JOURNAL_FDS, request["journal"], strict=True):
+            for number, path in zip(JOURNAL_FDS, request["journal"], strict=False):
                 fds[number] = os.open(path, JOURNAL_FLAGS, 0o600)
                 held.callback(os.close, fds[number])
                 if request["uid"] is not None:
