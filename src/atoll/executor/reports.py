@@ -18,7 +18,6 @@ import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import os
 import struct
-from binascii import b2a_base64
 
 from . import minijson, processes, system, zygote
 from .loop import READ, WRITE, Loop, Timer
@@ -240,6 +239,8 @@ def _while_it_runs(run: Run) -> Any:
 
 
 def _content(run: Run) -> Any:
+    from binascii import b2a_base64  # Needs a library that an image may not have.
+
     log = [
         (sequence, channel, b2a_base64(data, newline=False).decode("ascii"))
         for sequence, channel, data in run.log.numbered()
@@ -280,9 +281,11 @@ def _exactly(line: _socket.socket, size: int) -> bytes:
 
 
 def _post(fd: int, path: bytes, key: bytes, body: bytes) -> bytes:
-    import http.client
-    from urllib.parse import urlsplit
-
+    try:
+        import http.client
+        from urllib.parse import urlsplit
+    except ImportError:
+        return REFUSED
     try:
         # Anew each time: a token may have been replaced by one that lives longer.
         callback = minijson.loads(os.pread(fd, 65_536, 0))

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from binascii import crc32
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,9 +128,9 @@ def test_what_follows_a_torn_record_is_found(
 def test_a_record_that_only_claims_to_be_one_ends_the_reading() -> None:
     forged = [b"", b"\0\0\0\5[1,2]", b"\0\0\0\2{}", b"\xff\xff\xff\xffx", b"\0\0\0\4nope"]
     for body in forged:
-        record = journal.RECORD.pack(len(body), crc32(body)) + body
+        record = journal.RECORD.pack(len(body), journal.checksum(body)) + body
         assert loaded(written([("a", {}, [])]) + record) == [("a", {}, [])]
-    endless = journal.RECORD.pack(0xFFFF_FFFF, 0)
+    endless = journal.RECORD.pack(0xFFFF_FFFF, b"")
     assert loaded(written([("a", {}, [])]) + endless) == [("a", {}, [])]
 
 
