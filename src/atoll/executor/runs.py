@@ -35,6 +35,7 @@ STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
+MAX_ANCESTORS = 4096
 REMEMBERED = 512
 """How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
@@ -89,6 +90,8 @@ class Run:
         self.reason: str | None = None
         """Why the supervisor ended it, when it did."""
         self.result: dict[str, Any] | None = None
+        self.on_end: list[Callable[[], None]] = []
+        """Called once, when the run is being ended or has ended."""
         self.watched = False
         self.watch: Timer | None = None
         self.deadline: Timer | None = None
@@ -125,6 +128,29 @@ class Runs:
 
     def is_over(self, run_id: str) -> bool:
         return run_id in self._over
+
+    def of_process(self, pid: int) -> Run | None:
+        """The active run whose process tree has this process."""
+        self._see_taken()
+        for _ in range(MAX_ANCESTORS):
+            run = self._by_pid.get(pid)
+            if run is not None:
+                return run if run.result is None else None
+            process = processes.read(pid)
+            if process is None or process.parent <= 1:
+                return None
+            pid = process.parent
+        return None
+
+    def add_entry(self, run: Run, channel: int, payload: bytes) -> None:
+        """A whole entry of the log, sent at once."""
+        run.log.append((len(run.log) + 1, channel, payload))
+        self._send(run)
+
+    def _tell_end(self, run: Run) -> None:
+        calls, run.on_end = run.on_end, []
+        for call in calls:
+            call()
 
     def by_number(self, number: int) -> Run | None:
         for run in self._runs.values():
@@ -366,6 +392,7 @@ class Runs:
             return
         self._see_taken()
         run.reason = reason
+        self._tell_end(run)
         if run.parked:
             self.never_began(run)
             return
@@ -388,6 +415,7 @@ class Runs:
 
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
+        self._tell_end(run)
         self._cancel_timers(run)
         run.result = self._result(run, signal.SIGKILL, dict(NO_USAGE))
         self._settle(run)
@@ -399,6 +427,7 @@ class Runs:
             self._conclude(run, status, usage)
 
     def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
+        self._tell_end(run)
         result = self._result(run, status, usage)
         self._cancel_timers(run)
         for pipe in run.pipes:
