@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from . import minijson
+from . import minijson, staging
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _run(job: dict[str, Any], value: int) -> int:
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.
-        for name, text in job["env"].items():
+        for name, text in environment(job).items():
             os.environ[name] = text
         os.umask(0o022)
         try:
@@ -76,6 +76,17 @@ def _run(job: dict[str, Any], value: int) -> int:
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY
+
+
+def environment(job: dict[str, Any]) -> dict[str, str]:
+    """The run's own variables, and its staging area, which is made."""
+    env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
+    if job.get("staging", True):
+        env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
+    if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
+        # Behind theirs stays the instance's own, where `atoll_session` is.
+        env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
+    return env
 
 
 def _limit(limits: dict[str, int]) -> None:

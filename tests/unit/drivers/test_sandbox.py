@@ -20,8 +20,8 @@ TREE = sandbox.Tree(
 
 def box(**changes: object) -> sandbox.Sandbox:
     fields: dict[str, object] = {
-        "tree": TREE, "executor": "/data/executor.pyz", "workspace": "/data/workspace",
-        "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
+        "tree": TREE, "executor": "/data/executor.pyz", "inside": "/data/inside",
+        "workspace": "/data/workspace", "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
     }  # fmt: skip
     return sandbox.Sandbox(**(fields | changes))  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_rights_and_environment_are_taken_away() -> None:
     assert "--new-session" in argv
     assert argv.index("--clearenv") < argv.index("--setenv")
     assert {name for name, _ in pairs(argv, "--setenv")} <= {
-        "PATH", "HOME", "USER", "LC_ALL", "TERM", "LANG",
+        "PATH", "HOME", "USER", "LC_ALL", "TERM", "LANG", "PYTHONPATH", "ATOLL_PYTHON",
     }  # fmt: skip
 
 
