@@ -393,6 +393,7 @@ class Supervisor:
         stream.end({"processes": listed})
 
     def _shutdown(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._conversations.refuse_all("shutdown")
         stream.end({})
         self._loop.after(0.01, lambda: os._exit(0))
 
