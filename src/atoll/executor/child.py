@@ -38,6 +38,7 @@ def rehearse() -> None:
     """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
     path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
     _limit({})
+    environment({"id": "", "env": {}, "workspace": "/nonexistent"})
     _user_code({"code": "print(end='')\n", "args": []}, -1)
     _flush(0)
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     """Code and message of what keeps an execution from being a success."""
 
 SLICE_SECONDS = 0.005
+TIDY_SECONDS = 0.001
 MOVE_SECONDS = 30.0
 REMOVE_SECONDS = 30.0
 MAX_ENTRIES = 200_000
@@ -76,24 +77,35 @@ class Staging:
             # There is none, or user code put something else there: nothing is staged.
             done(None)
             return
+        publish = False
         try:
-            # As it mostly is: empty.
-            os.rmdir(name, dir_fd=area)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            if keep:
-                self._work(
-                    self._publish(name), MOVE_SECONDS, lambda error: self._moved(name, error, done)
-                )
-                return
-            try:
+            if _is_empty(name, area):
+                # As it mostly is. Removing takes longer than all the rest: nobody waits for it.
+                self._loop.after(TIDY_SECONDS, lambda: self._tidy(name))
+            elif keep:
+                publish = True
+            else:
                 self._discard(area, name)
-            except OSError:
-                pass  # Closed to us by user code: the next start removes it.
+        except OSError:
+            pass  # Closed to us by user code, or not there: the next start removes the rest.
         finally:
             os.close(area)
-        done(None)
+        if publish:
+            self._work(
+                self._publish(name), MOVE_SECONDS, lambda error: self._moved(name, error, done)
+            )
+        else:
+            done(None)
+
+    def _tidy(self, name: str) -> None:
+        try:
+            area = os.open(STAGING, DIRECTORY, dir_fd=self._root)
+            try:
+                os.rmdir(name, dir_fd=area)
+            finally:
+                os.close(area)
+        except OSError:
+            pass  # What the execution left running is at it.
 
     def _moved(
         self, name: str, error: Exception | None, done: Callable[[Problem | None], None]
@@ -277,6 +289,21 @@ def _open_up(name: str, directory: int) -> int:
         except OSError:
             pass  # Not ours; what is not possible then fails by itself.
     return fd
+
+
+def _is_empty(name: str, directory: int) -> bool:
+    """Of a directory; what is none, or cannot be read, is not empty."""
+    try:
+        fd = os.open(name, DIRECTORY, dir_fd=directory)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    try:
+        with os.scandir(fd) as items:
+            return next(items, None) is None
+    finally:
+        os.close(fd)
 
 
 def _names(fd: int) -> list[str]:
