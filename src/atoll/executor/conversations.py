@@ -421,7 +421,7 @@ def _number(value: Any) -> float:
 
 def _words(run: Run) -> str:
     """Why nobody will answer any more."""
-    return run.reason if run.reason in ("cancelled", "timeout") else "ended"
+    return run.reason if run.reason in ("cancelled", "timeout", "shutdown") else "ended"
 
 
 def _entry(number: str, state: str, approved: bool, answer: Any, reason: str | None) -> bytes:
