@@ -43,6 +43,7 @@ MAX_ASKED = 1024 * 1024
 """Bytes of all questions and answers of a run, which stay in its log."""
 MAX_MESSAGES = 1000
 MAX_MESSAGE = 64 * 1024
+"""Characters, as the API counts them."""
 MAX_WAITING = 8 * 1024 * 1024
 """Bytes of all messages of a run that nobody has read."""
 BATCH = 256 * 1024
@@ -355,8 +356,8 @@ class Conversations:
             raise TypeError("the message is not a text")
         size = len(text.encode("utf-8", "surrogatepass"))
         talk = self._talk(run)
-        if size > MAX_MESSAGE:
-            stream.error("too_large", "a message has at most %d bytes" % MAX_MESSAGE)
+        if len(text) > MAX_MESSAGE:
+            stream.error("too_large", "a message has at most %d characters" % MAX_MESSAGE)
             return
         if len(talk.messages) >= MAX_MESSAGES or talk.size + size > MAX_WAITING:
             stream.error("queue_full", "run %s has not read its messages" % run.id)
