@@ -40,6 +40,7 @@ from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.consoles import Consoles
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -161,11 +162,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        executions = Executions(
+            store, lives, runs, ends, bulk, coordination, leases, tasks, clock, settings
+        )
         found = Services(
             sessions=sessions,
-            executions=Executions(
-                store, lives, runs, ends, bulk, coordination, leases, tasks, clock, settings
-            ),
+            executions=executions,
+            consoles=Consoles(executions, lives, coordination, settings),
             files=Files(lives),
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),

@@ -2,8 +2,9 @@
 One connection to an executor, with many requests under way at once.
 
 A request is a stream: `call` for those that answer once, `read` and `write` for files, `run` and
-`attach` for executions. When the connection ends, every open request raises `LinkLost`; what was
-running inside goes on, and a new connection attaches to it.
+`attach` for executions, `watch` for who follows one at a pace of their own. When the connection
+ends, every open request raises `LinkLost`; what was running inside goes on, and a new connection
+attaches to it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.executor import frames
@@ -43,13 +44,21 @@ class RunListener(Protocol):
     def output(self, sequence: int, channel: int, data: bytes) -> None: ...
 
 
+class Piece(NamedTuple):
+    """A piece of what a run wrote."""
+
+    sequence: int
+    channel: int
+    data: bytes
+
+
 class _Stream:
     __slots__ = ("credit", "done", "drained", "incoming", "listener", "number", "owed")
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
         self.done: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.incoming: asyncio.Queue[bytes | dict[str, Any] | None] | None = None
+        self.incoming: asyncio.Queue[bytes | Piece | dict[str, Any] | None] | None = None
         self.listener: RunListener | None = None
         self.credit = frames.WINDOW
         self.owed = 0
@@ -151,6 +160,10 @@ class Link(asyncio.Protocol):
             return
         if kind == frames.OUTPUT:
             sequence, channel, data = frames.decode_output(payload)
+            if stream.incoming is not None:
+                # Credited when it is taken.
+                stream.incoming.put_nowait(Piece(sequence, channel, data))
+                return
             if stream.listener is not None:
                 stream.listener.output(sequence, channel, data)
             stream.owed += len(payload)
@@ -282,6 +295,34 @@ class Link(asyncio.Protocol):
         stream.listener = listener
         try:
             return await stream.done
+        finally:
+            self._reset(stream)
+
+    async def watch(
+        self, run_id: str, after: int, *, expected: bool = False
+    ) -> AsyncIterator[Piece | dict[str, Any]]:
+        """
+        Follow a run from behind sequence number `after` on, as fast as the caller takes it: pieces,
+        events, and at the end `{"event": "end", "result": …}`.
+
+        No more than a window waits here. Who is slower than that misses what the executor does not
+        keep for so long, and slows nobody else.
+        """
+        request = {"id": run_id, "after": after, "expected": expected}
+        stream = self._open("attach", request)
+        stream.incoming = asyncio.Queue()
+        taken = 0
+        try:
+            while (item := await stream.incoming.get()) is not None:
+                if isinstance(item, Piece):
+                    yield item
+                    taken += len(item.data) + frames.OUTPUT_HEADER.size
+                    if stream.incoming.empty() or taken >= frames.WINDOW // 4:
+                        self._grant(stream.number, taken)
+                        taken = 0
+                elif isinstance(item, dict):
+                    yield item
+            yield {"event": "end", "result": await stream.done}
         finally:
             self._reset(stream)
 
