@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 ACK_SECONDS = 0.02
+LOOKS = 5
+"""How often the link is looked at in the time after which silence means that it is lost."""
 
 
 class LinkLost(TemporaryError):
@@ -42,6 +44,7 @@ class RunListener(Protocol):
 
     def started(self) -> None: ...
     def output(self, sequence: int, channel: int, data: bytes) -> None: ...
+    def heartbeat(self) -> None: ...
 
 
 class Piece(NamedTuple):
@@ -79,6 +82,10 @@ class Link(asyncio.Protocol):
         self._writable.set()
         self._later = bytearray()
         self._timer: asyncio.TimerHandle | None = None
+        self._followed = 0
+        self._heard = False
+        """Whether anything came since it was last looked at."""
+        self._look: asyncio.TimerHandle | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.hello: dict[str, Any] = {}
         self.on_zygote: Callable[[int], None] | None = None
@@ -131,6 +138,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._writable.set()
+        if self._look is not None:
+            self._look.cancel()
         lost = LinkLost("The connection to the executor was lost.")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
@@ -142,6 +151,7 @@ class Link(asyncio.Protocol):
             self.closed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
@@ -176,6 +186,8 @@ class Link(asyncio.Protocol):
             event = frames.decode_json(payload)
             if stream.incoming is not None:
                 stream.incoming.put_nowait(event)
+            elif stream.listener is not None and event.get("event") == "heartbeat":
+                stream.listener.heartbeat()
             elif stream.listener is not None:
                 stream.listener.started()
         elif kind == frames.DATA and stream.incoming is not None:
@@ -293,9 +305,11 @@ class Link(asyncio.Protocol):
 
     async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
         stream.listener = listener
+        self._look_after()
         try:
             return await stream.done
         finally:
+            self._followed -= 1
             self._reset(stream)
 
     async def watch(
@@ -311,7 +325,7 @@ class Link(asyncio.Protocol):
         request = {"id": run_id, "after": after, "expected": expected}
         stream = self._open("attach", request)
         stream.incoming = asyncio.Queue()
-        taken = 0
+        taken, begun = 0, False
         try:
             while (item := await stream.incoming.get()) is not None:
                 if isinstance(item, Piece):
@@ -321,10 +335,41 @@ class Link(asyncio.Protocol):
                         self._grant(stream.number, taken)
                         taken = 0
                 elif isinstance(item, dict):
+                    if not begun:
+                        # From now on: one that has not begun is not heard of.
+                        begun = True
+                        self._look_after()
                     yield item
             yield {"event": "end", "result": await stream.done}
         finally:
+            self._followed -= begun
             self._reset(stream)
+
+    def _look_after(self) -> None:
+        """See that the executor is heard of, as long as somebody follows a run."""
+        self._followed += 1
+        if self._look is None:
+            self._look_later(silent=0)
+
+    def _look_later(self, silent: int) -> None:
+        pause = self._settings.lost_after.total_seconds() / LOOKS
+        self._look = self._loop.call_later(pause, self._look_for_life, silent)
+
+    def _look_for_life(self, silent: int) -> None:
+        """
+        An executor that runs something is heard of every few seconds. Counted in looks and not in
+        time: this process may have stood still itself.
+        """
+        self._look = None
+        silent = 0 if self._heard else silent + 1
+        self._heard = False
+        if not self._followed or self._transport is None:
+            return
+        if silent < LOOKS:
+            self._look_later(silent)
+        else:
+            # Whoever follows finds out whether the instance lives.
+            self._transport.abort()
 
     async def read(self, path: str) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
         """A file: what it is, and its content piece by piece as fast as the caller takes it."""
