@@ -35,7 +35,7 @@ SEND_SECONDS = 30.0
 RECHECK_SECONDS = 15.0
 """How often it is asked whether the key is still one."""
 MAX_BAD = 20
-"""Messages that are not understood, or not allowed, before the connection is closed."""
+"""Messages that are not understood before the connection is closed."""
 MAX_POSITION = 1 << 62
 WAITING_INPUT = 16
 """Messages of input that wait for the execution to take them."""
@@ -194,6 +194,13 @@ class _Talk:
             data = received.get("bytes")
             try:
                 message = messages.parse(received["text"] if data is None else data)
+            except AtollError as error:
+                await self._send(messages.error(error))
+                self._bad += 1
+                if self._bad >= MAX_BAD:
+                    return POLICY, "too many bad messages"
+                continue
+            try:
                 if isinstance(message, messages.Stdin):
                     await self._input.put(message)
                 elif isinstance(message, messages.Resize):
@@ -205,9 +212,7 @@ class _Talk:
                 else:
                     return 1000, "detached"
             except AtollError as error:
-                await self._refuse(error)
-                if self._bad >= MAX_BAD:
-                    return POLICY, "too many bad messages"
+                await self._send(messages.error(error))
 
     async def _type(self) -> tuple[int, str]:
         """Input, in order. Apart from the rest, which must not wait until it is taken."""
@@ -216,14 +221,7 @@ class _Talk:
             try:
                 await self._console.type(message.data, eof=message.eof)
             except AtollError as error:
-                await self._refuse(error)
-                if self._bad >= MAX_BAD:
-                    return POLICY, "too many bad messages"
-
-    async def _refuse(self, error: AtollError) -> None:
-        if isinstance(error, RequestError):
-            self._bad += 1
-        await self._send(messages.error(error))
+                await self._send(messages.error(error))
 
     async def _recheck(self) -> tuple[int, str]:
         recheck = self._socket.scope.get("atoll.recheck")

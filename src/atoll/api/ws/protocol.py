@@ -27,6 +27,12 @@ class Protocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.close_timeout = LINGER_SECONDS
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # An answer that is no WebSocket is the end of the handshake too.
+            self.handshake_complete = True
+
     def shutdown(self) -> None:
         super().shutdown()
         self._abort_soon()
