@@ -549,6 +549,10 @@ class Atoll:
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
 
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return Execution(self._async.execution(execution_id), self._portal)
+
     def __repr__(self) -> str:
         return repr(self._async)
 
