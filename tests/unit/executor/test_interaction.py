@@ -91,8 +91,7 @@ async def test_stdin_takes_so_much_that_nobody_reads_and_no_more(executor: Execu
     megabyte = base64.b64encode(b"x" * (1 << 20)).decode()
     await link.call("stdin", id="one", data=megabyte)
     with pytest.raises(ExecutorError) as refused:
-        for _ in range(3):
-            await link.call("stdin", id="one", data=megabyte)
+        await link.call("stdin", id="one", data=megabyte)
     assert refused.value.code == "stdin_full"
     await link.call("cancel", id="one")
     assert (await running)["reason"] == "cancelled"
