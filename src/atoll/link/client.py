@@ -301,15 +301,19 @@ class Link(asyncio.Protocol):
         run that has not come yet is waited for.
         """
         request = {"id": run_id, "after": after, "expected": expected}
-        return await self._follow(self._open("attach", request), listener)
+        # One that has not come yet is not heard of either.
+        return await self._follow(self._open("attach", request), listener, heard=not expected)
 
-    async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
+    async def _follow(
+        self, stream: _Stream, listener: RunListener, *, heard: bool = True
+    ) -> dict[str, Any]:
         stream.listener = listener
-        self._look_after()
+        if heard:
+            self._look_after()
         try:
             return await stream.done
         finally:
-            self._followed -= 1
+            self._followed -= heard
             self._reset(stream)
 
     async def watch(

@@ -27,12 +27,12 @@ from atoll.errors import AtollError, Conflict, Forbidden, NotFound, TemporaryErr
 from atoll.executor import frames
 from atoll.link.client import ExecutorError, LinkLost, Piece
 from atoll.model.execution import Execution, ExecutionStatus
+from atoll.service import story
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from atoll.coordination.base import Coordination
-    from atoll.model.execution import Outcome
     from atoll.service.executions import Executions
     from atoll.service.lives import Live, Lives
     from atoll.settings import Settings
@@ -196,8 +196,9 @@ class Console:
             ended = await ending
             if ended.retry_count != self._attempt:
                 heard_all, self._sequence = False, 0
-            if not heard_all and ended.outcome is not None:
-                for sequence, channel, data in rest(ended.outcome, self._sequence):
+                self._attempt = ended.retry_count
+            if not heard_all:
+                for sequence, channel, data in rest(ended, self._sequence):
                     await self._items.put(Output(channel, data, self._position(sequence)))
             await self._items.put(ended)
         except AtollError as error:
@@ -374,21 +375,14 @@ class Console:
         )
 
 
-def rest(outcome: Outcome, after: int) -> list[tuple[int, int, bytes]]:
+def rest(execution: Execution, after: int) -> Iterator[tuple[int, int, bytes]]:
     """
     What a record has of the output behind sequence number `after`: sequence, channel and bytes of
-    each piece. Where it is not known in which pieces output came, all of it.
+    each piece.
     """
-    whole = {frames.STDOUT: outcome.stdout, frames.STDERR: outcome.stderr}
-    if outcome.log is None:
-        return [(after, channel, data) for channel, data in whole.items() if data]
-    pieces = []
-    offsets = dict.fromkeys(whole, 0)
-    for sequence, (channel, length) in enumerate(outcome.log, 1):
-        if channel in whole:
-            start = offsets[channel]
-            offsets[channel] = start + length
-            data = whole[channel][start : start + length]
-            if sequence > after and data:
-                pieces.append((sequence, channel, data))
-    return pieces
+    channels = {name: channel for channel, name in story.OUTPUTS.items()}
+    for event in story.replay(execution):
+        if event.name in channels and isinstance(event.content, bytes):
+            sequence = (event.number or 0) - story.of_entry(execution.retry_count, 0)
+            if sequence > after:
+                yield sequence, channels[event.name], event.content

@@ -14,7 +14,7 @@ from atoll.errors import Conflict, InvalidRequest
 from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
-from atoll.service.consoles import Output, State, rest
+from atoll.service.consoles import Output, State
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,3 @@ def test_a_status_and_an_exit_name_their_execution() -> None:
         "cause": "signal",
         "error": None,
     }
-
-
-OUT, ERR, VALUE = frames.STDOUT, frames.STDERR, frames.VALUE
-
-
-@pytest.mark.parametrize(
-    ("log", "after", "told"),
-    [
-        (((OUT, 2), (ERR, 1), (VALUE, 9), (OUT, 1)), 0, [(1, OUT, b"ab"), (2, ERR, b"x"),
-                                                        (4, OUT, b"c")]),
-        (((OUT, 2), (ERR, 1), (VALUE, 9), (OUT, 1)), 1, [(2, ERR, b"x"), (4, OUT, b"c")]),
-        (((OUT, 2), (ERR, 1), (OUT, 1)), 3, []),
-        (((OUT, 2), (OUT, 5), (OUT, 5)), 0, [(1, OUT, b"ab"), (2, OUT, b"c")]),
-        (None, 2, [(2, OUT, b"abc"), (2, ERR, b"x")]),
-    ],
-    ids=["all", "the rest", "nothing", "a record that was cut", "pieces are not known"],
-)  # fmt: skip
-def test_the_rest_of_the_output_comes_from_the_record(
-    log: tuple[tuple[int, int], ...] | None, after: int, told: list[tuple[int, int, bytes]]
-) -> None:
-    outcome = Outcome(ExecutionStatus.COMPLETED, None, 0, stdout=b"abc", stderr=b"x", log=log)
-    assert rest(outcome, after) == told

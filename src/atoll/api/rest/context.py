@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.service.consoles import Consoles
     from atoll.service.executions import Executions
     from atoll.service.files import Files
+    from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
@@ -29,6 +30,7 @@ class Services:
     sessions: Sessions
     executions: Executions
     consoles: Consoles
+    invocations: Invocations
     files: Files
     templates: Templates
     nodes: Nodes
