@@ -75,7 +75,7 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
     code = "import sys\nprint('first', flush=True)\nsys.stdin.readline()\nprint('y' * 6_000_000)"
     fields: dict[str, Any] = {"stdin_open": True, "output_limit": 8 * MEGABYTE}
     running = await start(link, output, code=code, **fields)
-    watching = slow.watch("one", 0)
+    watching = slow.watch("one", 0, expected=True)
     first = await anext(item async for item in watching if isinstance(item, Piece))
     await link.call("stdin", id="one", data=text("\n"))
     assert (await asyncio.wait_for(running, 20))["exit_code"] == 0
@@ -98,7 +98,7 @@ async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executo
     script = "echo first; read x; yes line | head -c 20000000; echo; echo last"
     fields = {"kind": "shell", "code": script, "terminal": [24, 80], "output_limit": 100_000}
     running = await start(link, output, **fields)
-    watching = slow.watch("one", 0)
+    watching = slow.watch("one", 0, expected=True)
     pieces = [await anext(item async for item in watching if isinstance(item, Piece))]
     await link.call("stdin", id="one", data=text("\n"))
     assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
@@ -129,14 +129,16 @@ async def test_a_run_that_has_not_come_can_be_waited_for(executor: Executor) -> 
 
 async def test_a_watcher_is_told_of_a_lost_link(executor: Executor) -> None:
     link, output = await ready(executor), Output()
-    await start(link, output, code="print('up', flush=True)\nimport time\ntime.sleep(60)")
+    code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
+    running = await start(link, output, code=code)
     other = await executor.connect()
-    watching = other.watch("one", 0)
+    watching = other.watch("one", 0, expected=True)
     await anext(item async for item in watching if isinstance(item, Piece))
     other.close()
     with pytest.raises(LinkLost):
         await anext(watching)
     await link.call("cancel", id="one")
+    await running
     link.close()
 
 
