@@ -141,6 +141,8 @@ class Console:
         self._items: asyncio.Queue[Output | State | Execution | AtollError] = asyncio.Queue(QUEUED)
         self._attempt, self._sequence = after >> _ATTEMPT, after & ((1 << _ATTEMPT) - 1)
         self._instance: str | None = None
+        self._begun = False
+        """Whether the run that is followed has begun."""
         self._status = execution.status
         self._typing = False
         self._told: State | None = None
@@ -214,7 +216,7 @@ class Console:
     ) -> bool:
         """Whether the run was heard to its end; what is left of it is, also after its record."""
         await asyncio.wait([following, ending], return_when=asyncio.FIRST_COMPLETED)
-        while not following.done():
+        while not following.done() and self._begun:
             before = self._sequence
             await asyncio.wait([following], timeout=STALLED_SECONDS)
             if self._sequence == before and not self._items.full():
@@ -232,7 +234,7 @@ class Console:
         moved = self._instance not in (None, live.instance.id)
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
-        self._instance = live.instance.id
+        self._instance, self._begun = live.instance.id, False
         if not moved:
             await self._tell(execution.status)
         else:
@@ -244,6 +246,7 @@ class Console:
                     position = self._position(item.sequence)
                     await self._items.put(Output(item.channel, item.data, position))
             elif item["event"] == "started":
+                self._begun = True
                 await self._tell(ExecutionStatus.RUNNING)
                 await self._apply_size()
             elif item["event"] == "end":

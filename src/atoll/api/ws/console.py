@@ -32,13 +32,15 @@ PROTOCOL = "atoll.console"
 PATH = re.compile(r"/api/v1/executions/([^/]+)/console")
 SEND_SECONDS = 30.0
 """How long a client may take none of what waits for it."""
-RECHECK_SECONDS = 15.0
+RECHECK_SECONDS = 5.0
 """How often it is asked whether the key is still one."""
 MAX_BAD = 20
 """Messages that are not understood before the connection is closed."""
 MAX_POSITION = 1 << 62
 WAITING_INPUT = 16
 """Messages of input that wait for the execution to take them."""
+OVERTAKE_SECONDS = 1.0
+"""How long a signal or a size waits for the input that came before it."""
 
 POLICY = 1008
 INTERNAL = 1011
@@ -203,7 +205,9 @@ class _Talk:
             try:
                 if isinstance(message, messages.Stdin):
                     await self._input.put(message)
-                elif isinstance(message, messages.Resize):
+                    continue
+                await self._after_input()
+                if isinstance(message, messages.Resize):
                     await self._console.resize(message.rows, message.cols)
                 elif isinstance(message, messages.Signal):
                     await self._console.signal(message.number)
@@ -214,14 +218,21 @@ class _Talk:
             except AtollError as error:
                 await self._send(messages.error(error))
 
+    async def _after_input(self) -> None:
+        """In order, unless what was typed before is not taken: then a signal is what may help."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OVERTAKE_SECONDS):
+                await self._input.join()
+
     async def _type(self) -> tuple[int, str]:
-        """Input, in order. Apart from the rest, which must not wait until it is taken."""
+        """Input, in order."""
         while True:
             message = await self._input.get()
             try:
                 await self._console.type(message.data, eof=message.eof)
             except AtollError as error:
                 await self._send(messages.error(error))
+            self._input.task_done()
 
     async def _recheck(self) -> tuple[int, str]:
         recheck = self._socket.scope.get("atoll.recheck")
