@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.e2e.api import Api, eventually
@@ -33,14 +33,19 @@ def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def read_key(server: Server) -> str:
-    made = subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "key", "create", "reader", "--scope", "read",
-         "--data-dir", str(server.data_dir)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return made.stdout.strip()
+@pytest.fixture
+def reader(server: Server, api: Api) -> dict[str, str]:
+    """A key that may only read."""
+    made: dict[str, str] = json.loads(keys(server, "create", "reader", "--scope", "read", "--json"))
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    # A key that another process made counts soon, not at once.
+    eventually(lambda: api.http.get("/api/v1/sessions", headers=headers).status_code == 200)
+    return made
+
+
+def keys(server: Server, *words: str) -> str:
+    command = [sys.executable, "-m", "atoll.cli", "key", *words, "--data-dir", str(server.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 # A terminal
@@ -221,7 +226,6 @@ def test_all_watch_and_the_first_types_until_it_leaves(api: Api, session: str) -
         second = stack.enter_context(console(api, execution))
         third = stack.enter_context(console(api, execution))
         for other in (watcher, second, third):
-            other.wait(lambda other=other: other.statuses)
             other.send("no\n").refused("console_taken")
         first.send("echo on''e\n")
         for each in (first, watcher, second, third):
@@ -338,38 +342,30 @@ def test_a_key_is_needed_and_may_come_as_a_web_page_sends_it(
     assert server.key not in server.stderr()
 
 
-def test_a_key_that_may_only_read_watches(api: Api, session: str, read_key: str) -> None:
+def test_a_key_that_may_only_read_watches(api: Api, session: str, reader: dict[str, str]) -> None:
     execution = begin(api, session, terminal=SHELL)
-    with console(api, execution, key=read_key) as reader, console(api, execution) as shell:
-        reader.wait(lambda: reader.statuses)
-        reader.send("no\n").refused("key_read_only")
-        reader.errors.clear()
-        reader.say(type="signal", signal="INT").refused("key_read_only")
-        reader.errors.clear()
-        reader.say(type="close", end=True).refused("key_read_only")
+    key = reader["key"]
+    with console(api, execution, key=key) as watching, console(api, execution) as shell:
+        watching.wait(lambda: watching.statuses)
+        watching.send("no\n").refused("key_read_only")
+        watching.errors.clear()
+        watching.say(type="signal", signal="INT").refused("key_read_only")
+        watching.errors.clear()
+        watching.say(type="close", end=True).refused("key_read_only")
         # It did not take the turn of one who may.
         shell.ready().send("echo he''re; exit 0\n")
-        reader.until("here\r\n")
-        assert not reader.typing
-        assert reader.ended()["exit_code"] == 0
+        watching.until("here\r\n")
+        assert not watching.typing
+        assert watching.ended()["exit_code"] == 0
 
 
 def test_a_key_that_is_revoked_is_of_no_more_use(
-    api: Api, session: str, server: Server, read_key: str
+    api: Api, session: str, server: Server, reader: dict[str, str]
 ) -> None:
-    keys = subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "key", "list", "--json", "--data-dir",
-         str(server.data_dir)], capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (reader,) = [key for key in httpx.Response(200, text=keys.stdout).json()
-                 if key["name"] == "reader"]  # fmt: skip
     execution = begin(api, session, terminal=SHELL)
-    with console(api, execution, key=read_key) as watching:
+    with console(api, execution, key=reader["key"]) as watching:
         watching.wait(lambda: watching.statuses)
-        subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "key", "rm", reader["id"], "--data-dir",
-             str(server.data_dir)], capture_output=True, check=True,
-        )  # fmt: skip
+        keys(server, "rm", reader["id"])
         assert watching.closed() == (4401, "key_unknown")
     api.http.post(f"/api/v1/executions/{execution}/cancel")
 

@@ -28,6 +28,9 @@ _ALTERNATE = b"\x1b[?1049"
 _RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
 """Mouse, pasting and keys as usual, a cursor that is seen, no colours."""
 
+_UNHEARD = frozenset({"execution_not_running", "stdin_closed"})
+"""Why input was not taken, when its time was over: what other programs hear as a broken pipe."""
+
 
 class Detached(Exception):
     """Ctrl-P Ctrl-Q was typed."""
@@ -142,17 +145,19 @@ async def _both_ways(
 
 async def _show(console: "AsyncConsole", screen: Screen) -> "ConsoleExit | None":
     targets = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
-    told = False
+    told: set[str | None] = set()
     async for event in console:
         if event.kind in targets:
             screen.see(event.data)
             await _write(targets[event.kind], event.data)
-        elif event.kind == "error" and not told:
+        elif event.kind == "error" and event.code not in told | _UNHEARD:
             # Once: with every key it would be told again.
-            told = event.code == "console_taken"
-            output.note(f"{event.message} ({event.code})\r")
+            told.add(event.code)
+            # The terminal does nothing by itself now, not even to go back to the first column.
+            words = output.visible(f"atoll: {event.message} ({event.code})")
+            await _write(targets["stderr"], f"\r\n{words}\r\n".encode())
         elif event.kind == "status" and event.typing:
-            told = False
+            told.clear()
         elif event.exit is not None:
             return event.exit
     return None

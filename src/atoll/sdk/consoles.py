@@ -45,6 +45,9 @@ class AsyncConsole:
         self._connected = asyncio.Event()
         self._started = asyncio.Event()
         self._typing = False
+        self._turn = asyncio.Event()
+        """Cleared while a connection that broke has not yet got its turn to type back."""
+        self._turn.set()
         self._status = "pending"
         self._terminal = False
         self._size: tuple[int, int] | None = None
@@ -122,6 +125,9 @@ class AsyncConsole:
 
     async def _until_started(self) -> None:
         await self._started.wait()
+        with suppress(TimeoutError):  # Another one was in line, which the server tells.
+            async with asyncio.timeout(Patience.limit):
+                await self._turn.wait()
         if self._over is not None:
             raise self._over
 
@@ -155,11 +161,14 @@ class AsyncConsole:
             self._over = error
             await self._events.put(error)
         finally:
-            self._connected.set()
-            self._started.set()
+            for waited in (self._connected, self._started, self._turn):
+                waited.set()
 
     async def _again(self, patience: Patience, closed: Closed) -> None:
         self._connected.clear()
+        if self._typing:
+            self._typing = False
+            self._turn.clear()
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
@@ -190,6 +199,8 @@ class AsyncConsole:
         if kind == "status":
             self._status, self._typing = content["status"], content["typing"]
             self._terminal = content["terminal"]
+            if self._typing:
+                self._turn.set()
             if self._status != "pending":
                 self._started.set()
             return ConsoleEvent("status", status=self._status, typing=self._typing)

@@ -47,6 +47,8 @@ AGAIN_SECONDS = 0.25
 """Pause before a link that broke is taken up again."""
 LOOK_SECONDS = 60.0
 IN_LINE_SECONDS = 3600.0
+ASKED_SECONDS = 2.0
+"""The longest wait for the answer to who types."""
 FULL_SECONDS = 0.05
 """Pause while the executor takes no more input."""
 STALLED_SECONDS = 5.0
@@ -145,6 +147,8 @@ class Console:
         """Whether the run that is followed has begun."""
         self._status = execution.status
         self._typing = False
+        self._asked = asyncio.Event()
+        """Set when it is known whether this one types."""
         self._told: State | None = None
         self._size: tuple[int, int] | None = None
 
@@ -173,6 +177,8 @@ class Console:
         work = [asyncio.create_task(self._play(), name=f"console of {self._execution.id}")]
         if in_line and not self._status.ended:
             work.append(asyncio.create_task(self._stand_in_line()))
+        else:
+            self._asked.set()
         try:
             yield
         finally:
@@ -181,6 +187,7 @@ class Console:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _play(self) -> None:
+        await self._until_asked()
         await self._tell()
         ending = asyncio.create_task(self._end())
         heard_all = False
@@ -276,11 +283,21 @@ class Console:
 
     # Typing
 
+    async def _until_asked(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASKED_SECONDS):
+                await self._asked.wait()
+
     async def _stand_in_line(self) -> None:
+        wait = 0.0
         while True:
             try:
                 since = asyncio.get_running_loop().time()
-                if await self._coordination.acquire(self._key, self._owner, wait=IN_LINE_SECONDS):
+                taken = await self._coordination.acquire(self._key, self._owner, wait=wait)
+                wait = IN_LINE_SECONDS
+                self._typing = taken is None
+                self._asked.set()
+                if taken is not None:
                     continue
                 try:
                     await self._hold()
@@ -296,7 +313,6 @@ class Console:
 
     async def _hold(self) -> None:
         """Keep the right to type as long as it lasts."""
-        self._typing = True
         await self._tell()
         await self._apply_size()
         now = asyncio.get_running_loop().time
@@ -311,9 +327,10 @@ class Console:
             except TemporaryError as error:
                 log.info("console.not_renewed", key=self._key, error=error.message)
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         if not self._may_type:
             raise Forbidden("This API key may only read.", code="key_read_only")
+        await self._until_asked()
         if not self._typing:
             raise Conflict(
                 f"Somebody else types to execution {self._execution.id}; you are in line.",
@@ -322,7 +339,7 @@ class Console:
 
     async def type(self, data: bytes, *, eof: bool = False) -> None:
         """Input, in order; waits while the execution does not take what came before."""
-        self._check()
+        await self._check()
         text = base64.b64encode(data).decode()
         while True:
             try:
@@ -346,7 +363,7 @@ class Console:
             await self._call("resize", rows=rows, cols=columns)
 
     async def signal(self, number: int) -> None:
-        self._check()
+        await self._check()
         await self._call("signal", signal=number)
 
     async def end(self) -> None:

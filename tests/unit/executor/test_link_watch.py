@@ -80,9 +80,10 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
     await link.call("stdin", id="one", data=text("\n"))
     assert (await asyncio.wait_for(running, 20))["exit_code"] == 0
     # What waits here is no more than a window, however much there is.
-    held = [stream.incoming for stream in slow._streams.values() if stream.incoming is not None]
-    waiting = sum(len(item.data) for item in held[0]._queue if isinstance(item, Piece))  # type: ignore[attr-defined]
-    assert waiting <= frames.WINDOW
+    (stream,) = slow._streams.values()
+    assert stream.incoming is not None
+    held: list[Any] = list(stream.incoming._queue)  # type: ignore[attr-defined]
+    assert sum(len(item.data) for item in held if isinstance(item, Piece)) <= frames.WINDOW
     heard = first.data
     async for item in watching:
         if isinstance(item, Piece):
@@ -115,7 +116,7 @@ async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executo
 async def test_a_run_that_has_not_come_can_be_waited_for(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     watching = link.watch("one", 0, expected=True)
-    coming = asyncio.create_task(anext(watching))
+    coming = asyncio.ensure_future(anext(watching))
     await link.call("processes")
     assert not coming.done()
     await (await start(link, output, code="print(1)"))
