@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -248,7 +249,7 @@ def test_only_so_many_may_watch(api: Api, session: str) -> None:
     with ExitStack() as stack:
         for _ in range(64):
             stack.enter_context(console(api, execution, query={"mode": "watch"}))
-        assert refusal(api, execution) == (503, "too_many_consoles")
+        assert refusal(api, execution) == (429, "too_many_consoles")
     with console(api, execution) as shell:
         shell.ready().send("exit\n").ended()
 
@@ -409,6 +410,29 @@ def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> No
             second.ready().send("echo $X; exit 4\n").until("kept\r\n")
             assert second.ended()["exit_code"] == 4
         assert b"first" not in second.output
+        api.end(session)
+
+
+def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> None:
+    with own.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, terminal=SHELL)
+        with console(api, execution, query={"format": "json"}) as shell:
+            shell.ready().send("X=lost; echo fi''rst\n").until("first\r\n")
+            before = shell.position
+            instance = api.execution(execution)["container_id"]
+            path = own.data_dir / "node" / "instances" / instance / "handle.json"
+            os.kill(json.loads(path.read_text())["data"]["init"], signal.SIGKILL)
+            shell.wait(lambda: shell.statuses[-1]["status"] == "pending")
+            shell.ready().send("echo X=$X.; exit 0\n").until("X=.\r\n")
+            assert shell.statuses[-1]["attempt"] == 2
+            assert shell.position > before
+            assert shell.ended()["exit_code"] == 0
+        with console(api, execution, query={"format": "json", "after": before}) as late:
+            late.ended()
+        assert b"X=.\r\n" in late.output
+        assert b"first" not in late.output
         api.end(session)
 
 

@@ -133,6 +133,19 @@ async def test_who_never_listens_holds_up_nothing(own: AsyncSession) -> None:
         assert (await console.wait()).exit_code == 0
 
 
+async def test_who_still_listens_when_a_console_is_left_is_let_go(own: AsyncSession) -> None:
+    execution = await own.interactive(BASH, rows=24, cols=80)
+    async with execution.console() as console:
+        await console.send("x")
+        listening = asyncio.create_task(console.wait())
+    with pytest.raises(InvalidRequest) as left:
+        await asyncio.wait_for(listening, 5)
+    assert left.value.code == "console_closed"
+    with pytest.raises(InvalidRequest):
+        await console.send("x")
+    assert (await execution.status()).status == "running"
+
+
 async def test_a_command_is_a_list(own: AsyncSession) -> None:
     with pytest.raises(InvalidRequest):
         await own.interactive("ls -l")

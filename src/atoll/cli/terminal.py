@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PIECE = 32 * 1024
 CTRL_P, CTRL_Q = b"\x10", b"\x11"
+INTERRUPT = b"\x03"
 _ALTERNATE = b"\x1b[?1049"
 _RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
 """Mouse, pasting and keys as usual, a cursor that is seen, no colours."""
@@ -95,11 +96,15 @@ def raw(descriptor: int) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-async def talk(console: "AsyncConsole", *, terminal: bool) -> "ConsoleExit":
-    """Until the program ends; raises `Detached` when it was left."""
+async def talk(console: "AsyncConsole", *, terminal: bool, watch: bool = False) -> "ConsoleExit":
+    """
+    Until the program ends; raises `Detached` when it was left, which a Ctrl-C of one who only
+    watches does as well.
+    """
     source = sys.stdin.fileno() if sys.stdin is not None else -1
     if not terminal:
-        return await _both_ways(console, _piped(source), Screen(), eof=True)
+        keys = _nothing() if watch else _piped(source)
+        return await _both_ways(console, keys, Screen(), eof=not watch)
     screen, loop = Screen(), asyncio.get_running_loop()
     resized = asyncio.Event()
     resized.set()
@@ -108,7 +113,8 @@ async def talk(console: "AsyncConsole", *, terminal: bool) -> "ConsoleExit":
     try:
         with raw(source):
             try:
-                return await _both_ways(console, _typed(source), screen, eof=False)
+                keys = _watching(_typed(source)) if watch else _typed(source)
+                return await _both_ways(console, keys, screen, eof=False)
             except BaseException:
                 await _write(sys.stdout.fileno(), screen.restoration())
                 raise
@@ -186,6 +192,18 @@ async def _typed(descriptor: int) -> AsyncIterator[bytes]:
             return
         if keys := detach.pass_on(data):
             yield keys
+
+
+async def _watching(keys: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for data in keys:
+        if INTERRUPT in data:
+            raise Detached
+    yield b""
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 async def _piped(descriptor: int) -> AsyncIterator[bytes]:

@@ -15,7 +15,7 @@ import json
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.sdk.decode import decode
 from atoll.sdk.patience import Patience
 from atoll.sdk.sockets import Closed
@@ -109,8 +109,16 @@ class AsyncConsole:
         """How it ended, when it has; what nobody has iterated over is passed by."""
         async for _ in self:
             pass
-        assert self._exit is not None
+        if self._exit is None:
+            raise self._over or _left()
         return self._exit
+
+    def _leave(self) -> None:
+        """Whoever still listens or waits to say something is let go."""
+        self._over = self._over or _left()
+        if self._events.full():
+            self._events.get_nowait()
+        self._events.put_nowait(None)
 
     async def _connect(self) -> Socket:
         query = {"format": "json", "after": str(self._after)}
@@ -214,6 +222,10 @@ class AsyncConsole:
         return None  # of a newer server
 
 
+def _left() -> AtollError:
+    return InvalidRequest("This console was left.", code="console_closed")
+
+
 def _resize(rows: int, cols: int) -> str:
     return json.dumps({"type": "resize", "rows": rows, "cols": cols})
 
@@ -229,5 +241,6 @@ async def opened(connection: Connection, path: str, *, watch: bool) -> AsyncIter
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+        console._leave()
         if console._socket is not None:
             await console._socket.close()

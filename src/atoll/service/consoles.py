@@ -44,7 +44,8 @@ MAX_CONSOLES = 64
 QUEUED = 4
 """Pieces that wait for who reads."""
 AGAIN_SECONDS = 0.25
-"""Pause before a link that broke is taken up again."""
+"""Pause before a link that broke is taken up again; it doubles while there is none to be had."""
+MOST_SECONDS = 4.0
 LOOK_SECONDS = 60.0
 IN_LINE_SECONDS = 3600.0
 ASKED_SECONDS = 2.0
@@ -146,6 +147,7 @@ class Console:
         self._begun = False
         """Whether the run that is followed has begun."""
         self._status = execution.status
+        self._in_line = False
         self._typing = False
         self._asked = asyncio.Event()
         """Set when it is known whether this one types."""
@@ -174,6 +176,7 @@ class Console:
 
     @asynccontextmanager
     async def playing(self, *, in_line: bool) -> AsyncIterator[None]:
+        self._in_line = in_line
         work = [asyncio.create_task(self._play(), name=f"console of {self._execution.id}")]
         if in_line and not self._status.ended:
             work.append(asyncio.create_task(self._stand_in_line()))
@@ -190,7 +193,7 @@ class Console:
         await self._until_asked()
         await self._tell()
         ending = asyncio.create_task(self._end())
-        heard_all = False
+        heard_all, pause = False, AGAIN_SECONDS
         try:
             while not ending.done() and not heard_all:
                 following = asyncio.create_task(self._follow())
@@ -201,7 +204,8 @@ class Console:
                 finally:
                     following.cancel()
                 if not heard_all:
-                    await asyncio.wait([ending], timeout=AGAIN_SECONDS)
+                    pause = AGAIN_SECONDS if self._begun else min(pause * 2, MOST_SECONDS)
+                    await asyncio.wait([ending], timeout=pause)
             ended = await ending
             if ended.retry_count != self._attempt:
                 heard_all, self._sequence = False, 0
@@ -232,6 +236,7 @@ class Console:
 
     async def _follow(self) -> bool:
         """Hear the run as long as the link lasts; whether to its end."""
+        self._begun = False
         execution = await self._executions.get(self._execution.id)
         live = None
         if not execution.status.ended:
@@ -241,7 +246,7 @@ class Console:
         moved = self._instance not in (None, live.instance.id)
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
-        self._instance, self._begun = live.instance.id, False
+        self._instance = live.instance.id
         if not moved:
             await self._tell(execution.status)
         else:
@@ -332,8 +337,9 @@ class Console:
             raise Forbidden("This API key may only read.", code="key_read_only")
         await self._until_asked()
         if not self._typing:
+            words = "You are in line." if self._in_line else "This console only watches."
             raise Conflict(
-                f"Somebody else types to execution {self._execution.id}; you are in line.",
+                f"Somebody else may type to execution {self._execution.id}. {words}",
                 code="console_taken",
             )
 
