@@ -413,26 +413,44 @@ def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> No
         api.end(session)
 
 
+def kill_instance(server: Server, api: Api, execution: str) -> None:
+    instance = api.execution(execution)["container_id"]
+    path = server.data_dir / "node" / "instances" / instance / "handle.json"
+    os.kill(json.loads(path.read_text())["data"]["child"], signal.SIGKILL)
+
+
 def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> None:
+    query = {"format": "json"}
+    with own.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, command=["sh"], stdin_open=True)
+        with console(api, execution, query=query) as shell:
+            shell.ready().send("X=lost; echo first\n").until("first\n")
+            before = shell.position
+            kill_instance(own, api, execution)
+            shell.wait(lambda: shell.statuses[-1]["status"] == "pending")
+            shell.ready().send("echo X=$X.; exit 0\n").until("X=.\n")
+            assert shell.statuses[-1]["attempt"] == 2
+            assert shell.position > before
+            assert shell.ended()["exit_code"] == 0
+        with console(api, execution, query={**query, "after": before}) as late:
+            late.ended()
+        assert late.output == b"X=.\n"
+        api.end(session)
+
+
+def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
     with own.client() as http:
         api = Api(http)
         session = api.create()["id"]
         execution = begin(api, session, terminal=SHELL)
-        with console(api, execution, query={"format": "json"}) as shell:
-            shell.ready().send("X=lost; echo fi''rst\n").until("first\r\n")
-            before = shell.position
-            instance = api.execution(execution)["container_id"]
-            path = own.data_dir / "node" / "instances" / instance / "handle.json"
-            os.kill(json.loads(path.read_text())["data"]["init"], signal.SIGKILL)
-            shell.wait(lambda: shell.statuses[-1]["status"] == "pending")
-            shell.ready().send("echo X=$X.; exit 0\n").until("X=.\r\n")
-            assert shell.statuses[-1]["attempt"] == 2
-            assert shell.position > before
-            assert shell.ended()["exit_code"] == 0
-        with console(api, execution, query={"format": "json", "after": before}) as late:
-            late.ended()
-        assert b"X=.\r\n" in late.output
-        assert b"first" not in late.output
+        with console(api, execution) as shell:
+            shell.ready().send("echo fi''rst\n").until("first\r\n")
+            kill_instance(own, api, execution)
+            ended = shell.ended()
+        assert (ended["status"], ended["cause"]) == ("crashed", "instance_lost")
+        assert shell.output.count(b"first\r\n") == 1
         api.end(session)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.api import Api, eventually
+from tests.e2e.console import begin, console
 from tests.harness import Server
 
 if TYPE_CHECKING:
@@ -206,6 +207,23 @@ def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: 
     screen.keys("q")
     screen.wait("ended with 0\n")
     assert api.result(execution[1])["exit_code"] == 0
+
+
+def test_who_only_watches_sees_it_and_leaves_by_an_interrupt(
+    screen: Screen, session: str, api: Api
+) -> None:
+    execution = begin(api, session, terminal={"rows": 24, "cols": 80})
+    with console(api, execution) as typing:
+        typing.ready().send("echo he''re\n").until("here")
+        screen.type(shell("--attach", execution, "--watch"))
+        screen.wait("here\n")
+        screen.type("never")
+        typing.send("echo al''so\n")
+        screen.wait("also\n")
+        assert "never" not in screen.text()
+        screen.keys("C-c")
+        screen.wait("ended with 0\n")
+        typing.send("exit\n").ended()
 
 
 def test_the_terminal_is_given_back_whatever_ends_the_command(
