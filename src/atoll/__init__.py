@@ -24,19 +24,24 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from atoll.sdk.client import AsyncAtoll
+    from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Execution, Session
-    from atoll.sdk.values import Event, ExecutionFailed, Result
+    from atoll.sdk.sync import Atoll, Console, Execution, Session
+    from atoll.sdk.values import ConsoleEvent, ConsoleExit, Event, ExecutionFailed, Result
     from atoll.version import __version__
 
 __all__ = [
     "AsyncAtoll",
+    "AsyncConsole",
     "AsyncExecution",
     "AsyncSession",
     "Atoll",
     "AtollError",
     "Conflict",
+    "Console",
+    "ConsoleEvent",
+    "ConsoleExit",
     "Event",
     "Execution",
     "ExecutionFailed",
@@ -55,9 +60,13 @@ __all__ = [
 
 _HOME = {
     "AsyncAtoll": "atoll.sdk.client",
+    "AsyncConsole": "atoll.sdk.consoles",
     "AsyncExecution": "atoll.sdk.executions",
     "AsyncSession": "atoll.sdk.sessions",
     "Atoll": "atoll.sdk.sync",
+    "Console": "atoll.sdk.sync",
+    "ConsoleEvent": "atoll.sdk.values",
+    "ConsoleExit": "atoll.sdk.values",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",

@@ -44,6 +44,7 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.consoles import Consoles
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -199,6 +200,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         found = Services(
             sessions=sessions,
             executions=executions,
+            consoles=Consoles(executions, lives, coordination, settings),
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,

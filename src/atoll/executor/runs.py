@@ -35,6 +35,8 @@ STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
+SIGNAL_SECONDS = 0.01
+"""Pause before a signal to a run that no process has taken yet."""
 REMEMBERED = 512
 """How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
@@ -389,6 +391,13 @@ class Runs:
                 os.killpg(group or run.pid, number)
             except ProcessLookupError:
                 pass  # It ends right now.
+        elif run.result is None and not run.parked:
+            # On its way to a process, which is to hear of it.
+            self._loop.after(SIGNAL_SECONDS, lambda: self._signal_later(run, number))
+
+    def _signal_later(self, run: Run, number: int) -> None:
+        self._see_taken()
+        self.send_signal(run, number)
 
     def resize(self, run: Run, rows: int, columns: int) -> bool:
         if run.terminal is None or run.pipes[0].fd < 0:

@@ -6,9 +6,11 @@ import asyncio
 import codecs
 import inspect
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
 from atoll.sdk.events import events
 from atoll.sdk.paths import segment
@@ -109,6 +111,13 @@ class AsyncExecution:
             except TemporaryError as error:
                 if not ended:
                     await self._endure(patience, error)
+
+    @asynccontextmanager
+    async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
+        """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        async with opened(self._connection, f"{self._path}/console", watch=watch) as console:
+            yield console
 
     async def _endure(self, patience: Patience, error: TemporaryError) -> None:
         if not self._connection.answered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import NotFound
+from atoll.errors import InvalidRequest, NotFound
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import AsyncExecution, execute_body, follow
 from atoll.sdk.files import AsyncFiles
@@ -103,6 +103,48 @@ class AsyncSession:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
         body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
         return await self._submit(body, idempotency_key)
+
+    async def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncExecution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
+        if isinstance(command, str):
+            raise InvalidRequest("command is a list of strings.", field="command")
+        body = {
+            "session_id": self._info.id,
+            "mode": "console",
+            "command": list(command or shell(on_terminal=terminal is not None)),
+            "terminal": terminal,
+            "stdin_open": terminal is None,
+            "timeout_ms": None if timeout is None else round(timeout * 1000),
+            "env": dict(env) if env else None,
+            "cwd": cwd,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        if idempotency_key is None:
+            submission = self._connection.call("POST", "invocations", body=given)
+        else:
+            submission = self._connection.call_once("invocations", key=idempotency_key, body=given)
+
+        async def cancel(answer: Any) -> None:
+            await AsyncExecution(self._connection, answer["execution_id"]).cancel()
+
+        answer = await undoable(submission, cancel)
+        return AsyncExecution(self._connection, answer["execution_id"])
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
@@ -208,6 +250,13 @@ class AsyncSessions:
         """End a session; its record and the results stay readable."""
         answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
         return decode(SessionInfo, answer)
+
+
+def shell(*, on_terminal: bool) -> list[str]:
+    """The best shell that the sandbox has."""
+    options = " -il" if on_terminal else ""
+    line = f"command -v bash >/dev/null 2>&1 && exec bash{options}; exec sh{options[:-1]}"
+    return ["sh", "-c", line]
 
 
 async def _to_the_end(execution: AsyncExecution, waiting: Coroutine[None, None, Result]) -> Result:

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.executions import AsyncExecution, OutputCallback
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.nodes import AsyncNodes
     from atoll.sdk.sessions import AsyncSession, AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
     from atoll.sdk.values import (
+        ConsoleEvent,
+        ConsoleExit,
         Entry,
         Event,
         ExecutionInfo,
@@ -37,6 +40,56 @@ if TYPE_CHECKING:
         Status,
         TemplateInfo,
     )
+
+
+class Console:
+    """One who watches an execution; the first of them types, and the next when that one leaves."""
+
+    def __init__(self, inner: AsyncConsole, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def typing(self) -> bool:
+        """Whether this one may type."""
+        return self._async.typing
+
+    @property
+    def status(self) -> str:
+        """Where the execution is, as far as was heard."""
+        return self._async.status
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the execution runs on a terminal, and not on pipes."""
+        return self._async.terminal
+
+    def send(self, data: str | bytes, *, eof: bool = False) -> None:
+        """
+        Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
+        is told by an event of kind `error`: `console_taken` while somebody else types.
+        """
+        self._portal.call(self._async.send, data, eof=eof)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """The size of the terminal, which is that of the one who types."""
+        self._portal.call(self._async.resize, rows, cols)
+
+    def signal(self, name: str) -> None:
+        """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
+        self._portal.call(self._async.signal, name)
+
+    def end(self) -> None:
+        """Cancel the execution; what is left of its output and its exit still come."""
+        self._portal.call(self._async.end)
+
+    def __iter__(self) -> Iterator[ConsoleEvent]:
+        """What happens, from what is left of the output on; the last one is the `exit`."""
+        yield from self._portal.iterate(self._async.__aiter__())
+
+    def wait(self) -> ConsoleExit:
+        """How it ended, when it has; what nobody has iterated over is passed by."""
+        return self._portal.call(self._async.wait)
 
 
 class Execution:
@@ -77,6 +130,13 @@ class Execution:
         """Everything it did and does, from the start, live; ends after the `result`. A connection
         that is lost is taken up again where it broke."""
         yield from self._portal.iterate(self._async.events())
+
+    @contextmanager
+    def console(self, *, watch: bool = False) -> Iterator[Console]:
+        """Its terminal, or its pipes, for the length of an `with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        with self._portal.context(self._async.console(watch=watch)) as value:
+            yield Console(value, self._portal)
 
 
 class Files:
@@ -215,6 +275,37 @@ class Session:
                 stdin=stdin,
                 env=env,
                 args=args,
+                cwd=cwd,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        return Execution(
+            self._portal.call(
+                self._async.interactive,
+                command,
+                rows=rows,
+                cols=cols,
+                timeout=timeout,
+                env=env,
                 cwd=cwd,
                 idempotency_key=idempotency_key,
             ),
@@ -457,6 +548,10 @@ class Atoll:
     @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
+
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return Execution(self._async.execution(execution_id), self._portal)
 
     def __repr__(self) -> str:
         return repr(self._async)

@@ -222,6 +222,38 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleExit:
+    """How an execution ended that was watched on a console."""
+
+    status: str
+    """completed, failed, timeout, crashed or cancelled."""
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleEvent:
+    """Something that a console tells; the last one is the `exit`."""
+
+    kind: Literal["stdout", "stderr", "status", "error", "exit"]
+    data: bytes = b""
+    """Output as it was written; a terminal has only stdout."""
+    status: str | None = None
+    typing: bool = False
+    """With `status`: whether this console may type."""
+    code: str | None = None
+    message: str | None = None
+    """With `error`: what of this console's input was refused, and why."""
+    exit: ConsoleExit | None = None
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file or directory; `path` is relative to the workspace."""
 

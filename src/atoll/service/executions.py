@@ -74,7 +74,7 @@ class Executions:
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks)
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
 
     async def submit(
         self,

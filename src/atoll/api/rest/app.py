@@ -25,6 +25,7 @@ from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
 from atoll.api.rest.requests import Execute
+from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError
 from atoll.version import __version__
 
@@ -65,7 +66,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
 
 def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
-    app = HotRoutes(JsonByDefault(app), found)
+    app = ConsoleRoute(HotRoutes(JsonByDefault(app), found), found)
     app = Idempotency(
         app,
         store=found.store,
