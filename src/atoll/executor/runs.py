@@ -93,6 +93,10 @@ class Run:
         self.watch: Timer | None = None
         self.deadline: Timer | None = None
         self.grace: Timer | None = None
+        self.on_end: list[Callable[[], None]] = []
+        """Called once when it is being ended, or has ended."""
+        self.stop: Callable[[str, float], None] | None = None
+        """Ends it where it is hosted, when that is not a child of its own."""
 
 
 class Runs:
@@ -330,6 +334,14 @@ class Runs:
             seconds = min(LAZY_SECONDS * (1 + len(run.log) / 256), GATHER_SECONDS)
             run.gathering = self._loop.after(seconds, lambda: self._send(run))
 
+    def add_entry(self, run: Run, channel: int, payload: bytes) -> None:
+        """A whole entry of the log, sent at once."""
+        if run.result is None:
+            for pipe in run.pipes:
+                pipe.tail = None
+            run.log.append((len(run.log) + 1, channel, payload))
+            self._send(run)
+
     def _send(self, run: Run) -> None:
         run.gathered = 0
         if run.gathering is not None:
@@ -366,6 +378,9 @@ class Runs:
             return
         self._see_taken()
         run.reason = reason
+        if run.stop is not None:
+            run.stop(reason, grace)
+            return
         if run.parked:
             self.never_began(run)
             return
@@ -396,6 +411,11 @@ class Runs:
         """The leader of a run is gone: read what is left, and make the result."""
         run = self._by_pid.pop(pid, None)
         if run is not None:
+            self._conclude(run, status, usage)
+
+    def conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
+        """A hosted run is over: wait status as of waitpid."""
+        if run.result is None:
             self._conclude(run, status, usage)
 
     def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
