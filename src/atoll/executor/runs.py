@@ -120,6 +120,8 @@ class Runs:
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
+        self.hosts: dict[int, str] = {}
+        """Processes that runs are hosted in, with the id of the context."""
 
     def active(self) -> list[Run]:
         return [run for run in self._runs.values() if run.result is None]
@@ -253,7 +255,7 @@ class Runs:
         for zygote in self.own:
             for pid in processes.children_of(zygote):
                 child = processes.read(pid)
-                if child is not None and child.state in "Tt" and pid not in self._by_pid:
+                if child is not None and child.state in "Tt" and not self._is_known(pid):
                     processes.send(pid, signal.SIGKILL)
         self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
 
@@ -316,6 +318,14 @@ class Runs:
             self._keep(run, pipe, data[:room])
         return True
 
+    def take_output(self, run: Run) -> None:
+        """Read what is there already."""
+        for pipe in run.pipes:
+            # A process left running may write on and on; nobody is kept waiting for it.
+            rounds = 0
+            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
+                rounds += 1
+
     def _keep(self, run: Run, pipe: Pipe, data: bytes) -> None:
         """Into the log, and to the stream: soon, with what follows it, or at once if it is much."""
         pipe.kept += len(data)
@@ -354,7 +364,8 @@ class Runs:
         stream = follower.stream
         while follower.sent < len(run.log):
             sequence, channel, data = run.log[follower.sent]
-            if stream.credit < len(data) + frames.OUTPUT_HEADER.size:
+            # Of an entry larger than any credit, half a window is enough.
+            if stream.credit < min(len(data) + frames.OUTPUT_HEADER.size, frames.WINDOW // 2):
                 return
             self._announce(run)
             if isinstance(data, bytearray):
@@ -421,11 +432,7 @@ class Runs:
     def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
         result = self._result(run, status, usage)
         self._cancel_timers(run)
-        for pipe in run.pipes:
-            # A process left running may write on and on; the result is not kept waiting for it.
-            rounds = 0
-            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
-                rounds += 1
+        self.take_output(run)
         if run.reason is None:
             self._leave_background(run)
         else:
@@ -469,8 +476,15 @@ class Runs:
         return [
             pid
             for pid in processes.children_of(1)
-            if pid not in self.background and pid not in self.own and pid not in self._by_pid
+            if pid not in self.background and pid not in self.own and not self._is_known(pid)
         ]
+
+    def _is_known(self, pid: int) -> bool:
+        return pid in self._by_pid or pid in self.hosts
+
+    def end_strays(self) -> None:
+        """End what a process left that was not meant to outlive it."""
+        self._end_strays(0)
 
     def _leave_background(self, run: Run) -> None:
         for pid in self._strays():
@@ -514,12 +528,12 @@ class Runs:
         """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""
         for pipe in run.pipes:
             if pipe.fd >= 0:
-                if pipe.channel != frames.VALUE and self.background:
+                if pipe.channel != frames.VALUE and (self.background or run.stop is not None):
                     if not run.watched:
                         self._loop.add(pipe.fd, READ, self._reader(run, pipe))
                 else:
                     self._close_pipe(run, pipe)
-        run.watched = run.watched or bool(self.background)
+        run.watched = run.watched or bool(self.background) or run.stop is not None
         run.stdin = b""
         self._feed(run)
 

@@ -16,6 +16,7 @@ import sys
 
 from . import artifacts, files, frames, minijson, processes, system, zygote
 from .connection import Connection, Stream
+from .contexts import FIRST_NUMBER, ContextError, Contexts
 from .file_requests import FileRequests
 from .loop import READ, Loop
 from .runs import Run, Runs
@@ -49,6 +50,7 @@ class Supervisor:
         self._scanner = artifacts.Scanner(self._root)
         self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken)
         self._watch = Watch(self._loop, self._runs, self._root)
+        self._contexts = Contexts(self._loop, self._runs, self._submit, self._settle_want)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
@@ -61,6 +63,7 @@ class Supervisor:
             "processes": self._processes,
             "shutdown": self._shutdown,
             **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **self._contexts.operations,
         }
 
     def run(self, listener: _socket.socket) -> None:
@@ -113,7 +116,7 @@ class Supervisor:
                     "unsupported", "this executor has no operation %r" % request.get("op")
                 )
             operation(stream, request)
-        except (Refusal, files.FileError) as error:
+        except (Refusal, ContextError, files.FileError) as error:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
@@ -171,6 +174,7 @@ class Supervisor:
                 }
                 self._see_taken()
                 self._runs.exited(pid, status, usage)
+                self._contexts.exited(pid, status, usage)
                 self._settle_want()
 
     def _zygote_lost(self) -> None:
@@ -185,8 +189,9 @@ class Supervisor:
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()
+        self._contexts.zygote_lost()
         for run in self._runs.active():
-            if run.parked:
+            if run.parked or run.stop is not None:
                 continue
             if run.pid:
                 self._runs.crashed(run.pid)
@@ -206,12 +211,16 @@ class Supervisor:
 
     def _note_taken(self, taken: list[tuple[int, int]]) -> None:
         for number, pid in taken:
+            if number >= FIRST_NUMBER:
+                self._contexts.taken(number, pid, self._zygote_pid)
+                continue
             run = self._runs.by_number(number)
             if run is not None:
                 self._runs.taken(run, pid)
 
     def _settle_want(self) -> None:
-        want = max(1, len(self._runs.active()))
+        runs = [run for run in self._runs.active() if run.stop is None]
+        want = max(1, len(runs)) + self._contexts.children(self._zygote_pid)
         if want != self._want and self._released:
             self._want = want
             try:
@@ -238,16 +247,14 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
-            self._runs.exited(
-                pid,
-                status,
-                {
-                    "cpu": usage.ru_utime + usage.ru_stime,
-                    "peak": usage.ru_maxrss * 1024,
-                    "read": usage.ru_inblock * zygote.BLOCK,
-                    "written": usage.ru_oublock * zygote.BLOCK,
-                },
-            )
+            used = {
+                "cpu": usage.ru_utime + usage.ru_stime,
+                "peak": usage.ru_maxrss * 1024,
+                "read": usage.ru_inblock * zygote.BLOCK,
+                "written": usage.ru_oublock * zygote.BLOCK,
+            }
+            self._runs.exited(pid, status, used)
+            self._contexts.exited(pid, status, used)
 
     def _free_zygote(self) -> None:
         """User code can stop the zygote, which then sees no end of any run: it is replaced."""
@@ -271,8 +278,11 @@ class Supervisor:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
             raise Refusal("busy", self._runs.active()[0].id)
         self._watch.limit(request["watch"])
+        context = self._contexts.check(request["context"]) if request.get("context") else None
         run = self._runs.make(request)
-        if self._released:
+        if context is not None:
+            self._contexts.begin(context, run)
+        elif self._released:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
@@ -290,6 +300,12 @@ class Supervisor:
                 os.close(fd)
         self._runs.begin(run)
 
+    def _submit(self, number: int, job: dict[str, Any], descriptors: list[int]) -> bool:
+        """Hand over what is not a run; False when nobody is there to take it."""
+        if self._released:
+            zygote.send_job(self._jobs, number, job, descriptors)
+        return self._released
+
     def _unpark(self) -> None:
         """Hand over the runs that came before the zygote was ready for them."""
         for run in self._runs.active():
@@ -300,6 +316,7 @@ class Supervisor:
                     # More than the socket takes at a time.
                     self._loop.after(UNPARK_SECONDS, self._unpark)
                     break
+        self._contexts.unpark()
         self._settle_want()
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:
