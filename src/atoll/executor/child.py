@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from . import minijson
+from . import minijson, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
     os.dup2(stderr, 2)
     for fd in (stdin, stdout, stderr):
         os.close(fd)
+    if job.get("terminal"):
+        terminal.control(0)
     os._exit(_run(job, value))
 
 
@@ -161,25 +163,35 @@ def _python(job: dict[str, Any], value: int) -> int:
     except KeyboardInterrupt:
         status = 130
     except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
-        status = _exception(error, job["code"], value)
+        status = _exception(error, job["code"] or "", value)
         if isinstance(error, MemoryError) and "DATA" in job["limits"]:
             status = OUT_OF_MEMORY
     return _finish(status)
 
 
 def _user_code(job: dict[str, Any], value: int) -> int:
-    source = job["code"]
+    source, name = job["code"], job.get("function")
     sys.argv = ["main.py", *job["args"]]
     sys.path.insert(0, os.getcwd())
-    code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
     main = type(sys)("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)  # noqa: S102
-    handler = main.__dict__.get("handler")
+    if source is not None:
+        code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102
+        handler = main.__dict__.get(name or "handler")
+    else:
+        module, _, name = name.partition(":")
+        __import__(module)
+        handler = getattr(sys.modules[module], name, None)
     if not callable(handler):
-        return 0
-    result = handler(job["event"])
+        if name is None:
+            return 0
+        message = "there is no function %s" % name
+        _report(value, FAILURE, _failure("function_not_found", message))
+        _say("atoll: %s\n" % message)
+        return 1
+    result = handler(_input(job))
     if hasattr(result, "__await__"):
         import asyncio
 
@@ -204,6 +216,14 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         return 1
     _report(value, VALUE, text)
     return 0
+
+
+def _input(job: dict[str, Any]) -> Any:
+    if job.get("body") is None:
+        return job["event"]
+    import binascii
+
+    return binascii.a2b_base64(job["body"])
 
 
 def _reseed() -> None:
@@ -246,7 +266,7 @@ def _exception(error: BaseException, source: str, value: int) -> int:
         linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
         trace = error.__traceback__
         # Ours is the outermost frame; a syntax error has no other.
-        while trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
+        while source and trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
             trace = trace.tb_next
         error.__traceback__ = trace
         if sys.excepthook is not sys.__excepthook__:

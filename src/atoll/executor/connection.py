@@ -161,6 +161,11 @@ class Connection:
             self._writing = bool(self._out)
             self._loop.change(self._fd, READ | WRITE if self._writing else READ)
 
+    @property
+    def flushed(self) -> bool:
+        """Whether all that was written is on its way."""
+        return not self._out
+
     def close(self) -> None:
         if not self.open:
             return

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     Submit = Callable[[int, dict[str, Any], list[int]], bool]
 
 LANGUAGES = ("python",)
-FIRST_NUMBER = 1 << 62
-"""Jobs that are contexts are numbered from here on, those that are runs from 1."""
 START_SECONDS = 25.0
 UNPARK_SECONDS = 0.05
 TIMEOUT_GRACE = 2.0
@@ -123,7 +121,6 @@ class Contexts:
         """Told when another number of children is wanted."""
         self._contexts: dict[str, Context] = {}
         self._hosts: dict[int, Host] = {}
-        self._count = FIRST_NUMBER
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "context_create": self._create,
@@ -209,8 +206,8 @@ class Contexts:
         return sum(1 for host in self._hosts.values() if host.zygote in (0, zygote_pid))
 
     def _start(self, context: Context) -> None:
-        self._count += 1
-        host = context.host = self._hosts[self._count] = Host(context, self._count)
+        number = self._runs.next_number()
+        host = context.host = self._hosts[number] = Host(context, number)
         context.count = 0
         context.starting = self._loop.after(START_SECONDS, lambda: self._too_late(host))
         self._hand_over(host)
@@ -245,10 +242,9 @@ class Contexts:
     def taken(self, number: int, pid: int, zygote_pid: int) -> None:
         host = self._hosts.get(number)
         if host is None:
-            processes.kill_tree(pid)  # Given up meanwhile.
             return
         host.pid, host.zygote = pid, zygote_pid
-        self._runs.hosts[pid] = host.context.id
+        self._runs.hosts[pid] = None
         if host.doomed:
             processes.kill_tree(pid)
 
@@ -346,6 +342,7 @@ class Contexts:
             for fd in theirs:
                 os.close(fd)
         context.run, context.dropped = run, False
+        self._runs.hosts[host.pid] = run
         context.count += 1
         context.began = _used(host.pid)
         run.pid = host.pid
@@ -370,6 +367,8 @@ class Contexts:
 
     def _conclude(self, context: Context, status: int, usage: dict[str, float]) -> None:
         run, context.run = context.run, None
+        if context.host is not None:
+            self._runs.hosts[context.host.pid] = None
         if run is not None:
             self._runs.conclude(run, status, usage)
 
@@ -451,7 +450,7 @@ class Contexts:
             payload, host.coming = bytes(host.coming), None
             # What was printed before it comes before it.
             self._runs.take_output(context.run)
-            self._runs.add_entry(context.run, frames.DISPLAY, payload)
+            self._runs.add_entry(context.run, frames.DISPLAY, payload.replace(b"\n", b" "))
 
     def _drop(self, context: Context, run: Run, size: int) -> None:
         if context.dropped:

@@ -3,8 +3,8 @@ Executions as the supervisor sees them: their pipes, their time, their end, and 
 
 A run's output up to the limit and its result stay in the journal until the control plane has
 acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not
-slow the code: output is taken from the pipes as it comes, and beyond the limit only counted. What
-comes in small pieces is gathered, so the journal goes by the bytes and not by the writes.
+slow the code: output is taken from the pipes as it comes, and beyond the limit only counted. A run
+on a terminal has one pipe for all, and its log keeps the last of what was written.
 
 An id is run once: one whose result was acknowledged is refused. So a control plane that was given
 up by the others and comes back cannot run anything a second time.
@@ -16,9 +16,10 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
-from . import artifacts, frames, processes
+from . import artifacts, frames, processes, terminal
 from .child import OUT_OF_MEMORY
-from .connection import LAZY_SECONDS, Stream
+from .connection import Stream
+from .log import Follower, Log
 from .loop import READ, WRITE, Loop, Timer
 
 TYPE_CHECKING = False
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 PIPE_READ = 262_144
-GATHER = 32_768
-"""So many bytes of output are sent without waiting for more."""
-GATHER_SECONDS = 0.1
-"""The longest wait for more, of a run that has written often."""
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
@@ -39,6 +36,10 @@ REMEMBERED = 512
 """How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
 """A run that ends sooner is never watched: what it wrote is read at its end."""
+MAX_STDIN = 1024 * 1024
+"""Bytes that were injected and that nobody has read yet; one more is refused."""
+HEARTBEAT_SECONDS = 5.0
+MAX_ANCESTORS = 1024
 
 
 class Pipe:
@@ -50,40 +51,29 @@ class Pipe:
         self.limit = limit
         self.size = 0
         self.kept = 0
-        self.tail: bytearray | None = None
-        """The log's last entry of this channel, as long as it was sent to nobody and may grow."""
-
-
-class Follower:
-    """One who hears of a run, at their own pace."""
-
-    __slots__ = ("announced", "sent", "stream")
-
-    def __init__(self, stream: Stream, sent: int) -> None:
-        self.stream = stream
-        self.sent = sent
-        """Sequence number of the last log entry that went out."""
-        self.announced = False
 
 
 class Run:
-    def __init__(self, request: dict[str, Any], number: int) -> None:
+    def __init__(self, request: dict[str, Any], number: int, loop: Loop) -> None:
         self.id: str = request["id"]
         self.number = number
         self.request = request
+        self.terminal: tuple[int, int] | None = request.get("terminal")
+        """Rows and columns."""
+        self.log = Log(loop, request["output_limit"] if self.terminal else None)
         self.pid = 0
         self.parked = True
         """Accepted, and not yet handed to a zygote."""
         self.losses = 0
         """Zygotes that died with it before anybody took it."""
-        self.followers: list[Follower] = []
-        self.log: list[tuple[int, int, bytes | bytearray]] = []
-        self.gathered = 0
-        """Bytes that came since output was last sent."""
-        self.gathering: Timer | None = None
         self.pipes: list[Pipe] = []
-        self.stdin = b""
+        self.stdin = bytearray()
+        """What is still to be written."""
         self.stdin_fd = -1
+        self.stdin_open = False
+        """Whether more may come."""
+        self.feeding = False
+        """Whether the loop waits for somebody to read."""
         self.started = time.monotonic()
         self.began = artifacts.coarse_now()
         self.reason: str | None = None
@@ -93,10 +83,16 @@ class Run:
         self.watch: Timer | None = None
         self.deadline: Timer | None = None
         self.grace: Timer | None = None
-        self.on_end: list[Callable[[], None]] = []
-        """Called once when it is being ended, or has ended."""
+        self.beat: Timer | None = None
         self.stop: Callable[[str, float], None] | None = None
-        """Ends it where it is hosted, when that is not a child of its own."""
+        """How to end it, set by who carries it in a process that is not its own."""
+        self.on_end: list[Callable[[], None]] = []
+        """Told once, when it is being ended or has ended."""
+
+    def ending(self) -> None:
+        told, self.on_end = self.on_end, []
+        for call in told:
+            call()
 
 
 class Runs:
@@ -120,8 +116,8 @@ class Runs:
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
-        self.hosts: dict[int, str] = {}
-        """Processes that runs are hosted in, with the id of the context."""
+        self.hosts: dict[int, Run | None] = {}
+        """Processes that carry runs one after the other, with the one that is in it now."""
 
     def active(self) -> list[Run]:
         return [run for run in self._runs.values() if run.result is None]
@@ -131,6 +127,19 @@ class Runs:
 
     def is_over(self, run_id: str) -> bool:
         return run_id in self._over
+
+    def of_process(self, pid: int) -> Run | None:
+        """The run that a process belongs to, as long as it runs."""
+        self._see_taken()
+        for _ in range(MAX_ANCESTORS):
+            run = self._by_pid.get(pid) or self.hosts.get(pid)
+            if run is not None:
+                return run
+            process = processes.read(pid)
+            if process is None or process.parent <= 1:
+                return None
+            pid = process.parent
+        return None
 
     def by_number(self, number: int) -> Run | None:
         for run in self._runs.values():
@@ -144,8 +153,11 @@ class Runs:
     # Start
 
     def make(self, request: dict[str, Any]) -> Run:
+        return Run(request, self.next_number(), self._loop)
+
+    def next_number(self) -> int:
         self._count += 1
-        return Run(request, self._count)
+        return self._count
 
     def open(self, run: Run) -> list[int]:
         """Make the run's pipes; the ends that go to the process, which the caller closes."""
@@ -156,19 +168,27 @@ class Runs:
         theirs: list[int] = []
         try:
             text = request.get("stdin")
-            if text is None:
+            run.stdin = bytearray((text or "").encode("utf-8", "surrogateescape"))
+            run.stdin_open = bool(request.get("stdin_open")) or run.terminal is not None
+            if run.terminal is not None:
+                ours, slave = terminal.open(*run.terminal)
+                theirs += [slave, os.dup(slave), os.dup(slave)]
+                run.stdin_fd = os.dup(ours)
+                # No limit but that of the log.
+                run.pipes.append(Pipe(frames.STDOUT, ours, -1))
+            elif text is None and not run.stdin_open:
                 theirs.append(os.dup(self._null))
             else:
-                run.stdin = text.encode("utf-8", "surrogateescape")
                 read, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
                 theirs.append(read)
-                os.set_blocking(run.stdin_fd, False)
-            for channel in (frames.STDOUT, frames.STDERR, frames.VALUE):
+            for channel in (frames.STDOUT, frames.STDERR, frames.VALUE)[len(theirs) - 1 :]:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
                 keep = request["return_limit"] + 65_536 if channel == frames.VALUE else limit
                 run.pipes.append(Pipe(channel, read, keep))
-                os.set_blocking(read, False)
+            for fd in (run.stdin_fd, *(pipe.fd for pipe in run.pipes)):
+                if fd >= 0:
+                    os.set_blocking(fd, False)
         except BaseException:
             for fd in theirs:
                 os.close(fd)
@@ -184,7 +204,7 @@ class Runs:
         )
         self.attach(run, stream, 0)
         for follower in self._expected.pop(run.id, []):
-            self._follow(run, follower)
+            run.log.follow(follower)
 
     def begin(self, run: Run) -> None:
         """The run is on its way to a process."""
@@ -195,17 +215,17 @@ class Runs:
     def park(self, run: Run) -> None:
         """Nobody took it: close what was opened for it; it may be handed over once more."""
         run.parked = True
-        if run.watch is not None:
-            run.watch.cancel()
-        run.stdin = b""
-        self._feed(run)
+        for timer in (run.watch, run.beat):
+            if timer is not None:
+                timer.cancel()
+        self._close_stdin(run)
         for pipe in run.pipes:
             self._close_pipe(run, pipe)
         run.pipes = []
         run.watched = False
 
     def _cancel_timers(self, run: Run) -> None:
-        for timer in (run.watch, run.deadline, run.grace):
+        for timer in (run.watch, run.deadline, run.grace, run.beat):
             if timer is not None:
                 timer.cancel()
 
@@ -219,7 +239,7 @@ class Runs:
         """
         Send a run's events to this stream too, beginning behind sequence number `after`.
         """
-        self._follow(run, Follower(stream, after))
+        run.log.follow(Follower(stream, after))
 
     def expect(self, run_id: str, stream: Stream, after: int) -> None:
         """The same for a run that has not come yet."""
@@ -234,18 +254,6 @@ class Runs:
                 self._expected.pop(run_id, None)
 
         stream.on_reset = leave
-
-    def _follow(self, run: Run, follower: Follower) -> None:
-        run.followers.append(follower)
-        follower.stream.on_credit = lambda: self._send_to(run, follower)
-        follower.stream.on_reset = lambda: self._detach(run, follower)
-        if run.watched or run.result is not None:
-            self._announce(run)
-        self._send_to(run, follower)
-
-    def _detach(self, run: Run, follower: Follower) -> None:
-        if follower in run.followers:
-            run.followers.remove(follower)
 
     def _unstick(self, run: Run) -> None:
         """A child that was stopped before it took the run is replaced by one that takes it."""
@@ -269,31 +277,58 @@ class Runs:
         for pipe in run.pipes:
             if pipe.fd >= 0:
                 self._loop.add(pipe.fd, READ, self._reader(run, pipe))
-        if run.stdin_fd >= 0:
-            self._loop.add(run.stdin_fd, WRITE, lambda mask: self._feed(run))
-        self._announce(run)
+        self._feed(run)
+        run.beat = self._loop.after(self._heartbeat(run), lambda: self._beat(run))
+        run.log.begun = True
+        run.log.announce()
 
-    def _announce(self, run: Run) -> None:
-        for follower in run.followers:
-            if not follower.announced:
-                follower.announced = True
-                follower.stream.event({"event": "started"})
+    def _heartbeat(self, run: Run) -> float:
+        return float(run.request.get("heartbeat") or HEARTBEAT_SECONDS)
+
+    def _beat(self, run: Run) -> None:
+        run.log.beat()
+        run.beat = self._loop.after(self._heartbeat(run), lambda: self._beat(run))
+
+    def give(self, run: Run, data: bytes, eof: bool) -> str | None:
+        """More for its stdin; why not, in a word, when it cannot be taken."""
+        if run.stdin_fd < 0 or not run.stdin_open:
+            return "stdin_closed"
+        if len(run.stdin) + len(data) > MAX_STDIN:
+            return "stdin_full"
+        run.stdin += data
+        if eof and run.terminal is not None:
+            run.stdin += terminal.END_OF_INPUT
+        elif eof:
+            run.stdin_open = False
+        self._feed(run)
+        return None
 
     def _feed(self, run: Run) -> None:
         """Write what the pipe takes of stdin; close it at the end, or when nobody reads."""
+        if run.stdin_fd < 0:
+            return
         try:
             while run.stdin:
-                written = os.write(run.stdin_fd, run.stdin[:65_536])
-                run.stdin = run.stdin[written:]
+                del run.stdin[: os.write(run.stdin_fd, run.stdin[:65_536])]
         except BlockingIOError:
+            if run.watched and not run.feeding:
+                run.feeding = True
+                self._loop.add(run.stdin_fd, WRITE, lambda mask: self._feed(run))
             return
         except OSError:
-            run.stdin = b""
+            run.stdin_open = False
+        if not run.stdin_open:
+            self._close_stdin(run)
+        elif run.feeding:
+            run.feeding = False
+            self._loop.remove(run.stdin_fd)
+
+    def _close_stdin(self, run: Run) -> None:
+        run.stdin.clear()
         if run.stdin_fd >= 0:
-            if run.watched:
-                self._loop.remove(run.stdin_fd)
+            self._loop.remove(run.stdin_fd)
             os.close(run.stdin_fd)
-            run.stdin_fd = -1
+            run.stdin_fd, run.feeding = -1, False
 
     def _reader(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
         def ready(mask: int) -> None:
@@ -313,9 +348,10 @@ class Runs:
             self._close_pipe(run, pipe)
             return False
         pipe.size += len(data)
-        room = pipe.limit - pipe.kept
+        room = len(data) if pipe.limit < 0 else pipe.limit - pipe.kept
         if room > 0 and run.result is None:
-            self._keep(run, pipe, data[:room])
+            pipe.kept += len(data[:room])
+            run.log.keep(pipe.channel, data[:room])
         return True
 
     def take_output(self, run: Run) -> None:
@@ -326,60 +362,30 @@ class Runs:
             while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
                 rounds += 1
 
-    def _keep(self, run: Run, pipe: Pipe, data: bytes) -> None:
-        """Into the log, and to the stream: soon, with what follows it, or at once if it is much."""
-        pipe.kept += len(data)
-        run.gathered += len(data)
-        while data:
-            if pipe.tail is None or len(pipe.tail) >= frames.CHUNK:
-                pipe.tail = bytearray()
-                run.log.append((len(run.log) + 1, pipe.channel, pipe.tail))
-            room = frames.CHUNK - len(pipe.tail)
-            pipe.tail += data[:room]
-            data = data[room:]
-        if run.gathered >= GATHER:
-            self._send(run)
-        elif run.gathering is None and run.followers:
-            # The longer the log, the longer the wait: an entry costs more than its bytes.
-            seconds = min(LAZY_SECONDS * (1 + len(run.log) / 256), GATHER_SECONDS)
-            run.gathering = self._loop.after(seconds, lambda: self._send(run))
-
-    def add_entry(self, run: Run, channel: int, payload: bytes) -> None:
-        """A whole entry of the log, sent at once."""
+    def add_entry(self, run: Run, channel: int, line: bytes) -> None:
+        """A line of JSON into the run's log, sent at once."""
         if run.result is None:
-            for pipe in run.pipes:
-                pipe.tail = None
-            run.log.append((len(run.log) + 1, channel, payload))
-            self._send(run)
+            run.log.add(channel, line)
 
-    def _send(self, run: Run) -> None:
-        run.gathered = 0
-        if run.gathering is not None:
-            run.gathering.cancel()
-            run.gathering = None
-        for follower in run.followers[:]:
-            self._send_to(run, follower)
+    def send_signal(self, run: Run, number: int) -> None:
+        """To what is in the foreground of its terminal, else to its process group."""
+        group = 0
+        if run.terminal is not None and run.pipes[0].fd >= 0:
+            group = terminal.foreground(run.pipes[0].fd)
+        if run.stop is not None:
+            processes.send(run.pid, number)
+        elif group or run.pid:
+            try:
+                os.killpg(group or run.pid, number)
+            except ProcessLookupError:
+                pass  # It ends right now.
 
-    def _send_to(self, run: Run, follower: Follower) -> None:
-        stream = follower.stream
-        while follower.sent < len(run.log):
-            sequence, channel, data = run.log[follower.sent]
-            # Of an entry larger than any credit, half a window is enough.
-            if stream.credit < min(len(data) + frames.OUTPUT_HEADER.size, frames.WINDOW // 2):
-                return
-            self._announce(run)
-            if isinstance(data, bytearray):
-                # From now on somebody may ask for what follows it: it stays as it is.
-                for pipe in run.pipes:
-                    if pipe.tail is data:
-                        pipe.tail = None
-                data = bytes(data)
-                run.log[follower.sent] = (sequence, channel, data)
-            stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(sequence, channel) + data)
-            follower.sent = sequence
-        if run.result is not None and follower in run.followers:
-            run.followers.remove(follower)
-            stream.end(run.result)
+    def resize(self, run: Run, rows: int, columns: int) -> bool:
+        if run.terminal is None or run.pipes[0].fd < 0:
+            return False
+        run.terminal = (rows, columns)
+        terminal.resize(run.pipes[0].fd, rows, columns)
+        return True
 
     # End
 
@@ -389,11 +395,12 @@ class Runs:
             return
         self._see_taken()
         run.reason = reason
-        if run.stop is not None:
-            run.stop(reason, grace)
-            return
+        run.ending()
         if run.parked:
             self.never_began(run)
+            return
+        if run.stop is not None:
+            run.stop(reason, grace)
             return
         if not run.pid:
             # `taken` sees the reason; but when there is no process to be had, nobody takes it.
@@ -415,6 +422,7 @@ class Runs:
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
         self._cancel_timers(run)
+        run.ending()
         run.result = self._result(run, signal.SIGKILL, dict(NO_USAGE))
         self._settle(run)
 
@@ -422,14 +430,10 @@ class Runs:
         """The leader of a run is gone: read what is left, and make the result."""
         run = self._by_pid.pop(pid, None)
         if run is not None:
-            self._conclude(run, status, usage)
+            self.conclude(run, status, usage)
 
     def conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
-        """A hosted run is over: wait status as of waitpid."""
-        if run.result is None:
-            self._conclude(run, status, usage)
-
-    def _conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
+        run.ending()
         result = self._result(run, status, usage)
         self._cancel_timers(run)
         self.take_output(run)
@@ -467,9 +471,10 @@ class Runs:
         }
 
     def _settle(self, run: Run) -> None:
+        assert run.result is not None
         self._close(run)
-        self._announce(run)
-        self._send(run)
+        run.result["entries"] = run.log.last
+        run.log.end(run.result)
 
     def _strays(self) -> list[int]:
         """Children of PID 1 that no run is known to have left."""
@@ -512,7 +517,7 @@ class Runs:
         if processes.read(pid) is None:
             # The zygote had taken note of its end, and then could not tell.
             self._by_pid.pop(pid)
-            self._conclude(run, signal.SIGKILL, dict(NO_USAGE))
+            self.conclude(run, signal.SIGKILL, dict(NO_USAGE))
         elif run.reason is None:
             processes.kill_tree(pid)
 
@@ -534,8 +539,7 @@ class Runs:
                 else:
                     self._close_pipe(run, pipe)
         run.watched = run.watched or bool(self.background) or run.stop is not None
-        run.stdin = b""
-        self._feed(run)
+        self._close_stdin(run)
 
     def _close_pipe(self, run: Run, pipe: Pipe) -> None:
         self._loop.remove(pipe.fd)

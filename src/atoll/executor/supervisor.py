@@ -14,9 +14,9 @@ import os
 import struct
 import sys
 
-from . import artifacts, files, frames, minijson, processes, system, zygote
+from . import artifacts, files, frames, minijson, processes, system, terminal, zygote
 from .connection import Connection, Stream
-from .contexts import FIRST_NUMBER, ContextError, Contexts
+from .contexts import ContextError, Contexts
 from .file_requests import FileRequests
 from .loop import READ, Loop
 from .runs import Run, Runs
@@ -31,6 +31,10 @@ ZYGOTE_STARTS = 5
 UNPARK_SECONDS = 0.05
 MAX_LOSSES = 5
 """How many zygotes a run may lose before it has begun."""
+TERMINATED = 143
+LEAVE_SECONDS = 8.0
+"""The longest that an executor which was told to end waits for what it ran."""
+LOOK_SECONDS = 0.02
 
 
 class Refusal(Exception):
@@ -54,11 +58,15 @@ class Supervisor:
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
+        self._leaving = False
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "attach": self._attach,
             "ack": self._ack,
             "cancel": self._cancel,
+            "stdin": self._stdin,
+            "resize": self._resize,
+            "signal": self._signal,
             "release": self._release,
             "processes": self._processes,
             "shutdown": self._shutdown,
@@ -69,6 +77,7 @@ class Supervisor:
     def run(self, listener: _socket.socket) -> None:
         self._start_zygote()
         self._catch_children()
+        self._catch_end()
         listener.setblocking(False)
         self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
         self._loop.run()
@@ -211,12 +220,11 @@ class Supervisor:
 
     def _note_taken(self, taken: list[tuple[int, int]]) -> None:
         for number, pid in taken:
-            if number >= FIRST_NUMBER:
-                self._contexts.taken(number, pid, self._zygote_pid)
-                continue
             run = self._runs.by_number(number)
             if run is not None:
                 self._runs.taken(run, pid)
+            else:
+                self._contexts.taken(number, pid, self._zygote_pid)
 
     def _settle_want(self) -> None:
         runs = [run for run in self._runs.active() if run.stop is None]
@@ -274,9 +282,12 @@ class Supervisor:
             return
         if self._runs.is_over(request["id"]):
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
-        if request.get("alone") and self._runs.active():
+        if self._leaving:
+            raise Refusal("leaving", "this executor was told to end")
+        active, capacity = self._runs.active(), request.get("capacity")
+        if capacity and len(active) >= capacity:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
-            raise Refusal("busy", self._runs.active()[0].id)
+            raise Refusal("busy", active[0].id)
         self._watch.limit(request["watch"])
         context = self._contexts.check(request["context"]) if request.get("context") else None
         run = self._runs.make(request)
@@ -352,11 +363,46 @@ class Supervisor:
         self._runs.acknowledge(request["id"])
         stream.connection.close_stream(stream.number)
 
-    def _cancel(self, stream: Stream, request: dict[str, Any]) -> None:
+    def _known(self, request: dict[str, Any]) -> Run:
         run = self._runs.get(request["id"])
         if run is None:
             raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
-        self._runs.end(run, "cancelled", float(request.get("grace", 0.0)))
+        return run
+
+    def _active(self, request: dict[str, Any]) -> Run:
+        """The run that is to hear something, which one that is over or ends cannot."""
+        run = self._known(request)
+        if run.result is not None or run.reason is not None or run.parked:
+            raise Refusal("not_running", "run %s does not run" % run.id)
+        return run
+
+    def _cancel(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._runs.end(self._known(request), "cancelled", float(request.get("grace", 0.0)))
+        stream.end({})
+
+    def _stdin(self, stream: Stream, request: dict[str, Any]) -> None:
+        import binascii
+
+        data = binascii.a2b_base64(request["data"])
+        trouble = self._runs.give(self._active(request), data, bool(request.get("eof")))
+        if trouble is not None:
+            raise Refusal(trouble, "stdin of run %s takes nothing" % request["id"])
+        stream.end({})
+
+    def _resize(self, stream: Stream, request: dict[str, Any]) -> None:
+        rows, columns = int(request["rows"]), int(request["cols"])
+        if not 0 < rows <= terminal.MAX_SIZE or not 0 < columns <= terminal.MAX_SIZE:
+            raise ValueError("a terminal has 1 to %d rows and columns" % terminal.MAX_SIZE)
+        if not self._runs.resize(self._active(request), rows, columns):
+            raise Refusal("no_terminal", "run %s has no terminal" % request["id"])
+        stream.end({})
+
+    def _signal(self, stream: Stream, request: dict[str, Any]) -> None:
+        number = int(request["signal"])
+        if not 0 < number < signal.NSIG:
+            raise ValueError("%d is no signal" % number)
+        self._see_taken()
+        self._runs.send_signal(self._active(request), number)
         stream.end({})
 
     def _hash_files(self, listed: list[dict[str, Any]], done: Callable[[], None]) -> None:
@@ -399,7 +445,36 @@ class Supervisor:
 
     def _shutdown(self, stream: Stream, request: dict[str, Any]) -> None:
         stream.end({})
-        self._loop.after(0.01, lambda: os._exit(0))
+        self._leave(0)
+
+    def _catch_end(self) -> None:
+        """
+        SIGTERM of whoever runs this machine; from inside, where it is only user code's wish, it
+        does nothing.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        told = system.signal_descriptor(signal.SIGTERM)
+
+        def terminated(mask: int) -> None:
+            if system.sender(os.read(told, 128)) == 0 or os.getpid() != 1:
+                self._leave(TERMINATED)
+
+        self._loop.add(told, READ, terminated)
+
+    def _leave(self, status: int) -> None:
+        """What runs ends as crashed, which those who follow it are told; then this process ends."""
+        if self._leaving:
+            return
+        self._leaving = True
+        for run in self._runs.active():
+            self._runs.end(run, "shutdown", 0.0)
+        self._leave_when_told(status, int(LEAVE_SECONDS / LOOK_SECONDS))
+
+    def _leave_when_told(self, status: int, looks: int) -> None:
+        told = all(connection.flushed for connection in self._connections)
+        if looks <= 0 or (told and not self._runs.active()):
+            os._exit(status)
+        self._loop.after(LOOK_SECONDS, lambda: self._leave_when_told(status, looks - 1))
 
 
 def main() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import _ctypes
+import sys
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_SFD_FLAGS = 0o2004000  # non-blocking, close-on-exec
 
 # The function behind `ctypes`, found once: the package would take more memory than all of ours, and
 # a child that calls through it touches more pages.
-_prctl_address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+_library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+_prctl_address = _ctypes.dlsym(_library, "prctl")
 
 
 def _prctl(option: int, value: object) -> None:
@@ -32,3 +35,21 @@ def set_subreaper() -> None:
 
 def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def signal_descriptor(number: int) -> int:
+    """
+    A descriptor that a blocked signal is read from, with its sender; see `sender`. Unlike a handler
+    it tells a signal from outside of the namespace from one that a process inside has sent.
+    """
+    mask = (1 << (number - 1)).to_bytes(8, sys.byteorder)
+    address = _ctypes.dlsym(_library, "signalfd")
+    fd = int(_ctypes.call_function(address, (-1, mask, _SFD_FLAGS)))
+    if fd < 0:
+        raise OSError("signalfd failed")
+    return fd
+
+
+def sender(message: bytes) -> int:
+    """The pid of who sent a signal; 0 when it is of another namespace."""
+    return int.from_bytes(message[12:16], sys.byteorder)

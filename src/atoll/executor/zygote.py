@@ -54,6 +54,8 @@ def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket
     status = 1
     try:
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
+        # Blocked in the supervisor, for itself alone.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         Zygote(their_control, their_jobs).run(preload, hooks)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor

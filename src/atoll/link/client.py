@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 ACK_SECONDS = 0.02
+LOOKS = 5
+"""How often the link is looked at in the time after which silence means that it is lost."""
 
 
 class LinkLost(TemporaryError):
@@ -41,6 +43,7 @@ class RunListener(Protocol):
 
     def started(self) -> None: ...
     def output(self, sequence: int, channel: int, data: bytes) -> None: ...
+    def heartbeat(self) -> None: ...
 
 
 class _Stream:
@@ -70,6 +73,10 @@ class Link(asyncio.Protocol):
         self._writable.set()
         self._later = bytearray()
         self._timer: asyncio.TimerHandle | None = None
+        self._followed = 0
+        self._heard = False
+        """Whether anything came since it was last looked at."""
+        self._look: asyncio.TimerHandle | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.hello: dict[str, Any] = {}
         self.on_zygote: Callable[[int], None] | None = None
@@ -122,6 +129,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._writable.set()
+        if self._look is not None:
+            self._look.cancel()
         lost = LinkLost("The connection to the executor was lost.")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
@@ -133,6 +142,7 @@ class Link(asyncio.Protocol):
             self.closed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
@@ -163,6 +173,8 @@ class Link(asyncio.Protocol):
             event = frames.decode_json(payload)
             if stream.incoming is not None:
                 stream.incoming.put_nowait(event)
+            elif stream.listener is not None and event.get("event") == "heartbeat":
+                stream.listener.heartbeat()
             elif stream.listener is not None:
                 stream.listener.started()
         elif kind == frames.DATA and stream.incoming is not None:
@@ -280,10 +292,34 @@ class Link(asyncio.Protocol):
 
     async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
         stream.listener = listener
+        self._followed += 1
+        if self._look is None:
+            self._look_later(silent=0)
         try:
             return await stream.done
         finally:
+            self._followed -= 1
             self._reset(stream)
+
+    def _look_later(self, silent: int) -> None:
+        pause = self._settings.lost_after.total_seconds() / LOOKS
+        self._look = self._loop.call_later(pause, self._look_for_life, silent)
+
+    def _look_for_life(self, silent: int) -> None:
+        """
+        An executor that runs something is heard of every few seconds. Counted in looks and not in
+        time: this process may have stood still itself.
+        """
+        self._look = None
+        silent = 0 if self._heard else silent + 1
+        self._heard = False
+        if not self._followed or self._transport is None:
+            return
+        if silent < LOOKS:
+            self._look_later(silent)
+        else:
+            # Whoever follows finds out whether the instance lives.
+            self._transport.abort()
 
     async def read(self, path: str) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
         """A file: what it is, and its content piece by piece as fast as the caller takes it."""

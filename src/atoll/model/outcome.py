@@ -13,7 +13,7 @@ from atoll.model.session import Cause
 EXIT_TIMEOUT = 124
 EXIT_SIGNAL = 128
 
-_REASONS = {
+_REASONS: dict[str, tuple[ExecutionStatus, Cause, int | None, str]] = {
     "timeout": (
         ExecutionStatus.TIMEOUT,
         Cause.TIMEOUT,
@@ -23,6 +23,12 @@ _REASONS = {
     "cancelled": (ExecutionStatus.CANCELLED, Cause.USER, EXIT_SIGNAL + 15, "was cancelled"),
     "memory": (ExecutionStatus.FAILED, Cause.OOM, EXIT_SIGNAL + 9, "used more memory than it may"),
     "disk": (ExecutionStatus.FAILED, Cause.DISK, EXIT_SIGNAL + 9, "filled its workspace"),
+    "shutdown": (
+        ExecutionStatus.CRASHED,
+        Cause.EVICTED,
+        None,
+        "was ended because its instance was told to end",
+    ),
 }
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from atoll.service.leases import Lease, Leases
     from atoll.service.lives import Live, Lives
     from atoll.service.running import Running
-    from atoll.settings import ExecutionSettings
+    from atoll.settings import ExecutionSettings, LinkSettings
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +56,7 @@ class _Deaf:
 
     def started(self) -> None: ...
     def output(self, sequence: int, channel: int, data: bytes) -> None: ...
+    def heartbeat(self) -> None: ...
 
 
 class Attempts:
@@ -67,6 +68,7 @@ class Attempts:
         leases: Leases,
         clock: Clock,
         settings: ExecutionSettings,
+        link: LinkSettings,
     ) -> None:
         self._driver = driver
         self._lives = lives
@@ -74,6 +76,7 @@ class Attempts:
         self._leases = leases
         self._clock = clock
         self._settings = settings
+        self._heartbeat = link.heartbeat.total_seconds()
 
     async def run(self, running: Running, lease: Lease) -> Outcome | None:
         """What came of running it; None when another still ran, and it is to be tried again."""
@@ -259,7 +262,12 @@ class Attempts:
             "artifact_limit": settings.artifact_limit,
             "limits": limits,
             "watch": watch,
-            "alone": True,
+            "capacity": session.capacity,
+            "function": request.function_name,
+            "body": request.body,
+            "terminal": request.terminal,
+            "stdin_open": request.stdin_open,
+            "heartbeat": self._heartbeat,
         }
 
     async def _conclude(self, running: Running, live: Live, raw: dict[str, Any]) -> Outcome:

@@ -65,6 +65,8 @@ class Running:
         else:
             self.tell("stdout" if channel == frames.STDOUT else "stderr", data)
 
+    def heartbeat(self) -> None: ...
+
     def tell(self, name: str, data: bytes) -> None:
         last = self.events[-1] if self.events else ("", bytearray())
         if not self.listeners and last[0] == name and len(last[1]) < MERGED:

@@ -94,6 +94,8 @@ class Heard:
 
     def started(self) -> None: ...
 
+    def heartbeat(self) -> None: ...
+
     def output(self, sequence: int, channel: int, data: bytes) -> None:
         self.pieces.append((sequence, channel, data))
 

@@ -27,13 +27,24 @@ class Heard:
 
     def started(self) -> None: ...
 
+    def heartbeat(self) -> None: ...
+
     def output(self, sequence: int, channel: int, data: bytes) -> None:
         self.output_seen += data
 
 
 class Executor:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
         self.path = path
+        self._process = process
+
+    def children(self) -> list[int]:
+        """Pids of PID 1 of the namespace, seen from outside."""
+        pid = self._process.pid
+        return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self._process.wait, 10)
 
     async def connect(self) -> Link:
         return await Link.connect(str(self.path), LinkSettings(), timeout=timedelta(seconds=10))
@@ -56,12 +67,12 @@ async def executor(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Executor]:
         pass_fds=[listener.fileno()],
     )  # fmt: skip
     listener.close()
-    yield Executor(path)
+    yield Executor(path, process)
     process.kill()
     process.wait()
 
 
-def job(name: str, code: str, **fields: Any) -> dict[str, Any]:
+def job(name: str, code: str | None, **fields: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "id": name, "kind": "python", "code": code, "command": None, "event": {}, "stdin": None,
         "args": [], "env": {}, "cwd": "/", "timeout": 30.0, "output_limit": 1 << 20,
