@@ -38,11 +38,13 @@ from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
+from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
+from atoll.service.invocations import Invocations
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
@@ -156,16 +158,31 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, node_id)
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution, settings.link)
+        approvals = Approvals(coordination, lives, tasks)
         runs = Runs(
-            store, sessions, lives, bulk, attempts, ends, coordination, leases, tasks, clock
+            store,
+            sessions,
+            lives,
+            bulk,
+            attempts,
+            ends,
+            coordination,
+            leases,
+            approvals,
+            tasks,
+            clock,
+            settings.execution,
+            node_id,
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        executions = Executions(
+            store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
+        )
         found = Services(
             sessions=sessions,
-            executions=Executions(
-                store, lives, runs, ends, bulk, coordination, leases, tasks, clock, settings
-            ),
+            executions=executions,
+            invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),

@@ -245,8 +245,8 @@ class BlobSettings(Group):
 
     inline_limit: int = Field(32 * 1024, ge=1024)
     """
-    Largest request (as JSON), stdout, stderr or return value that stays in the database, in bytes
-    each; a larger one is kept as a blob.
+    Largest request (as JSON), stdout, stderr, return value or results that stay in the database, in
+    bytes each; a larger one is kept as a blob.
     """
     head: int = Field(4096, ge=0)
     """What lists show of a larger one: its beginning, in bytes of output or characters of code."""

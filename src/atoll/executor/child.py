@@ -170,7 +170,8 @@ def _python(job: dict[str, Any], value: int) -> int:
 
 
 def _user_code(job: dict[str, Any], value: int) -> int:
-    source, name = job["code"], job.get("function")
+    source: str | None = job["code"]
+    name: str | None = job.get("function")
     sys.argv = ["main.py", *job["args"]]
     sys.path.insert(0, os.getcwd())
     main = type(sys)("__main__")
@@ -181,7 +182,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         exec(code, main.__dict__)  # noqa: S102
         handler = main.__dict__.get(name or "handler")
     else:
-        module, _, name = name.partition(":")
+        module, _, name = (name or "").partition(":")
         __import__(module)
         handler = getattr(sys.modules[module], name, None)
     if not callable(handler):

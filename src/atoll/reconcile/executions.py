@@ -96,6 +96,7 @@ class Adoption:
                 continue
             if execution.version > 1:
                 # Taken over, though the store did not say so: it was accepted, and may have run.
-                self._runs.start(execution, adopted=True)
+                capacity = await self._runs.capacity_here(execution.session_id)
+                self._runs.start(execution, capacity or 1, adopted=True)
             else:
                 await self._runs.revoke(execution)

@@ -1,10 +1,10 @@
 """
 One attempt at an execution: told to the executor, or found there again, and what came of it.
 
-The executor is told to run it alone; it refuses while another runs, which a replica that was lost
-may have left in the session. It runs an id once, so asking again is safe as long as the instance
-lives. Whatever happens an attempt has an outcome, unless a back-end is away or the lease was lost:
-then it is raised, and there will be another attempt.
+The executor is told how many may run at once, and refuses more: a replica that was lost may have
+left one in the session. It runs an id once, so asking again is safe as long as the instance lives.
+Whatever happens an attempt has an outcome, unless a back-end is away or the lease was lost: then it
+is raised, and there will be another attempt.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CANCEL_GRACE = 2.0
 END_MARGIN = 30.0
 """Seconds beyond its time-out after which an execution that was not ended is given up."""
 REATTACH_SECONDS = 0.5
@@ -76,6 +76,7 @@ class Attempts:
         self._leases = leases
         self._clock = clock
         self._settings = settings
+        self._grace = settings.cancel_grace.total_seconds()
         self._heartbeat = link.heartbeat.total_seconds()
 
     async def run(self, running: Running, lease: Lease) -> Outcome | None:
@@ -127,6 +128,7 @@ class Attempts:
         execution = dataclasses.replace(
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
+        self._bound(running)
         job = self._job(live, execution)
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
@@ -167,14 +169,15 @@ class Attempts:
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution
         try:
-            live = await self._lives.reach(execution.session_id)
+            # Brought back if it has died: the journal stays with the workspace, and who takes that
+            # over may know how the run ended.
+            live = await self._lives.live(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
-        if live is None:
-            return _not_found(running)
         if running.cancelled:
             with contextlib.suppress(ExecutorError, LinkLost):
-                await live.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
+                await live.link.call("cancel", id=execution.id, grace=self._grace)
+        self._bound(running)
         if execution.started_at is None:
             running.execution = dataclasses.replace(
                 execution, instance_id=live.instance.id, started_at=self._clock.now()
@@ -185,7 +188,7 @@ class Attempts:
             return await self._after_loss(running, live)
         except ExecutorError:
             running.execution = execution
-            if live.instance.id != execution.instance_id:
+            if execution.instance_id not in (None, live.instance.id):
                 return _not_found(running)
             return None
         return await self._conclude(running, live, raw)
@@ -213,7 +216,7 @@ class Attempts:
                 again = await self._lives.live(execution.session_id)
                 if running.cancelled:
                     # What was asked for may have gone with the link.
-                    await again.link.call("cancel", id=execution.id, grace=CANCEL_GRACE)
+                    await again.link.call("cancel", id=execution.id, grace=self._grace)
                 async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
                     raw = await again.link.attach(execution.id, running.sequence, running)
                 return await self._conclude(running, again, raw)
@@ -221,19 +224,39 @@ class Attempts:
                 break  # It does not know the run: it never had it.
             except (AtollError, TimeoutError) as error:
                 if self._clock.monotonic() >= deadline:
+                    # It is there and mute: of no more use to anybody.
+                    await self._driver.stop(live.instance.handle, grace=timedelta(0))
                     break
                 log.info("execution.reattach", execution_id=execution.id, error=str(error))
                 await asyncio.sleep(REATTACH_SECONDS)
         if running.ended_by is not None:
             return cut_short(running)
-        cause = Cause.OOM if await self._driver.out_of_memory(live.instance.handle) else None
-        return lost(
-            ExecutionStatus.CRASHED,
-            cause or Cause.INSTANCE_LOST,
-            "The instance ended while the execution ran.",
+        # Before the instance is replaced, and its control group goes.
+        out_of_memory = await self._driver.out_of_memory(live.instance.handle)
+        return await self._from_journal(running) or lost(
+            ExecutionStatus.FAILED if out_of_memory else ExecutionStatus.CRASHED,
+            Cause.OOM if out_of_memory else Cause.INSTANCE_LOST,
+            "The execution used more memory than it may, and its instance ended."
+            if out_of_memory
+            else "The instance ended while the execution ran.",
             stdout=running.gathered("stdout"),
             stderr=running.gathered("stderr"),
         )
+
+    async def _from_journal(self, running: Running) -> Outcome | None:
+        """
+        What became of a run whose instance has ended, if its executor wrote that down: the one that
+        replaces it reads the same journal.
+        """
+        execution = running.execution
+        try:
+            live = await self._lives.live(execution.session_id)
+            raw = await live.link.attach(execution.id, running.sequence, running)
+        except AtollError as error:
+            if error.code in AWAY:
+                raise
+            return None
+        return await self._conclude(running, live, raw)
 
     async def _session_has_ended(self, running: Running) -> bool:
         """By this replica, which says so, or by another, which only the record tells."""
@@ -254,7 +277,7 @@ class Attempts:
             "event": request.event,
             "stdin": request.stdin,
             "args": request.args,
-            "env": {**session.env_vars, **request.env},
+            "env": {**session.env_vars, **request.env, **_told(execution)},
             "cwd": _inside(request.cwd),
             "timeout": request.timeout,
             "output_limit": settings.output_limit,
@@ -267,14 +290,19 @@ class Attempts:
             "body": request.body,
             "terminal": request.terminal,
             "stdin_open": request.stdin_open,
+            "context": request.context_id,
+            "approval_timeout": settings.approval_timeout.total_seconds(),
+            "results_limit": settings.results_limit,
             "heartbeat": self._heartbeat,
         }
 
     async def _conclude(self, running: Running, live: Live, raw: dict[str, Any]) -> Outcome:
         running.started()
         value, error = parse_value(bytes(running.value), self._settings.return_limit)
+        if raw.get("reason") == "shutdown" and await self._session_has_ended(running):
+            return cut_short(running)
         failed = raw.get("exit_code") != 0 and raw.get("reason") is None
-        return conclude(
+        outcome = conclude(
             raw,
             stdout=running.gathered("stdout"),
             stderr=running.gathered("stderr"),
@@ -282,6 +310,14 @@ class Attempts:
             error=error,
             out_of_memory=failed and await self._driver.out_of_memory(live.instance.handle),
         )
+        if outcome.status is ExecutionStatus.CANCELLED and running.reason is not None:
+            outcome = dataclasses.replace(outcome, error=_cancelled(running))
+        return outcome
+
+    def _bound(self, running: Running) -> None:
+        """What is kept here of a terminal's output is what the executor keeps of it."""
+        if running.execution.request.terminal is not None:
+            running.ring = self._settings.output_limit
 
 
 def cut_short(running: Running) -> Outcome:
@@ -289,15 +325,30 @@ def cut_short(running: Running) -> Outcome:
     session = running.ended_by
     expired = session is not None and session.status is SessionStatus.TIMEOUT
     cause = (session.cause if session is not None else None) or Cause.USER
-    words = "The execution was cancelled." if session is None else "The session ended."
+    told = _cancelled(running) if session is None else {"message": "The session ended."}
     return lost(
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
         cause,
-        words,
-        code="cancelled" if session is None else None,
+        told["message"],
+        code=told.get("code"),
         stdout=running.gathered("stdout"),
         stderr=running.gathered("stderr"),
     )
+
+
+def _cancelled(running: Running) -> dict[str, str]:
+    said = "" if running.reason is None else f": {running.reason}"
+    return {"code": "cancelled", "message": f"The execution was cancelled{said or '.'}"}
+
+
+def _told(execution: Execution) -> dict[str, str]:
+    """What code can know of the request that it runs for."""
+    told = {"ATOLL_EXECUTION_ID": execution.id, "ATOLL_SESSION_ID": execution.session_id}
+    if execution.invocation_id is not None:
+        told["ATOLL_INVOCATION_ID"] = execution.invocation_id
+    if execution.request.content_type is not None:
+        told["ATOLL_CONTENT_TYPE"] = execution.request.content_type
+    return told
 
 
 def _not_found(running: Running) -> Outcome:

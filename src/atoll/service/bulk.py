@@ -1,9 +1,9 @@
 """
 What of an execution is too large for its row.
 
-An execution has four parts that can be large: `request` (what it was given, as JSON), `stdout`,
-`stderr` and `return_json`. One that is larger than the bound goes to a blob; the row keeps its
-beginning and, in `kept`, the key.
+An execution has six parts that can be large: `request` (what it was given, as JSON), `stdout`,
+`stderr`, `return_json`, `results_json` and `log` (as JSON too). One that is larger than the bound
+goes to a blob; the row keeps the key, in `kept`, and of what was given and of output the beginning.
 
 A key is made of the execution's id, the part's name, how much of it there is to show, and the
 digest of its content. The same save repeated writes the same object again, two that race with
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REQUEST = "request"
+LOG = "log"
+_PIECE = 12
+"""Bytes that JSON makes of a piece of the log, about; more than that only of large ones."""
 _ESCAPED = 12
 """Most bytes that JSON makes of one character."""
 _ENVELOPE = 128
@@ -103,9 +106,13 @@ class Bulk:
                 large.append("stdout")
             if len(outcome.stderr) > limit and "stderr" not in kept:
                 large.append("stderr")
-            value = outcome.return_json
+            value, results, pieces = outcome.return_json, outcome.results_json, outcome.log
             if value is not None and len(value) > limit and "return_json" not in kept:
                 large.append("return_json")
+            if results is not None and len(results) > limit and "results_json" not in kept:
+                large.append("results_json")
+            if pieces is not None and _PIECE * len(pieces) > limit and LOG not in kept:
+                large.append(LOG)
         return large
 
     def _shortened(self, execution: Execution, keys: dict[str, str]) -> Execution:
@@ -117,6 +124,7 @@ class Bulk:
                 command=None if request.command is None else _first(request.command, head),
                 event=None,
                 stdin=None,
+                body=None,
                 args=(),
                 env={},
             )
@@ -125,6 +133,8 @@ class Bulk:
                 "stdout": outcome.stdout[:head],
                 "stderr": outcome.stderr[:head],
                 "return_json": None,
+                "results_json": None,
+                LOG: None,
             }
             outcome = replace(
                 outcome, **{part: beginnings[part] for part in keys if part in beginnings}
@@ -133,16 +143,16 @@ class Bulk:
 
 
 def shortened(execution: Execution) -> list[str]:
-    """The parts of which only the beginning is in the execution."""
+    """The parts that are shown and of which only the beginning is in the execution."""
     return [
         part
         for part, key in execution.kept.items()
-        if _shown(execution, part) < int(key.rsplit("-", 2)[1])
+        if part != LOG and _shown(execution, part) < int(key.rsplit("-", 2)[1])
     ]
 
 
 def _shown(execution: Execution, part: str) -> int:
-    """How much of a part there is to show: bytes, and of a request characters."""
+    """How much of a part there is to show: bytes, of a request characters, of a log pieces."""
     if part == REQUEST:
         request = execution.request
         return len(request.code or "") + sum(map(len, request.command or ()))
@@ -162,7 +172,7 @@ def _first(words: tuple[str, ...], size: int) -> tuple[str, ...]:
 
 def _fits(request: Request, limit: int) -> bool:
     """Whether the request's JSON is within the limit, without making it if that is clear."""
-    size = len(request.code or "") + len(request.stdin or "")
+    size = len(request.code or "") + len(request.stdin or "") + len(request.body or "")
     items = 0
     for words in (request.command or (), request.args, request.env, request.env.values()):
         if words:
@@ -197,7 +207,7 @@ def _least(value: Any, enough: int) -> int:
 
 def _given(request: Request) -> dict[str, Any]:
     """The fields that can be large."""
-    return {
+    given = {
         "code": request.code,
         "command": request.command,
         "event": request.event,
@@ -205,6 +215,9 @@ def _given(request: Request) -> dict[str, Any]:
         "args": request.args,
         "env": request.env,
     }
+    if request.body is not None:
+        given["body"] = request.body
+    return given
 
 
 def _blobs_of(execution: Execution, parts: list[str]) -> dict[str, tuple[str, bytes]]:
@@ -213,6 +226,8 @@ def _blobs_of(execution: Execution, parts: list[str]) -> dict[str, tuple[str, by
     for part in parts:
         if part == REQUEST:
             data = _encode(_given(execution.request)).encode()
+        elif part == LOG:
+            data = _encode(getattr(execution.outcome, LOG)).encode()
         else:
             data = getattr(execution.outcome, part)
         size = _shown(execution, part)
@@ -229,7 +244,8 @@ def _whole(execution: Execution, found: Mapping[str, bytes | None]) -> Execution
         elif part == REQUEST:
             request = _with(request, json.loads(data))
         elif outcome is not None:
-            changed: dict[str, Any] = {part: data}
+            content = tuple(map(tuple, json.loads(data))) if part == LOG else data
+            changed: dict[str, Any] = {part: content}
             outcome = replace(outcome, **changed)
     return replace(execution, request=request, outcome=outcome, kept=lost)
 

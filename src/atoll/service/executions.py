@@ -1,5 +1,5 @@
 """
-Executions: submitted, found, waited for, cancelled, heard.
+Executions: submitted, found, waited for, cancelled, talked to, heard.
 
 An execution costs two commits: the record before it runs, and the result. Between the two one
 replica sees to it (`runs`). Any other answers for it as well: it waits for the message that it has
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.link.client import ExecutorError
 from atoll.model.execution import Execution, ExecutionStatus, Request
-from atoll.service.attempts import CANCEL_GRACE
+from atoll.model.invocation import Invocation, InvocationStatus, Mode
+from atoll.service import story
 from atoll.service.mirror import Mirrors
-from atoll.service.running import Heard, Running
+from atoll.service.story import Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,14 +27,25 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.model.page import Page
+    from atoll.service.approvals import Approvals
     from atoll.service.bulk import Bulk
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.lives import Lives
+    from atoll.service.running import Running
     from atoll.service.runs import Runs
     from atoll.service.tasks import Tasks
     from atoll.settings import Settings
     from atoll.stores.recall import RecallingStore, Remembered
+
+CANCEL_MARGIN = 3.0
+"""Seconds that a cancellation waits beyond the grace for the end to be recorded."""
+_CONFLICTS = {
+    "unknown_run": "execution_not_running",
+    "not_running": "execution_not_running",
+    "stdin_closed": "stdin_closed",
+}
+"""What an executor refuses, and what that is called here."""
 
 
 class Executions:
@@ -45,6 +58,7 @@ class Executions:
         bulk: Bulk,
         coordination: Coordination,
         leases: Leases,
+        approvals: Approvals,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -56,17 +70,27 @@ class Executions:
         self._bulk = bulk
         self._coordination = coordination
         self._leases = leases
+        self._approvals = approvals
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
         self._mirrors = Mirrors(lives, ends, tasks)
 
     async def submit(
-        self, session_id: str, request: Request, *, execution_id: str | None = None
+        self,
+        session_id: str,
+        request: Request,
+        *,
+        execution_id: str | None = None,
+        invocation_id: str | None = None,
+        mode: Mode = Mode.ASYNC,
+        metadata: dict[str, str] | None = None,
+        instead_of: Invocation | None = None,
     ) -> Running:
         """
-        Record the execution, and start it as soon as its session is free. One whose id is given and
-        exists is not recorded again.
+        Record the execution with its invocation, and start it as soon as its session is free. One
+        whose id is given and exists is not recorded again. `instead_of` is an invocation that has
+        failed, and that this is the next execution of.
         """
         most = self._settings.execution.max_timeout.total_seconds()
         if request.timeout > most:
@@ -74,20 +98,21 @@ class Executions:
                 f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
             )
         if execution_id is not None:
-            known = await self._known(execution_id)
+            known = await self._known(execution_id, session_id)
             if known is not None:
                 return known
         live = self._lives.reachable(session_id)
         if live is not None:
-            instance_id: str | None = live.instance.id
+            instance_id, capacity = live.instance.id, live.session.capacity
         else:
-            instance_id = (await self._lives.usable(session_id)).instance_id
+            session = await self._lives.usable(session_id)
+            instance_id, capacity = session.instance_id or "", session.capacity
         if not self._leases.valid:
             raise TemporaryError(
                 "Redis does not answer, so nothing new can be started.",
                 code="coordination_unavailable",
             )
-        queue = self._runs.queue(session_id)
+        queue = self._runs.queue(session_id, capacity)
         ahead = len(queue.waiting) + queue.coming
         if ahead >= self._settings.execution.queue_limit:
             raise TemporaryError(
@@ -95,49 +120,72 @@ class Executions:
                 code="session_busy",
             )
         now = self._clock.now()
+        execution_id_given, execution_id = execution_id, execution_id or ids.execution_id(now)
+        invocation = instead_of or Invocation(
+            id=invocation_id or ids.invocation_id(execution_id),
+            session_id=session_id,
+            execution_id=execution_id,
+            mode=mode,
+            status=InvocationStatus.ACCEPTED,
+            created_at=now,
+            function_name=request.function_name,
+            metadata=metadata or {},
+        )
         execution = Execution(
-            id=execution_id or ids.execution_id(now),
+            id=execution_id,
+            invocation_id=invocation.id,
             session_id=session_id,
             request=request,
             status=ExecutionStatus.PENDING,
             created_at=now,
             # Where it is to begin: another instance later means that it may have been lost.
-            instance_id=instance_id,
+            instance_id=instance_id or None,
             holder=self._leases.replica,
         )
         queue.coming += 1
         was_away = self._store.away
         try:
             stored = await self._bulk.put_away(execution)
-            await self._store.executions.add(stored)
+            if instead_of is None:
+                await self._store.executions.add(stored, invocation)
+            else:
+                await self._store.executions.add_to(stored, instead_of)
         except TemporaryError:
             # With an id it may be repeated, and is found then. While the database is known to be
             # away nothing gets there, and what waits for its return must not grow with each call.
-            if execution_id is None and not was_away:
+            if execution_id_given is None and not was_away:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
         except Conflict:
-            known = None if execution_id is None else await self._known(execution_id)
+            known = await self._known(execution_id, session_id)
             if known is None:
                 raise
-            # A replica that was taken for lost was at the same request, and was quicker.
+            # The same request, here or at a replica that was taken for lost, was quicker.
             return known
         finally:
             queue.coming -= 1
             self._runs.forget(session_id, queue)
-        return self._runs.start(dataclasses.replace(execution, kept=stored.kept))
+        return self._runs.start(dataclasses.replace(execution, kept=stored.kept), capacity)
 
-    async def _known(self, execution_id: str) -> Running | None:
+    async def _known(self, execution_id: str, session_id: str) -> Running | None:
         running = self._runs.get(execution_id)
-        if running is not None:
-            return running
-        execution = await self._store.executions.get(execution_id)
+        execution = None if running is None else running.execution
+        if execution is None:
+            execution = await self._store.executions.get(execution_id)
         if execution is None:
             return None
+        if execution.session_id != session_id:
+            raise Conflict(
+                f"Execution {execution_id} is one of another session.", code="execution_id_in_use"
+            )
+        if running is not None:
+            return running
         if execution.holder == self._leases.replica and not execution.status.ended:
             # Recorded here, though nobody was told so: the answer of the store was lost. Written
             # once more, so that who looks for such strays does not take it for one.
-            return self._runs.start(await self._store.executions.save(execution), adopted=True)
+            capacity = await self._runs.capacity_here(session_id)
+            execution = await self._store.executions.save(execution)
+            return self._runs.start(execution, capacity or 1, adopted=True)
         return self._runs.stand_in(await self._bulk.fetch(execution))
 
     async def get(
@@ -170,15 +218,21 @@ class Executions:
     async def list(
         self,
         *,
-        session_id: str,
-        status: ExecutionStatus | None,
+        session_id: str | None = None,
+        invocation_id: str | None = None,
+        status: ExecutionStatus | None = None,
         cursor: str | None,
         limit: int,
     ) -> Page[Execution]:
         """A page of records; of large ones only the beginning is in it."""
-        await self._lives.session(session_id)
+        if session_id is not None:
+            await self._lives.session(session_id)
         page = await self._store.executions.page(
-            session_id=session_id, status=status, cursor=cursor, limit=limit
+            session_id=session_id,
+            invocation_id=invocation_id,
+            status=status,
+            cursor=cursor,
+            limit=limit,
         )
         items = tuple(
             self._under_way(item) if not item.status.ended else item for item in page.items
@@ -214,63 +268,132 @@ class Executions:
             await asyncio.wait([running.done], timeout=seconds)
         return running.execution
 
-    async def cancel(self, execution_id: str) -> Execution:
-        """End an execution: asked first, then made to. One that has ended stays as it ended."""
+    async def cancel(self, execution_id: str, reason: str | None = None) -> Execution:
+        """
+        End an execution: asked first, then made to. One that was cancelled before stays so; one
+        that has ended otherwise is a `Conflict`.
+        """
+        grace = self._settings.execution.cancel_grace.total_seconds() + CANCEL_MARGIN
         running = self._runs.get(execution_id)
         if running is not None:
-            await self._runs.cancel(running)
-            await asyncio.wait([running.done], timeout=CANCEL_GRACE + 3)
+            await self._runs.cancel(running, reason)
+            await asyncio.wait([running.done], timeout=grace)
             return running.execution
         execution = await self.get(execution_id)
+        if execution.status.ended and execution.status is not ExecutionStatus.CANCELLED:
+            raise Conflict(
+                f"Execution {execution_id} has ended ({execution.status}).",
+                code="execution_ended",
+                status_now=execution.status.value,
+            )
         if not execution.status.ended:
-            await self._coordination.cancel(execution_id, "user")
-            execution = await self.wait(execution_id, CANCEL_GRACE + 3)
+            await self._coordination.cancel(execution_id, reason or "")
+            execution = await self.wait(execution_id, grace)
         return execution
 
-    async def events(self, execution_id: str, after: int) -> AsyncIterator[tuple[int, str, Any]]:
+    # While it runs
+
+    async def inject(self, execution_id: str, message: str) -> None:
+        """A message that the code can read."""
+        await self._talk(execution_id, "message", text=message)
+
+    async def type(self, execution_id: str, data: str, *, eof: bool) -> None:
+        """More for its stdin, as base64."""
+        await self._talk(execution_id, "stdin", data=data, eof=eof)
+
+    async def _talk(self, execution_id: str, operation: str, **content: Any) -> None:
+        execution = await self.get(execution_id)
+        if execution.status.ended:
+            raise _not_running(execution)
+        live = await self._lives.reach(execution.session_id)
+        if live is None:
+            raise _not_running(execution)
+        try:
+            await live.link.call(operation, id=execution_id, **content)
+        except ExecutorError as error:
+            if error.code in _CONFLICTS:
+                raise _not_running(await self.get(execution_id), _CONFLICTS[error.code]) from error
+            if error.code in ("queue_full", "stdin_full"):
+                raise TemporaryError(
+                    f"Execution {execution_id} has not read what it was given before.",
+                    code="queue_full",
+                ) from error
+            raise
+
+    async def resume(
+        self, execution_id: str, answer: dict[str, Any], *, approval: str | None
+    ) -> Execution:
+        """Answer what the execution asks."""
+        execution = await self.get(execution_id)
+        await self._approvals.resume(
+            execution_id, answer, approval=approval, status=execution.status.value
+        )
+        return execution
+
+    async def question(self, execution: Execution) -> dict[str, Any] | None:
+        """What an execution that runs waits to be told."""
+        if execution.status.ended:
+            return None
+        return await self._approvals.question(execution.id)
+
+    # What happens to it
+
+    async def events(self, execution_id: str, after: int) -> AsyncIterator[Event]:
         """
-        What happens to an execution, each event with a number that is larger than the last one's,
-        from behind the number `after` on; the last event is `result` with the execution.
+        What happens to an execution from behind the number `after` on; the last event is `result`
+        with the execution.
         """
-        heard = Heard(after)
         running = self._runs.get(execution_id)
-        execution = await self.get(execution_id) if running is None else running.execution
-        mirror = None
         if running is not None:
-            running.listeners += 1
-        elif not execution.status.ended:
-            running = mirror = self._mirrors.join(execution)
-        if running is None:
-            for event in _replay(execution):
-                if (told := heard.hear(*event)) is not None:
-                    yield told
-        else:
-            try:
-                position = 0
-                while True:
-                    running.changed.clear()
-                    while position < len(running.events):
-                        name, data = running.events[position]
-                        position += 1
-                        if (told := heard.hear(name, bytes(data))) is not None:
-                            yield told
-                    if running.done.done():
-                        break
-                    await running.changed.wait()
-            finally:
-                if mirror is not None:
-                    self._mirrors.leave(mirror)
-                else:
-                    running.listeners -= 1
-            execution = running.execution
-        if execution.outcome is not None and heard.end() > after:
-            yield heard.end(), "result", execution
+            async for event in _live_events(running, after):
+                yield event
+            return
+        execution = await self.get(execution_id)
+        if execution.status.ended:
+            for event in story.replay(execution):
+                if (event.number or 0) > after:
+                    yield event
+            return
+        mirror = self._mirrors.join(execution)
+        try:
+            async for event in _live_events(mirror, after):
+                yield event
+        finally:
+            self._mirrors.leave(mirror)
 
 
-def _replay(execution: Execution) -> list[tuple[str, bytes]]:
-    """The events of an execution that has ended, from its record: output whole, in two pieces."""
-    outcome = execution.outcome
-    events = [("started", b"")]
-    if outcome is not None:
-        events += [("stdout", outcome.stdout), ("stderr", outcome.stderr)]
-    return events
+async def _live_events(running: Running, after: int) -> AsyncIterator[Event]:
+    position, beats, ahead = 0, running.beats, None
+    while True:
+        running.changed.clear()
+        while (position := max(position, running.forgotten)) < running.told:
+            event = running.events[position - running.forgotten]
+            position += 1
+            if (event.number or 0) > after:
+                yield event
+        if running.done.done():
+            break
+        if running.ahead != ahead:
+            ahead = running.ahead
+            if ahead is not None:
+                yield Event(None, "queued", {"ahead": ahead})
+                continue  # Whatever came meanwhile may have been cleared by another reader.
+        if running.beats != beats:
+            beats = running.beats
+            yield Event(None, "heartbeat", {})
+            continue
+        await running.changed.wait()
+    execution = running.execution
+    if execution.outcome is not None:
+        last = story.of_result(execution.retry_count, execution.outcome.log)
+        if last > after:
+            yield Event(last, "result", execution)
+
+
+def _not_running(execution: Execution, code: str = "execution_not_running") -> Conflict:
+    words = "takes no more input" if code == "stdin_closed" else "does not run"
+    return Conflict(
+        f"Execution {execution.id} {words} ({execution.status}).",
+        code=code,
+        status_now=execution.status.value,
+    )

@@ -120,11 +120,6 @@ class Lives:
         self._check_here(session)
         return session
 
-    async def here(self, session_id: str) -> bool:
-        """Whether the session is on the node that this replica reaches; nobody's is."""
-        session = await self._store.sessions.get(session_id)
-        return session is None or session.runtime_node == self._node_id
-
     def _check_here(self, session: Session) -> None:
         if session.runtime_node != self._node_id:
             raise TemporaryError(

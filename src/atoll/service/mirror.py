@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+AGAIN_SECONDS = 1.0
+
 
 class Mirrors:
     def __init__(self, lives: Lives, ends: Ends, tasks: Tasks) -> None:
@@ -31,6 +33,7 @@ class Mirrors:
         self._ends = ends
         self._tasks = tasks
         self._mirrors: dict[str, Running] = {}
+        self._listeners: dict[Running, int] = {}
 
     def join(self, execution: Execution) -> Running:
         """Listen, and `leave` in the end."""
@@ -40,13 +43,15 @@ class Mirrors:
             mirror.task = self._tasks.start(
                 self._follow(mirror), f"mirror {execution.id}", waits=True
             )
-        mirror.listeners += 1
+        self._listeners[mirror] = self._listeners.get(mirror, 0) + 1
         return mirror
 
     def leave(self, mirror: Running) -> None:
-        mirror.listeners -= 1
-        if not mirror.listeners and mirror.task is not None:
-            mirror.task.cancel()
+        self._listeners[mirror] -= 1
+        if not self._listeners[mirror]:
+            del self._listeners[mirror]
+            if mirror.task is not None:
+                mirror.task.cancel()
             self._forget(mirror)
 
     def _forget(self, mirror: Running) -> None:
@@ -66,10 +71,24 @@ class Mirrors:
             mirror.finish(mirror.execution)
 
     async def _hear(self, mirror: Running) -> None:
-        try:
-            live = await self._lives.reach(mirror.execution.session_id)
-            if live is not None:
-                await live.link.attach(mirror.execution.id, mirror.sequence, mirror, expected=True)
-        except AtollError as error:
-            # The record brings the rest.
-            log.debug("mirror.lost", execution_id=mirror.execution.id, error=error.message)
+        """
+        Until it ends; what is missed while nobody can be heard, the record brings. An instance that
+        was lost is followed by the next attempt, in the one that takes its place.
+        """
+        while True:
+            try:
+                live = await self._lives.reach(mirror.execution.session_id)
+                if live is not None:
+                    await live.link.attach(
+                        mirror.execution.id, mirror.sequence, mirror, expected=True
+                    )
+                    return
+            except AtollError as error:
+                log.debug("mirror.lost", execution_id=mirror.execution.id, error=error.message)
+            await asyncio.sleep(AGAIN_SECONDS)
+            stored = await self._ends.stored(mirror.execution.id)
+            if stored is None or stored.status.ended:
+                return
+            if stored.retry_count > mirror.execution.retry_count:
+                lost = stored.attempts[-1] if stored.attempts else None
+                mirror.next_attempt(stored, cause=None if lost is None else lost.cause)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus
+from atoll.service import story
+from atoll.service.story import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.model.session import Session
-
-
-MERGED = 64 * 1024
 
 
 class Running:
@@ -24,18 +25,33 @@ class Running:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self.events: list[tuple[str, bytearray]] = []
-        """Name and content, in order; bounded by the output limit."""
-        self.listeners = 0
-        """Who follows the events. While nobody does, output in small pieces is put together."""
+        self.events: list[Event] = []
+        """In order; bounded by the output limit, and on a terminal by `ring`."""
+        self.forgotten = 0
+        """How many events have left at the front."""
+        self.ring: int | None = None
+        """How many bytes of a terminal's output are kept."""
         self.sequence = 0
-        """The last output that was heard."""
+        """The last entry of the executor's log that was heard."""
+        self.log: list[tuple[int, int]] = []
+        """Channel and length of each entry of this attempt."""
         self.changed = asyncio.Event()
+        self.beats = 0
+        """Heartbeats that were heard."""
         self.value = bytearray()
+        self.lines = bytearray()
+        """Questions and displays of this attempt, as they came."""
+        self.on_question: Callable[[dict[str, Any]], None] = lambda line: None
+        """Told of each question, and of what became of it."""
         self.turn: asyncio.Future[bool] | None = None
         """Whether it may run now; set to False when it is not to run at all."""
+        self.queue: Queue | None = None
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
+        self.reason: str | None = None
+        """Why it was cancelled, in the words of who did."""
+        self.stopping = asyncio.Event()
+        """Set when it was ended from outside."""
         self.ended_by: Session | None = None
         self.adopted = False
         """Whether it was taken over from a replica that was lost."""
@@ -47,48 +63,100 @@ class Running:
         """Whether it waits for other replicas to be done with its session."""
         self.called_out = False
         """Whether it was called out of that line, by a cancellation of its task."""
+        self._partial = {channel: story.Lines() for channel in story.LINES}
+        self._size = 0
 
     @property
     def stopped(self) -> bool:
         """Whether it was ended from outside: cancelled, or its session ended."""
         return self.cancelled or self.ended_by is not None
 
+    @property
+    def told(self) -> int:
+        """How many events there were."""
+        return self.forgotten + len(self.events)
+
+    @property
+    def ahead(self) -> int | None:
+        """How many are before it; none when it waits for nobody."""
+        if self.turn is None or self.queue is None or self.execution.started_at is not None:
+            return None
+        if not self.turn.done():
+            return self.queue.ahead(self.turn)
+        return 1 if self.in_line else None
+
+    # What is heard of it
+
     def started(self) -> None:
         if self.execution.status is ExecutionStatus.PENDING:
             self.execution = dataclasses.replace(self.execution, status=ExecutionStatus.RUNNING)
-            self.tell("started", b"")
+            attempt = self.execution.retry_count
+            self._tell(story.number(attempt, 1), "started", {"attempt": attempt + 1})
 
     def output(self, sequence: int, channel: int, data: bytes) -> None:
+        if sequence - self.sequence > 1:
+            self.log.append((story.GAP, sequence - self.sequence - 1))
         self.sequence = sequence
+        self.log.append((channel, len(data)))
+        here = story.of_entry(self.execution.retry_count, sequence)
         if channel == frames.VALUE:
             self.value += data
-        else:
-            self.tell("stdout" if channel == frames.STDOUT else "stderr", data)
+        elif channel in story.OUTPUTS:
+            self._size += len(data)
+            self._tell(here, story.OUTPUTS[channel], data)
+            self._forget()
+        elif channel in story.LINES:
+            self.lines += data
+            for line in self._partial[channel].feed(data):
+                self._tell(here, story.LINES[channel], line)
+                if channel == frames.APPROVAL:
+                    self.on_question(line)
 
-    def heartbeat(self) -> None: ...
-
-    def tell(self, name: str, data: bytes) -> None:
-        last = self.events[-1] if self.events else ("", bytearray())
-        if not self.listeners and last[0] == name and len(last[1]) < MERGED:
-            last[1].extend(data)
-        else:
-            self.events.append((name, bytearray(data)))
+    def heartbeat(self) -> None:
+        self.beats += 1
         self.changed.set()
 
+    def _tell(self, number: int, name: str, content: bytes | dict[str, Any]) -> None:
+        self.events.append(Event(number, name, content))
+        self.changed.set()
+
+    def _forget(self) -> None:
+        while self.ring is not None and self._size > self.ring and len(self.events) > 1:
+            content = self.events.pop(0).content
+            self.forgotten += 1
+            self._size -= len(content) if isinstance(content, bytes) else 0
+
     def gathered(self, name: str) -> bytes:
-        return b"".join(data for kind, data in self.events if kind == name)
+        """Output of this attempt."""
+        first = story.number(self.execution.retry_count, 0)
+        return b"".join(
+            event.content
+            for event in self.events
+            if event.name == name
+            and isinstance(event.content, bytes)
+            and (event.number or 0) >= first
+        )
+
+    def next_attempt(self, execution: Execution, **told: Any) -> None:
+        """The attempt is lost and there is another; what the lost one wrote is not its result."""
+        self.execution = execution
+        self.sequence = 0
+        self.log, self.value, self.lines = [], bytearray(), bytearray()
+        self._partial = {channel: story.Lines() for channel in story.LINES}
+        attempt = execution.retry_count
+        self._tell(story.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})
 
     def complete(self, ended: Execution) -> None:
         """Tell what the record has beyond what was heard."""
-        if ended.outcome is not None:
-            outputs = (("stdout", ended.outcome.stdout), ("stderr", ended.outcome.stderr))
-            for name, whole in outputs:
-                rest = whole[len(self.gathered(name)) :]
-                if rest:
-                    self.tell(name, rest)
+        last = max((event.number or 0 for event in self.events), default=0)
+        for event in story.replay(ended):
+            if (event.number or 0) > last and event.name != "result":
+                self.events.append(event)
+        self.changed.set()
 
     def give_up_turn(self) -> None:
         """Stop waiting for the session to be free: this one is not going to run."""
+        self.stopping.set()
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(False)
         if self.in_line and self.task is not None:
@@ -105,72 +173,64 @@ class Running:
 
 class Queue:
     """
-    Who may run in a session now: one at a time, in the order they joined.
+    Who may run in a session now: as many as its capacity, in the order they joined.
 
     A turn is a future, True when it has come. Whoever holds one gives it to `leave` in the end,
     whether it came, was given up or was cancelled.
     """
 
-    def __init__(self) -> None:
-        self.busy = False
+    def __init__(self, capacity: int = 1) -> None:
+        self._free = list(range(capacity - 1, -1, -1))
+        self._slots: dict[asyncio.Future[bool], int] = {}
+        self._told: dict[asyncio.Future[bool], Callable[[], None]] = {}
         self.coming = 0
         """How many are being recorded and will join."""
         self.waiting: deque[asyncio.Future[bool]] = deque()
 
-    def join(self) -> asyncio.Future[bool]:
+    @property
+    def busy(self) -> bool:
+        return bool(self._slots)
+
+    def join(self, told: Callable[[], None] | None = None) -> asyncio.Future[bool]:
+        """A turn; `told` is called when one before it has left."""
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if self.busy:
-            self.waiting.append(turn)
-        else:
-            self.busy = True
+        if self._free:
+            self._slots[turn] = self._free.pop()
             turn.set_result(True)
+        else:
+            self.waiting.append(turn)
+            if told is not None:
+                self._told[turn] = told
         return turn
 
+    def slot(self, turn: asyncio.Future[bool]) -> int:
+        """Which of the session's places a turn that has come is for."""
+        return self._slots[turn]
+
+    def ahead(self, turn: asyncio.Future[bool]) -> int:
+        """How many are before a turn that has not come."""
+        with contextlib.suppress(ValueError):
+            return len(self._slots) + self.waiting.index(turn)
+        return 0
+
     def leave(self, turn: asyncio.Future[bool]) -> None:
-        if not turn.done() or turn.cancelled() or not turn.result():
+        self._told.pop(turn, None)
+        slot = self._slots.pop(turn, None)
+        if slot is None:
             with contextlib.suppress(ValueError):  # Passed over already.
                 self.waiting.remove(turn)
-            return
+        else:
+            self._pass_on(slot)
+        for following in self.waiting:
+            if following in self._told:
+                self._told[following]()
+
+    def _pass_on(self, slot: int) -> None:
         while self.waiting:
             following = self.waiting.popleft()
             if not following.done():
+                self._told.pop(following, None)
+                self._slots[following] = slot
                 following.set_result(True)
                 return
-        self.busy = False
-
-
-class Heard:
-    """
-    How much of an execution's events somebody has heard, as a number that grows with each event.
-
-    The number says how many bytes of either output were told. So one who comes back is told exactly
-    the rest, even when only the record is left, which does not know in what pieces output came.
-    """
-
-    _BITS = 40
-
-    def __init__(self, number: int = 0) -> None:
-        steps, stdout = number >> self._BITS, number & ((1 << self._BITS) - 1)
-        self._started = steps > 0
-        total = max(0, steps - 1)
-        self._bytes = {"stdout": min(stdout, total), "stderr": total - min(stdout, total)}
-        self._skip = dict(self._bytes)
-
-    def _number(self, more: int = 0) -> int:
-        return (sum(self._bytes.values()) + 1 + more << self._BITS) + self._bytes["stdout"]
-
-    def hear(self, name: str, data: bytes) -> tuple[int, str, bytes] | None:
-        """The event as it is to be told, in the order that events come; none when it was heard."""
-        if name == "started":
-            known, self._started = self._started, True
-            return None if known else (self._number(), name, data)
-        skipped = min(self._skip[name], len(data))
-        self._skip[name] -= skipped
-        if skipped == len(data):
-            return None
-        self._bytes[name] += len(data) - skipped
-        return self._number(), name, data[skipped:]
-
-    def end(self) -> int:
-        """The number of the last event."""
-        return self._number(1)
+        self._free.append(slot)

@@ -1,9 +1,11 @@
 """
 Executions under way on this replica, each seen through to its end.
 
-One at a time in a session: a turn in the line of this replica, then the session's lease, which
-stands in line with other replicas, for as many attempts as it takes. One that may have begun before
-(under a replica that was lost, or a lease that was) is looked for first.
+As many at a time as the session's capacity, which is one unless it asked for more: a turn in the
+line of this replica, then the lease of that place in the session, which stands in line with other
+replicas. One that may have begun before (under a replica that was lost, or a lease that was) is
+looked for first. An attempt that was lost by no fault of the code is followed by another after a
+pause, as `model.retry` says; that is recorded before, so it holds whoever sees to it then.
 
 The result is stored by compare-and-set before anybody is told, and acknowledged to the executor
 only then: a replica that dies in between leaves it in the executor's journal, for the next one. A
@@ -22,10 +24,11 @@ import structlog
 
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
-from atoll.model.execution import ExecutionStatus
+from atoll.model import retry
+from atoll.model.execution import Attempt, ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
-from atoll.service.attempts import AWAY, CANCEL_GRACE, Superseded, cut_short
+from atoll.service.attempts import AWAY, Superseded, cut_short
 from atoll.service.backoff import Backoff
 from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
+    from atoll.service.approvals import Approvals
     from atoll.service.attempts import Attempts
     from atoll.service.bulk import Bulk
     from atoll.service.ends import Ends
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from atoll.service.lives import Live, Lives
     from atoll.service.sessions import Sessions
     from atoll.service.tasks import Tasks
+    from atoll.settings import ExecutionSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -58,8 +63,11 @@ class Runs:
         ends: Ends,
         coordination: Coordination,
         leases: Leases,
+        approvals: Approvals,
         tasks: Tasks,
         clock: Clock,
+        settings: ExecutionSettings,
+        node_id: str,
     ) -> None:
         self._store = store
         self._lives = lives
@@ -68,8 +76,11 @@ class Runs:
         self._ends = ends
         self._coordination = coordination
         self._leases = leases
+        self._approvals = approvals
         self._tasks = tasks
         self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
         self._running: dict[str, Running] = {}
         self._queues: dict[str, Queue] = {}
         self.finished: dict[str, int] = {}
@@ -90,23 +101,27 @@ class Runs:
     def count(self) -> int:
         return len(self._running)
 
-    def queue(self, session_id: str) -> Queue:
+    def queue(self, session_id: str, capacity: int) -> Queue:
         """The session's line on this replica; who takes it gives it to `forget` in the end."""
-        return self._queues.setdefault(session_id, Queue())
+        queue = self._queues.get(session_id)
+        if queue is None:
+            queue = self._queues[session_id] = Queue(capacity)
+        return queue
 
     def forget(self, session_id: str, queue: Queue) -> None:
         """Drop a queue that nobody is in, and no other: a new one may have taken its place."""
         if not queue.busy and not queue.coming and self._queues.get(session_id) is queue:
             del self._queues[session_id]
 
-    def start(self, execution: Execution, *, adopted: bool = False) -> Running:
+    def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Running:
         """See a recorded execution through; with `adopted`, one that may have begun already."""
         running = self._running[execution.id] = Running(execution)
+        running.on_question = lambda line: self._approvals.hear(running, line)
         running.adopted = running.may_have_begun = adopted
         running.losses = self._leases.losses
         # Before the first await: the order of the turns is that of the calls.
-        queue = self.queue(execution.session_id)
-        running.turn = queue.join()
+        queue = running.queue = self.queue(execution.session_id, capacity)
+        running.turn = queue.join(running.changed.set)
         running.task = self._tasks.start(
             self._run(running, queue, running.turn), f"run {execution.id}"
         )
@@ -114,7 +129,10 @@ class Runs:
 
     async def adopt(self, execution: Execution) -> None:
         """Take over an execution whose holder is lost; nothing happens if somebody else did."""
-        if execution.id in self._running or not await self._lives.here(execution.session_id):
+        if execution.id in self._running:
+            return
+        capacity = await self.capacity_here(execution.session_id)
+        if capacity is None:
             return
         try:
             execution = await self._store.executions.save(
@@ -123,10 +141,20 @@ class Runs:
         except Conflict:
             return
         log.info("execution.adopted", execution_id=execution.id)
-        self.start(execution, adopted=True)
+        self.start(execution, capacity, adopted=True)
         # Not before: it is seen to whatever this raises, and one that comes now is heard.
         if await self._coordination.cancelled(execution.id) is not None:
             self._cancel_heard(execution.id)
+
+    async def capacity_here(self, session_id: str) -> int | None:
+        """
+        How many may run in a session at once; none when it is on a node that this replica does not
+        reach.
+        """
+        session = await self._store.sessions.get(session_id)
+        if session is None:
+            return 1
+        return session.capacity if session.runtime_node == self._node_id else None
 
     async def revoke_later(self, execution_id: str) -> None:
         """
@@ -163,14 +191,17 @@ class Runs:
 
     # From outside
 
-    async def cancel(self, running: Running) -> None:
+    async def cancel(self, running: Running, reason: str | None = None) -> None:
         """End an execution: asked first, then made to."""
+        if not running.cancelled:
+            running.reason = reason
         self._stop(running)
         live = self._lives.reachable(running.execution.session_id)
         # Not begun: `_run` sees the mark. Or just over: then its result stands.
         if live is not None:
             with contextlib.suppress(ExecutorError, LinkLost):
-                await live.link.call("cancel", id=running.execution.id, grace=CANCEL_GRACE)
+                grace = self._settings.cancel_grace.total_seconds()
+                await live.link.call("cancel", id=running.execution.id, grace=grace)
 
     def _stop(self, running: Running) -> None:
         running.cancelled = True
@@ -179,7 +210,13 @@ class Runs:
     def _cancel_heard(self, execution_id: str) -> None:
         running = self._running.get(execution_id)
         if running is not None:
-            self._tasks.start(self.cancel(running), f"cancel {execution_id}")
+            self._tasks.start(self._cancel_as_asked(running), f"cancel {execution_id}")
+
+    async def _cancel_as_asked(self, running: Running) -> None:
+        reason = None
+        with contextlib.suppress(TemporaryError):
+            reason = await self._coordination.cancelled(running.execution.id)
+        await self.cancel(running, reason or None)
 
     def _cancels_missed(self) -> None:
         self._leases.gap()
@@ -219,7 +256,7 @@ class Runs:
                         await self._resume(running)
                         continue
                     await turn
-                    await self._try(running)
+                    await self._try(running, queue, turn)
                 except LeaseLost:
                     # Nobody has sent it but this one, as long as it is this one's.
                     running.may_have_begun |= running.execution.started_at is not None
@@ -251,19 +288,23 @@ class Runs:
             self._await_other(running), f"await {execution_id}", waits=True
         )
 
-    async def _try(self, running: Running) -> None:
+    async def _try(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         if running.stopped:
             await self._finish(running, cut_short(running))
             await self._ends.tell(running.execution.id)
             return
         execution = running.execution
-        lease = self._leases.lease(execution.session_id, execution.id)
+        slot, lost = queue.slot(turn), None
+        place = execution.session_id if slot == 0 else f"{execution.session_id}#{slot}"
+        lease = self._leases.lease(place, execution.id)
         running.in_line = True
         try:
             async with lease:
                 running.in_line = False
                 outcome = await self._attempts.run(running, lease)
-                if outcome is not None:
+                if outcome is not None and self._is_retried(running, outcome):
+                    lost = outcome
+                elif outcome is not None:
                     await self._finish(running, outcome)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -273,6 +314,8 @@ class Runs:
             running.called_out = False
         finally:
             running.in_line = False
+        if lost is not None:
+            await self._again(running, lost)
         if running.done.done():
             await self._ends.tell(execution.id)
 
@@ -285,17 +328,78 @@ class Runs:
         outcome = await self._attempts.resume(running)
         if outcome is None:
             running.may_have_begun = False
+        elif self._is_retried(running, outcome):
+            await self._again(running, outcome)
         else:
             await self._finish(running, outcome)
             await self._ends.tell(running.execution.id)
 
+    def _is_retried(self, running: Running, outcome: Outcome) -> bool:
+        return not running.stopped and retry.is_retried(
+            running.execution, outcome, self._settings.retries
+        )
+
+    async def _again(self, running: Running, outcome: Outcome) -> None:
+        """Record that the attempt is lost, tell, and pause before the next one."""
+        execution = running.execution
+        following = dataclasses.replace(
+            execution,
+            status=ExecutionStatus.PENDING,
+            # It has begun nowhere yet.
+            instance_id=None,
+            started_at=None,
+            retry_count=execution.retry_count + 1,
+            attempts=(*execution.attempts, self._attempt(execution, outcome)),
+        )
+        try:
+            following = await self._store.executions.save(following)
+        except Conflict:
+            raise Superseded from None
+        pause = retry.delay(
+            following.retry_count,
+            first=self._settings.retry_backoff,
+            most=self._settings.retry_max_backoff,
+        ).total_seconds()
+        message = None if outcome.error is None else outcome.error.get("message")
+        log.warning(
+            "execution.retried",
+            execution_id=execution.id,
+            cause=outcome.cause,
+            retry=following.retry_count,
+            pause=pause,
+        )
+        running.may_have_begun = False
+        running.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await running.stopping.wait()
+
+    def _attempt(self, execution: Execution, outcome: Outcome) -> Attempt:
+        now = self._clock.now()
+        return Attempt(
+            started_at=execution.started_at or now,
+            ended_at=now,
+            node_id=self._node_id,
+            instance_id=execution.instance_id,
+            cause=outcome.cause,
+            message=None if outcome.error is None else outcome.error.get("message"),
+        )
+
     async def _finish(self, running: Running, outcome: Outcome) -> None:
         """Store the result, then tell: not before, however long the store is away."""
+        execution = running.execution
+        outcome = dataclasses.replace(
+            outcome, log=tuple(running.log), results_json=bytes(running.lines) or None
+        )
+        attempts = execution.attempts
+        if execution.started_at is not None:
+            attempts = (*attempts, self._attempt(execution, outcome))
         execution = dataclasses.replace(
-            running.execution,
+            execution,
             status=outcome.status,
             outcome=outcome,
             completed_at=self._clock.now(),
+            attempts=attempts,
         )
         backoff = Backoff()
         while True:

@@ -82,6 +82,7 @@ class Sessions:
         limits: Callable[[Resources], Resources],
         timeout: int | None,
         env_vars: dict[str, str],
+        capacity: int = 1,
         session_id: str | None = None,
     ) -> Session:
         """A running session; the one that is there already when its id is given and known."""
@@ -92,6 +93,8 @@ class Sessions:
         if resources is not template.default_resources:
             self._templates.check_resources(resources)
         seconds = self._life(timeout)
+        if capacity > (most := self._settings.execution.max_capacity):
+            raise InvalidRequest(f"capacity: at most {most} are allowed here.", field="capacity")
         now = self._clock.now()
         session = Session(
             id=session_id or ids.session_id(),
@@ -106,6 +109,7 @@ class Sessions:
             updated_at=now,
             expires_at=now + timedelta(seconds=seconds),
             env_vars={**template.env, **env_vars},
+            capacity=capacity,
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.

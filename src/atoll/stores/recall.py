@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.model.execution import ExecutionStatus
+    from atoll.model.invocation import Invocation, InvocationStatus
     from atoll.model.page import Page
     from atoll.model.session import SessionStatus
     from atoll.settings import RecallSettings
-    from atoll.stores.base import Executions, Sessions, Store
+    from atoll.stores.base import Executions, Invocations, Sessions, Store
 
 T = TypeVar("T")
 E = TypeVar("E", Session, Execution)
@@ -37,7 +38,8 @@ PATIENCE = 2.0
 """Seconds that a read may take when there is something in memory to show instead."""
 ROUGHLY = 2000
 """Bytes of an entity besides its texts."""
-ARTIFACT = 500
+ARTIFACT = ATTEMPT = 500
+PIECE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,15 @@ def _size(entity: Session | Execution) -> int:
     if isinstance(entity, Session):
         return ROUGHLY + _texts(entity.env_vars)
     request, outcome = entity.request, entity.outcome
-    size = ROUGHLY + len(request.code or "") + len(request.stdin or "")
+    size = ROUGHLY + len(request.code or "") + len(request.stdin or "") + len(request.body or "")
+    size += ATTEMPT * len(entity.attempts)
     for more in (request.event, request.command, request.args, request.env):
         if more:
             size += _texts(more)
     if outcome is not None:
         size += len(outcome.stdout) + len(outcome.stderr) + len(outcome.return_json or b"")
-        size += ARTIFACT * len(outcome.artifacts)
+        size += len(outcome.results_json or b"")
+        size += ARTIFACT * len(outcome.artifacts) + PIECE * len(outcome.log or ())
     return size
 
 
@@ -122,6 +126,7 @@ class RecallingStore:
         self.recent_executions: Recent[Execution] = Recent(clock, settings)
         self.sessions: Sessions = _Sessions(self, store.sessions, self.recent_sessions)
         self.executions: Executions = _Executions(self, store.executions, self.recent_executions)
+        self.invocations: Invocations = _Invocations(self, store.invocations)
         self.instances = store.instances
         self.templates = store.templates
         self.keys = store.keys
@@ -213,8 +218,12 @@ class _Executions:
         self._inner = inner
         self._recent = recent
 
-    async def add(self, execution: Execution) -> None:
-        await self._noting(self._inner.add(execution))
+    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
+        await self._noting(self._inner.add(execution, invocation))
+        self._recent.see(execution)
+
+    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
+        await self._noting(self._inner.add_to(execution, invocation))
         self._recent.see(execution)
 
     async def get(self, execution_id: str) -> Execution | None:
@@ -232,12 +241,19 @@ class _Executions:
         self,
         *,
         session_id: str | None = None,
+        invocation_id: str | None = None,
         status: ExecutionStatus | None = None,
         cursor: str | None = None,
         limit: int = 50,
     ) -> Page[Execution]:
         return await self._noting(
-            self._inner.page(session_id=session_id, status=status, cursor=cursor, limit=limit)
+            self._inner.page(
+                session_id=session_id,
+                invocation_id=invocation_id,
+                status=status,
+                cursor=cursor,
+                limit=limit,
+            )
         )
 
     async def unfinished(
@@ -247,3 +263,24 @@ class _Executions:
 
     async def holders(self) -> set[str | None]:
         return await self._noting(self._inner.holders())
+
+
+class _Invocations:
+    def __init__(self, store: RecallingStore, inner: Invocations) -> None:
+        self._noting = store.noting
+        self._inner = inner
+
+    async def get(self, invocation_id: str) -> Invocation | None:
+        return await self._noting(self._inner.get(invocation_id))
+
+    async def page(
+        self,
+        *,
+        session_id: str | None = None,
+        status: InvocationStatus | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Invocation]:
+        return await self._noting(
+            self._inner.page(session_id=session_id, status=status, cursor=cursor, limit=limit)
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from atoll import ids
-from atoll.model.execution import Artifact, Execution, ExecutionStatus, Language, Outcome, Request
+from atoll.model.execution import (
+    Artifact,
+    Attempt,
+    Execution,
+    ExecutionStatus,
+    Language,
+    Outcome,
+    Request,
+)
 from atoll.model.instance import Handle, Instance
+from atoll.model.invocation import Invocation, InvocationStatus, Mode
 from atoll.model.key import Key, Scope
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
@@ -53,6 +63,26 @@ def completed(execution: Execution, **given: Any) -> Execution:
         completed_at=NOW + timedelta(microseconds=1),
         outcome=Outcome(**(fields | given)),
     )
+
+
+def make_invocation(execution: Execution, **given: Any) -> Invocation:
+    """Of which this execution is the latest."""
+    fields: dict[str, Any] = {
+        "id": execution.invocation_id,
+        "session_id": execution.session_id,
+        "execution_id": execution.id,
+        "mode": Mode.SYNC,
+        "status": InvocationStatus.ACCEPTED,
+        "created_at": execution.created_at,
+    }
+    return Invocation(**(fields | given))
+
+
+def invoked(**given: Any) -> tuple[Execution, Invocation]:
+    """An execution that is the first of an invocation, and that."""
+    execution = make_execution(**given)
+    execution = replace(execution, invocation_id=ids.invocation_id(execution.id))
+    return execution, make_invocation(execution)
 
 
 def make_session(**given: Any) -> Session:
@@ -160,6 +190,21 @@ requests = st.builds(
     env=environments,
     cwd=st.none() | texts,
     timeout=floats,
+    function_name=st.none() | texts,
+    body=st.none() | st.binary(max_size=40).map(lambda data: base64.b64encode(data).decode()),
+    content_type=st.none() | texts,
+    context_id=st.none() | texts,
+    terminal=st.none() | st.tuples(st.integers(1, 500), st.integers(1, 500)),
+    stdin_open=st.booleans(),
+)
+attempts = st.builds(
+    Attempt,
+    started_at=times,
+    ended_at=times,
+    node_id=texts,
+    instance_id=st.none() | texts,
+    cause=st.none() | st.sampled_from(Cause),
+    message=st.none() | texts,
 )
 outcomes = st.builds(
     Outcome,
@@ -177,6 +222,9 @@ outcomes = st.builds(
     metrics=st.dictionaries(texts, floats, max_size=3),
     artifacts=st.lists(artifacts, max_size=3).map(tuple),
     artifacts_truncated=st.booleans(),
+    results_json=st.none() | st.binary(),
+    log=st.none()
+    | st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2**31)), max_size=20).map(tuple),
 )
 executions = st.builds(
     make_execution,
@@ -187,7 +235,19 @@ executions = st.builds(
     started_at=st.none() | times,
     completed_at=st.none() | times,
     retry_count=st.integers(0, 100),
+    invocation_id=st.none() | st.just("inv_1"),
+    attempts=st.lists(attempts, max_size=3).map(tuple),
     outcome=st.none() | outcomes,
+    version=st.integers(1, 2**31 - 2),
+)
+invocations = st.builds(
+    lambda **given: replace(invoked()[1], **given),
+    created_at=times,
+    mode=st.sampled_from(Mode),
+    status=st.sampled_from(InvocationStatus),
+    function_name=st.none() | texts,
+    completed_at=st.none() | times,
+    metadata=environments,
     version=st.integers(1, 2**31 - 2),
 )
 resources = st.builds(
@@ -212,6 +272,7 @@ sessions = st.builds(
     ended_at=st.none() | times,
     cause=st.none() | st.sampled_from(Cause),
     message=st.none() | texts,
+    capacity=st.integers(1, 2**31 - 1),
     version=st.integers(1, 2**31 - 2),
 )
 templates = st.builds(

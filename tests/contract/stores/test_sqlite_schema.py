@@ -18,6 +18,7 @@ from sqlalchemy import StaticPool, create_engine
 
 from atoll.errors import PermanentError
 from atoll.stores.sql import migrations
+from atoll.stores.sql.paging import statement
 from atoll.stores.sql.schema import HEAD, current, ensure_schema
 from atoll.stores.sql.tables import metadata
 
@@ -94,6 +95,41 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         ensure_schema(connection)
 
     assert schema(connection) == before
+
+
+@pytest.mark.parametrize("continued", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        ("sessions", ()),
+        ("sessions", ("status",)),
+        ("sessions", ("template_id",)),
+        ("executions", ()),
+        ("executions", ("status",)),
+        ("executions", ("session_id",)),
+        ("executions", ("session_id", "status")),
+        ("executions", ("invocation_id",)),
+        ("executions", ("invocation_id", "session_id")),
+        ("executions", ("invocation_id", "status")),
+        ("executions", ("invocation_id", "session_id", "status")),
+        ("invocations", ()),
+        ("invocations", ("status",)),
+        ("invocations", ("session_id",)),
+        ("invocations", ("session_id", "status")),
+    ],
+)
+def test_sqlite_takes_the_index_that_is_meant(
+    connection: sqlite3.Connection, table: str, columns: tuple[str, ...], continued: bool
+) -> None:
+    ensure_schema(connection)
+    page = statement(table, columns, continued)
+    meant = page.partition("FORCE INDEX (")[2].partition(")")[0]
+    values: dict[str, object] = {"after_time": 0, "after_id": "x", "limit": 9}
+
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {page}", values | dict.fromkeys(columns, "x"))
+
+    ((*_, words),) = plan
+    assert f" USING INDEX {meant} " in f"{words} "
 
 
 @pytest.mark.anyio

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from atoll import ids
 from atoll.errors import InvalidRequest
 from atoll.model.execution import ExecutionStatus
+from atoll.model.invocation import InvocationStatus
 from atoll.model.session import SessionStatus
 
 from . import store_entities as make
-from .store_entities import NOW, make_execution, make_session, make_template, walk
+from .store_entities import NOW, invoked, make_execution, make_session, make_template, walk
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
@@ -167,6 +168,58 @@ async def test_executions_are_filtered_by_session_and_status(store: Store) -> No
     assert both == [e for e in of_one if e.status == ExecutionStatus.FAILED]
 
 
+async def test_executions_are_filtered_by_invocation_too(store: Store) -> None:
+    executions = [
+        make_execution(status=status, session_id=session, invocation_id=invocation)
+        for status in ExecutionStatus
+        for session in ("sess_1", "sess_2")
+        for invocation in ("inv_1", "inv_2", None)
+        for _ in range(2)
+    ]
+    for execution in executions:
+        await store.executions.add(execution)
+
+    of_one = await walk(store.executions.page, 3, invocation_id="inv_1")
+    both = await walk(store.executions.page, 3, invocation_id="inv_1", session_id="sess_1")
+    all_three = await walk(
+        store.executions.page,
+        1,
+        invocation_id="inv_1",
+        session_id="sess_1",
+        status=ExecutionStatus.FAILED,
+    )
+
+    assert of_one == newest_first([e for e in executions if e.invocation_id == "inv_1"])
+    assert both == [e for e in of_one if e.session_id == "sess_1"]
+    assert all_three == [e for e in both if e.status == ExecutionStatus.FAILED]
+    assert await walk(store.executions.page, 3, invocation_id="inv_3") == []
+
+
+async def test_invocations_are_filtered_by_session_and_status(store: Store) -> None:
+    invocations = []
+    for number, status in enumerate(InvocationStatus):
+        for session in ("sess_1", "sess_2"):
+            for _ in range(3):
+                execution, invocation = invoked(session_id=session)
+                created_at = NOW + timedelta(microseconds=number % 2)
+                invocation = replace(invocation, status=status, created_at=created_at)
+                invocations.append(invocation)
+                await store.executions.add(execution, invocation)
+
+    everything = await walk(store.invocations.page, 4)
+    of_one = await walk(store.invocations.page, 4, session_id="sess_1")
+    failed = await walk(store.invocations.page, 4, status=InvocationStatus.FAILED)
+    both = await walk(
+        store.invocations.page, 2, session_id="sess_1", status=InvocationStatus.FAILED
+    )
+
+    assert everything == newest_first(invocations)
+    assert of_one == [i for i in everything if i.session_id == "sess_1"]
+    assert failed == [i for i in everything if i.status == InvocationStatus.FAILED]
+    assert both == [i for i in of_one if i.status == InvocationStatus.FAILED]
+    assert await walk(store.invocations.page, 4, session_id="sess_3") == []
+
+
 def cursor_of(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
@@ -182,7 +235,12 @@ def cursor_of(value: object) -> str:
     ],
 )  # fmt: skip
 async def test_a_cursor_that_this_store_did_not_make_is_refused(store: Store, cursor: str) -> None:
-    for page in (store.sessions.page, store.executions.page, store.templates.page):
+    for page in (
+        store.sessions.page,
+        store.executions.page,
+        store.invocations.page,
+        store.templates.page,
+    ):
         with pytest.raises(InvalidRequest) as caught:
             await page(cursor=cursor)
         assert caught.value.code == "bad_cursor"

@@ -53,6 +53,7 @@ async def test_a_saved_execution_comes_back_equal_but_for_its_request(
         id=execution.id,
         session_id=execution.session_id,
         request=execution.request,
+        invocation_id=execution.invocation_id,
         created_at=execution.created_at,
         version=execution.version,
     )

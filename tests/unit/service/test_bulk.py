@@ -20,7 +20,7 @@ from tests.contract.stores import store_entities as make
 from tests.contract.stores.store_entities import ODD_BYTES, ODD_TEXT
 
 LIMIT, HEAD = 1024, 16
-OUTPUTS = ("stdout", "stderr", "return_json")
+OUTPUTS = ("stdout", "stderr", "return_json", "results_json")
 LARGE = b"0123456789" * 200
 ODD = make.completed(
     make.make_execution(
@@ -31,11 +31,15 @@ ODD = make.completed(
             stdin=ODD_TEXT,
             args=("", ODD_TEXT),
             env={"A": ODD_TEXT},
+            body="AP8=",
+            terminal=(24, 80),
         )
     ),
     stdout=ODD_BYTES,
     stderr=ODD_BYTES,
     return_json=b"null",
+    results_json=ODD_BYTES,
+    log=((1, 3), (2, 2**40)),
 )
 
 
@@ -144,10 +148,16 @@ def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
     if "request" in row.kept:
         assert len(request.code or "") + len("".join(request.command or ())) <= 10
         assert (request.event, request.stdin, request.args, request.env) == (None, None, (), {})
+        assert request.body is None
     else:
         fields = {name: getattr(request, name) for name in ("code", "event", "stdin", "env")}
         more = {"command": request.command, "args": request.args}
+        if request.body is not None:
+            fields["body"] = request.body
         assert len(json.dumps(fields | more, separators=(",", ":"))) <= limit
+    assert 12 * len((row.outcome and row.outcome.log) or ()) <= limit
+    for name in ("function_name", "content_type", "context_id", "terminal", "stdin_open"):
+        assert getattr(row.request, name) == getattr(execution.request, name)
     assert (row.request.code is None) == (execution.request.code is None)
     assert (row.request.command is None) == (execution.request.command is None)
 
@@ -164,7 +174,7 @@ def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
 
     assert set(row.kept) == {part}
     assert list(shelf.objects.values()) == [b"x" * (LIMIT + 1)]
-    left = None if part == "return_json" else b"x" * HEAD
+    left = None if part.endswith("_json") else b"x" * HEAD
     assert getattr(row.outcome, part) == left
 
 
@@ -175,9 +185,10 @@ def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
         {"stdin": "in"},
         {"event": {"a": [1, 2.5, None, "ä", {"b": "𝄞\n"}]}},
         {"args": ("a", "b"), "env": {"A": "1"}},
+        {"body": "AP8=" * 20},
         {"stdin": "\ud800\0" * 30},
     ],
-    ids=["code", "stdin", "event", "arguments", "odd text"],
+    ids=["code", "stdin", "event", "arguments", "body", "odd text"],
 )
 def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
     bulk: Bulk, runner: asyncio.Runner, given: dict[str, Any]
@@ -202,6 +213,37 @@ def test_a_large_event_is_noticed_wherever_it_is_large(bulk: Bulk, runner: async
         row = runner.run(bulk.put_away(execution))
         assert set(row.kept) == {"request"}
         assert runner.run(bulk.fetch(row)) == execution
+
+
+def test_a_log_of_many_pieces_goes_whole_and_is_not_told_of(
+    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+) -> None:
+    few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
+    many = make.completed(make.make_execution(), log=((1, 10), (2, 7)) * LIMIT)
+
+    assert at_once(bulk.put_away(few)) is few
+    row = runner.run(bulk.put_away(many))
+
+    assert set(row.kept) == {"log"}
+    assert row.outcome is not None
+    assert row.outcome.log is None
+    assert shortened(row) == []
+    assert runner.run(bulk.fetch(row)) == many
+    shelf.objects.clear()
+    assert runner.run(bulk.fetch(row)) == row
+
+
+def test_a_large_body_goes_with_the_request(bulk: Bulk, runner: asyncio.Runner) -> None:
+    request = Request(
+        function_name="main:handle", body="AP8=" * LIMIT, content_type="image/png", terminal=(2, 3)
+    )
+    execution = make.make_execution(request=request)
+
+    row = runner.run(bulk.put_away(execution))
+
+    assert row.request == replace(request, body=None)
+    assert shortened(row) == []
+    assert runner.run(bulk.fetch(row)) == execution
 
 
 def test_a_small_execution_is_not_touched_and_nothing_is_awaited(bulk: Bulk, shelf: Shelf) -> None:

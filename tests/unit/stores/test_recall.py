@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.errors import Conflict, TemporaryError
-from atoll.model.execution import Artifact, Execution, ExecutionStatus, Request
-from atoll.model.session import Session, SessionStatus
+from atoll.model.execution import Artifact, Attempt, Execution, ExecutionStatus, Request
+from atoll.model.invocation import InvocationStatus
+from atoll.model.session import Cause, Session, SessionStatus
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores import recall as module
-from atoll.stores.recall import ARTIFACT, ROUGHLY, RecallingStore, Recent
+from atoll.stores.recall import ARTIFACT, ATTEMPT, PIECE, ROUGHLY, RecallingStore, Recent
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
-from tests.contract.stores.store_entities import NOW, completed, make_execution, make_session
+from tests.contract.stores.store_entities import (
+    NOW,
+    completed,
+    invoked,
+    make_execution,
+    make_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -120,6 +127,15 @@ def test_beyond_so_many_the_one_seen_longest_ago_is_forgotten() -> None:
         pytest.param(completed(make_execution(), stdout=b"x" * 5000), id="stdout"),
         pytest.param(completed(make_execution(), stderr=b"x" * 5000), id="stderr"),
         pytest.param(completed(make_execution(), return_json=b"x" * 5000), id="value"),
+        pytest.param(completed(make_execution(), results_json=b"x" * 5000), id="results"),
+        pytest.param(completed(make_execution(), log=((1, 1),) * (5000 // PIECE)), id="pieces"),
+        pytest.param(make_execution(request=Request(body="x" * 5000)), id="body"),
+        pytest.param(
+            make_execution(
+                attempts=(Attempt(NOW, NOW, "local", None, Cause.EVICTED),) * (5000 // ATTEMPT)
+            ),
+            id="attempts",
+        ),
         pytest.param(
             completed(
                 make_execution(),
@@ -244,6 +260,25 @@ async def test_what_was_added_read_or_saved_last_is_remembered(tmp_path: Path) -
         assert ended.status is ExecutionStatus.COMPLETED
 
 
+async def test_invocations_go_through_to_the_store(tmp_path: Path) -> None:
+    async with opened(tmp_path, MovedClock()) as (store, other):
+        first, invocation = invoked()
+        await store.executions.add(first, invocation)
+        assert await other.invocations.get(invocation.id) == invocation
+        await store.executions.save(replace(completed(first), status=ExecutionStatus.CRASHED))
+        failed = await store.invocations.get(invocation.id)
+        assert failed is not None
+        second = make_execution(invocation_id=invocation.id)
+        await store.executions.add_to(second, failed)
+
+        again = await other.invocations.get(invocation.id)
+        assert again is not None
+        assert (again.execution_id, again.status) == (second.id, InvocationStatus.ACCEPTED)
+        assert (await store.invocations.page(status=InvocationStatus.ACCEPTED)).items == (again,)
+        assert len((await store.executions.page(invocation_id=invocation.id)).items) == 2
+        assert store.recent_executions.recall(second.id) is not None
+
+
 async def test_what_could_not_be_written_or_found_is_not_remembered(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, other):
         session = make_session()
@@ -270,9 +305,12 @@ CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
     ("count", lambda store: store.sessions.count(SessionStatus.RUNNING)),
     ("execution", lambda store: store.executions.get("exec_x")),
     ("new execution", lambda store: store.executions.add(make_execution())),
-    ("executions", lambda store: store.executions.page()),
+    ("new invocation", lambda store: store.executions.add(*invoked())),
+    ("executions", lambda store: store.executions.page(invocation_id="inv_x")),
     ("unfinished executions", lambda store: store.executions.unfinished(limit=1)),
     ("holders", lambda store: store.executions.holders()),
+    ("invocation", lambda store: store.invocations.get("inv_x")),
+    ("invocations", lambda store: store.invocations.page()),
 ]
 
 

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, Field
 
 from atoll.model.execution import RESULT_STATUS
+from atoll.model.invocation import Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.service.bulk import shortened
+from atoll.service.story import lines_of
 
 if TYPE_CHECKING:
-    from atoll.model.execution import Artifact, Execution, Outcome
+    from atoll.model.execution import Artifact, Attempt, Execution, Outcome
+    from atoll.model.invocation import Invocation
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.model.template import Template
@@ -54,6 +57,7 @@ class SessionOut(Stale):
     resources: ResourcesOut
     env_vars: dict[str, str]
     timeout: int
+    capacity: int = Field(description="Executions at the same time.")
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
@@ -80,6 +84,7 @@ class ProcessPage(BaseModel):
 
 class Submitted(BaseModel):
     execution_id: str
+    invocation_id: str | None
     status: Literal["submitted"]
     submitted_at: datetime
 
@@ -99,6 +104,30 @@ class MetricsOut(BaseModel):
     bytes_written: int
 
 
+class DisplayOut(BaseModel):
+    """Something that a context showed, in all the forms it has."""
+
+    type: Literal["display", "result"]
+    data: dict[str, Any] = Field(description="By MIME type; binary ones as base64.")
+    metadata: dict[str, Any]
+
+
+class AttemptOut(BaseModel):
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    container_id: str | None
+    cause: str | None
+    message: str | None
+
+
+class ApprovalOut(BaseModel):
+    id: str
+    question: str
+    data: Any
+    timeout: float = Field(description="Seconds that it waits in all.")
+
+
 class ResultOut(Stale):
     execution_id: str
     status: Literal["success", "failed", "timeout", "error"]
@@ -107,6 +136,7 @@ class ResultOut(Stale):
     exit_code: int | None
     execution_time: float
     return_value: Any
+    results: list[DisplayOut]
     metrics: MetricsOut | None
     artifacts: list[str]
     cause: str | None
@@ -141,11 +171,14 @@ class ArtifactOut(BaseModel):
 
 class ExecutionOut(Stale):
     id: str
+    invocation_id: str | None
     session_id: str
     container_id: str | None
     code: str | None
     language: str | None
     command: list[str] | None
+    function_name: str | None
+    context_id: str | None
     timeout: float
     status: Literal["pending", "running", "completed", "failed", "timeout", "crashed", "cancelled"]
     cause: str | None
@@ -155,6 +188,7 @@ class ExecutionOut(Stale):
     signal: str | None
     execution_time: float | None
     return_value: Any
+    results: list[DisplayOut]
     metrics: MetricsOut | None
     artifacts: list[ArtifactOut]
     error: ErrorOut | None
@@ -167,6 +201,8 @@ class ExecutionOut(Stale):
         description=f"{_SHORTENED} In a list: `GET executions/{{id}}` has all of them."
     )
     retry_count: int
+    attempts: list[AttemptOut]
+    approval: ApprovalOut | None = Field(description="What it waits to be told.")
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
@@ -174,6 +210,25 @@ class ExecutionOut(Stale):
 
 class ExecutionPage(BaseModel):
     items: list[ExecutionOut]
+    next_cursor: str | None
+
+
+class InvocationOut(BaseModel):
+    invocation_id: str
+    execution_id: str = Field(description="Of its executions, the latest.")
+    session_id: str
+    function_name: str | None
+    mode: Literal["sync", "async", "stream", "console"]
+    status: Literal["accepted", "running", "succeeded", "failed", "cancelled"]
+    metadata: dict[str, str]
+    created_at: datetime
+    completed_at: datetime | None
+    result: ResultOut | None
+    console_url: str | None = Field(description="Where its terminal is, in mode console.")
+
+
+class InvocationPage(BaseModel):
+    items: list[InvocationOut]
     next_cursor: str | None
 
 
@@ -295,6 +350,7 @@ def session_out(session: Session) -> dict[str, Any]:
         "resources": resources_out(session.resources),
         "env_vars": session.env_vars,
         "timeout": session.timeout,
+        "capacity": session.capacity,
         "created_at": timestamp(session.created_at),
         "updated_at": timestamp(session.updated_at),
         "expires_at": timestamp(session.expires_at),
@@ -307,6 +363,7 @@ def session_out(session: Session) -> dict[str, Any]:
 def submitted_out(execution: Execution) -> dict[str, Any]:
     return {
         "execution_id": execution.id,
+        "invocation_id": execution.invocation_id,
         "status": "submitted",
         "submitted_at": timestamp(execution.created_at),
     }
@@ -324,6 +381,7 @@ def _outcome_out(outcome: Outcome) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "execution_time": outcome.execution_time,
         "return_value": None if outcome.return_json is None else json.loads(outcome.return_json),
+        "results": _results(outcome),
         "metrics": outcome.metrics or None,
         "cause": outcome.cause,
         "signal": outcome.signal,
@@ -336,12 +394,19 @@ def _outcome_out(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _results(outcome: Outcome) -> list[dict[str, Any]]:
+    if outcome.results_json is None:
+        return []
+    return [line for line in lines_of(outcome) if "type" in line]
+
+
 _NO_OUTCOME: dict[str, Any] = {
     "stdout": "",
     "stderr": "",
     "exit_code": None,
     "execution_time": None,
     "return_value": None,
+    "results": [],
     "metrics": None,
     "cause": None,
     "signal": None,
@@ -354,7 +419,12 @@ _NO_OUTCOME: dict[str, Any] = {
 }
 
 
-_SHOWN_AS = {"stdout": "stdout", "stderr": "stderr", "return_json": "return_value"}
+_SHOWN_AS = {
+    "stdout": "stdout",
+    "stderr": "stderr",
+    "return_json": "return_value",
+    "results_json": "results",
+}
 
 
 def _shortened(execution: Execution) -> list[str]:
@@ -397,21 +467,57 @@ def artifact_out(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def execution_out(execution: Execution) -> dict[str, Any]:
+def attempt_out(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "started_at": timestamp(attempt.started_at),
+        "ended_at": timestamp(attempt.ended_at),
+        "node_id": attempt.node_id,
+        "container_id": attempt.instance_id,
+        "cause": attempt.cause,
+        "message": attempt.message,
+    }
+
+
+def invocation_out(invocation: Invocation, execution: Execution | None = None) -> dict[str, Any]:
+    outcome = None if execution is None else execution.outcome
+    console = invocation.mode is Mode.CONSOLE
+    return {
+        "invocation_id": invocation.id,
+        "execution_id": invocation.execution_id,
+        "session_id": invocation.session_id,
+        "function_name": invocation.function_name,
+        "mode": invocation.mode,
+        "status": invocation.status,
+        "metadata": invocation.metadata,
+        "created_at": timestamp(invocation.created_at),
+        "completed_at": timestamp(invocation.completed_at),
+        "result": None if execution is None or outcome is None else result_out(execution, outcome),
+        "console_url": f"/api/v1/executions/{invocation.execution_id}/console" if console else None,
+    }
+
+
+def execution_out(execution: Execution, approval: dict[str, Any] | None = None) -> dict[str, Any]:
     request, outcome = execution.request, execution.outcome
     return {
         "id": execution.id,
+        "invocation_id": execution.invocation_id,
         "session_id": execution.session_id,
         "container_id": execution.instance_id,
         "code": request.code,
         "language": request.language,
         "command": None if request.command is None else list(request.command),
+        "function_name": request.function_name,
+        "context_id": request.context_id,
         "timeout": request.timeout,
         "status": execution.status,
         **(_NO_OUTCOME if outcome is None else _outcome_out(outcome)),
         "artifacts": [] if outcome is None else [artifact_out(a) for a in outcome.artifacts],
         "shortened": _shortened(execution),
         "retry_count": execution.retry_count,
+        "attempts": [attempt_out(attempt) for attempt in execution.attempts],
+        "approval": None
+        if approval is None
+        else {name: approval.get(name) for name in ("id", "question", "data", "timeout")},
         "created_at": timestamp(execution.created_at),
         "started_at": timestamp(execution.started_at),
         "completed_at": timestamp(execution.completed_at),

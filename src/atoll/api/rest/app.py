@@ -10,7 +10,16 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from atoll.api.rest import executions, files, probes, problems, runtimes, sessions, templates
+from atoll.api.rest import (
+    executions,
+    files,
+    invocations,
+    probes,
+    problems,
+    runtimes,
+    sessions,
+    templates,
+)
 from atoll.api.rest.answers import Problem
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -48,7 +57,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
-    for module in (sessions, executions, files, templates, runtimes):
+    for module in (sessions, executions, invocations, files, templates, runtimes):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return _guarded(app, found, keys)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.service.executions import Executions
     from atoll.service.files import Files
+    from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 class Services:
     sessions: Sessions
     executions: Executions
+    invocations: Invocations
     files: Files
     templates: Templates
     nodes: Nodes

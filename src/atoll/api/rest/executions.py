@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.responses import StreamingResponse
 
-from atoll.api.rest import hot
+from atoll.api.rest import hot, sse
 from atoll.api.rest.answers import (
     ExecutionOut,
     ExecutionPage,
@@ -22,17 +20,12 @@ from atoll.api.rest.answers import (
     status_out,
 )
 from atoll.api.rest.context import Answer, page_answer, services, shown
-from atoll.errors import Conflict
+from atoll.api.rest.requests import Cancel, Inject, Resume
+from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atoll.model.execution import Execution
 
 router = APIRouter(tags=["executions"])
 
-PING_SECONDS = 15.0
 _EXECUTE_BODY = {
     "requestBody": {
         "required": True,
@@ -67,8 +60,38 @@ async def list_executions(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Answer:
     """A session's executions, newest first."""
+    return await _page(request, session_id, None, status, cursor, limit)
+
+
+@router.get("/executions", responses={200: {"model": ExecutionPage}})
+async def list_all_executions(
+    request: Request,
+    session_id: str | None = None,
+    invocation_id: str | None = None,
+    status: ExecutionStatus | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Answer:
+    """Executions of all sessions, or of one, or of an invocation, newest first."""
+    if session_id is not None and invocation_id is not None:
+        raise InvalidRequest("Give session_id or invocation_id, not both.", field="invocation_id")
+    return await _page(request, session_id, invocation_id, status, cursor, limit)
+
+
+async def _page(
+    request: Request,
+    session_id: str | None,
+    invocation_id: str | None,
+    status: ExecutionStatus | None,
+    cursor: str | None,
+    limit: int,
+) -> Answer:
     page = await services(request).executions.list(
-        session_id=session_id, status=status, cursor=cursor, limit=limit
+        session_id=session_id,
+        invocation_id=invocation_id,
+        status=status,
+        cursor=cursor,
+        limit=limit,
     )
     # Megabytes of output may be in it: beside the loop, not on it.
     return await asyncio.to_thread(
@@ -78,8 +101,10 @@ async def list_executions(
 
 @router.get("/executions/{execution_id}", responses={200: {"model": ExecutionOut}})
 async def get_execution(request: Request, execution_id: str) -> Answer:
-    execution, age = await services(request).executions.look(execution_id)
-    return shown(execution_out(execution), age)
+    found = services(request).executions
+    execution, age = await found.look(execution_id)
+    approval = None if age is not None else await found.question(execution)
+    return shown(execution_out(execution, approval), age)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
@@ -107,11 +132,37 @@ async def get_result(
 
 
 @router.post("/executions/{execution_id}/cancel", responses={200: {"model": StatusOut}})
-async def cancel_execution(request: Request, execution_id: str) -> Answer:
+async def cancel_execution(
+    request: Request, execution_id: str, body: Annotated[Cancel | None, Body()] = None
+) -> Answer:
     """
-    End an execution: SIGTERM to all of it, SIGKILL two seconds later. One that has ended stays so.
+    End an execution: SIGTERM to all of it, SIGKILL after a grace of two seconds. 409
+    `execution_ended` when it has ended by itself.
     """
-    return Answer(status_out(await services(request).executions.cancel(execution_id)))
+    reason = None if body is None else body.reason
+    return Answer(status_out(await services(request).executions.cancel(execution_id, reason)))
+
+
+@router.post("/executions/{execution_id}/inject", responses={200: {"model": StatusOut}})
+async def inject(request: Request, execution_id: str, body: Inject) -> Answer:
+    """
+    Tell running code something: a message that it reads when it likes, or more for its stdin. 409
+    `execution_not_running` before it has started and when it has ended.
+    """
+    found = services(request).executions
+    if body.message is not None:
+        await found.inject(execution_id, body.message)
+    else:
+        await found.type(execution_id, body.data, eof=body.eof)
+    return Answer(status_out(await found.get(execution_id)))
+
+
+@router.post("/executions/{execution_id}/resume", responses={200: {"model": StatusOut}})
+async def resume(request: Request, execution_id: str, body: Resume) -> Answer:
+    """Answer the question that running code asks; 409 `no_approval` when it asks nothing."""
+    answer = {"approved": body.approved, "answer": body.answer, "reason": body.reason}
+    found = services(request).executions
+    return Answer(status_out(await found.resume(execution_id, answer, approval=body.approval_id)))
 
 
 @router.get(
@@ -125,45 +176,10 @@ async def get_events(
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> StreamingResponse:
     """
-    What happens, as server-sent events: `started`, `stdout`, `stderr`, and `result` at the end.
+    What happens, as server-sent events: `queued`, `started`, `stdout`, `stderr`, `display`,
+    `approval`, `heartbeat`, `retry`, and `result` at the end. Whoever sends the last id it heard as
+    `Last-Event-ID` is told exactly the rest.
     """
     found = services(request).executions
     await found.get(execution_id)
-    events = found.events(execution_id, last_event_id or 0)
-    return StreamingResponse(_sse(events), media_type="text/event-stream", headers=_NO_CACHE)
-
-
-_NO_CACHE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-
-
-async def _sse(events: AsyncIterator[tuple[int, str, Any]]) -> AsyncIterator[str]:
-    """
-    A comment after a while without an event, so that nobody in between takes the line for dead.
-    """
-    following = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            done, _ = await asyncio.wait([following], timeout=PING_SECONDS)
-            if not done:
-                yield ": ping\n\n"
-                continue
-            try:
-                number, name, content = following.result()
-            except StopAsyncIteration:
-                return
-            yield f"id: {number}\nevent: {name}\ndata: {json.dumps(_content(name, content))}\n\n"
-            following = asyncio.ensure_future(anext(events))
-    finally:
-        following.cancel()
-
-
-def _content(name: str, content: bytes | Execution) -> dict[str, Any]:
-    if not isinstance(content, bytes):
-        assert content.outcome is not None
-        return result_out(content, content.outcome)
-    if name == "started":
-        return {}
-    try:
-        return {"text": content.decode()}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode()}
+    return sse.answer(found.events(execution_id, last_event_id or 0))

@@ -18,7 +18,7 @@ from atoll.api.rest.context import encode_json
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError
-from atoll.model.execution import Request as RunRequest
+from atoll.model.invocation import Mode
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,20 +36,12 @@ async def execute(
         body = Execute.model_validate_json(data)
     except ValidationError as error:
         raise invalid(list(error.errors(include_url=False, include_input=False))) from None
+    seeded = None if seed is None else ids.execution_id(seed.at, seed)
     running = await found.executions.submit(
         session_id,
-        RunRequest(
-            code=body.code,
-            language=body.language if body.command is None else None,
-            command=None if body.command is None else tuple(body.command),
-            event=body.event,
-            stdin=body.stdin,
-            args=tuple(body.args),
-            env=body.env,
-            cwd=body.cwd,
-            timeout=body.timeout or found.settings.execution.timeout.total_seconds(),
-        ),
-        execution_id=None if seed is None else ids.execution_id(seed.at, seed),
+        body.request(found.settings.execution.timeout.total_seconds()),
+        execution_id=body.execution_id or seeded,
+        mode=Mode.SYNC if body.wait else Mode.ASYNC,
     )
     if body.wait:
         execution = await found.executions.await_end(running, body.wait)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -14,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from atoll.model.execution import Language
+from atoll.model.execution import Language, Request
+from atoll.model.invocation import Mode
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.template import REQUIREMENTS
 
@@ -22,8 +24,13 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,25
 EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
 Env = Annotated[dict[EnvName, EnvValue], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
+_JSON = "application/json"
 
 
 class Wire(BaseModel):
@@ -50,6 +57,7 @@ class ResourcesIn(Wire):
 
 class CreateSession(ResourcesIn):
     template_id: Name | None = None
+    capacity: int = Field(1, ge=1, description="Executions at the same time.")
     timeout: int | None = Field(None, ge=1, description="Seconds of life.")
     env_vars: Env = {}
     resources: ResourcesIn | None = Field(None, description="The four limits, as one object.")
@@ -65,18 +73,36 @@ class CreateSession(ResourcesIn):
         return (self.resources or self).over(base)
 
 
-class Execute(Wire):
-    """`code` (in `language`) or `command`, one of the two."""
+class Work(Wire):
+    """What is to be run: `code` (in `language`) or `command`."""
 
     code: Annotated[str, StringConstraints(max_length=4 * 1024 * 1024)] | None = None
     language: Language = Language.PYTHON
     command: Annotated[list[Argument], Field(min_length=1, max_length=1024)] | None = None
-    timeout: float | None = Field(None, gt=0, description="Seconds.")
-    event: Any = Field(default_factory=dict, description="Given to `handler`.")
     stdin: Annotated[str, StringConstraints(max_length=4 * 1024 * 1024)] | None = None
+    stdin_open: bool = Field(
+        False, description="Keep stdin open after `stdin`, for what is injected later."
+    )
     env: Env = {}
     args: Annotated[list[Argument], Field(max_length=1024)] = []
     cwd: Path | None = Field(None, description="Beneath /workspace, which is the default.")
+    execution_id: Id | None = Field(
+        None, description="An id of your own: sent again, nothing runs a second time."
+    )
+    context_id: Id | None = Field(None, description="The stateful context to run the code in.")
+
+    @model_validator(mode="after")
+    def _context_runs_code(self) -> Self:
+        if self.context_id is not None and self.code is None:
+            raise ValueError("a context runs code, not a command")
+        return self
+
+
+class Execute(Work):
+    """`code` (in `language`) or `command`, one of the two."""
+
+    timeout: float | None = Field(None, gt=0, description="Seconds.")
+    event: Any = Field(default_factory=dict, description="Given to `handler`.")
     wait: float | None = Field(
         None,
         ge=0,
@@ -86,16 +112,196 @@ class Execute(Wire):
     @field_validator("event")
     @classmethod
     def _is_json(cls, event: Any) -> Any:
-        if event:
-            # The parser takes NaN and Infinity, which JSON does not have.
-            json.dumps(event, allow_nan=False)
-        return event
+        return _as_json(event)
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Execute:
+    def _one_of_two(self) -> Self:
         if (self.code is None) == (self.command is None):
             raise ValueError("give code or command, one of the two")
         return self
+
+    def request(self, timeout: float) -> Request:
+        """What runs; `timeout` is for one that names none, in seconds."""
+        return Request(
+            code=self.code,
+            language=self.language if self.command is None else None,
+            command=None if self.command is None else tuple(self.command),
+            event=self.event,
+            stdin=self.stdin,
+            stdin_open=self.stdin_open,
+            args=tuple(self.args),
+            env=self.env,
+            cwd=self.cwd,
+            timeout=self.timeout or timeout,
+            context_id=self.context_id,
+        )
+
+
+class Terminal(Wire):
+    rows: int = Field(24, ge=1, le=65_535)
+    cols: int = Field(80, ge=1, le=65_535)
+
+
+class Invoke(Work):
+    """
+    A function in `code` or, as `module:name`, in the workspace; or `code` or a `command` as they
+    are.
+    """
+
+    session_id: Id
+    function_name: Annotated[str, StringConstraints(pattern=FUNCTION, max_length=255)] | None = (
+        Field(None, description="A name in `code`; without code, `module:name`.")
+    )
+    mode: Mode = Mode.SYNC
+    invocation_id: Id | None = Field(
+        None, description="An id of your own: sent again, it is the same invocation."
+    )
+    timeout_ms: int | None = Field(None, ge=1, description="Milliseconds.")
+    input: Any = Field(None, description="JSON, given to the function; else as text to stdin.")
+    input_base64: Annotated[str, StringConstraints(max_length=6 * 1024 * 1024)] | None = Field(
+        None, description="Bytes instead of JSON, given to the function; else to stdin."
+    )
+    content_type: Annotated[str, StringConstraints(max_length=255, pattern=r"^[!-~ ]+$")] | None = (
+        None
+    )
+    metadata: Annotated[
+        dict[
+            Annotated[str, StringConstraints(min_length=1, max_length=128)],
+            Annotated[str, StringConstraints(max_length=4096)],
+        ],
+        Field(max_length=64),
+    ] = {}
+    terminal: Terminal | None = Field(
+        None, description="The terminal to run on; one of 24 rows and 80 columns in mode console."
+    )
+
+    @field_validator("input")
+    @classmethod
+    def _is_json(cls, value: Any) -> Any:
+        return _as_json(value)
+
+    @field_validator("input_base64")
+    @classmethod
+    def _is_base64(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                base64.b64decode(text, validate=True)
+            except ValueError:
+                raise ValueError("this is not base64") from None
+        return text
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.code is not None and self.command is not None:
+            raise ValueError("give code or command, not both")
+        if self.command is not None and self.function_name is not None:
+            raise ValueError("a command has no functions")
+        if self.code is None and self.command is None:
+            if self.function_name is None:
+                raise ValueError("give function_name, code or command")
+            if ":" not in self.function_name:
+                raise ValueError("function_name: without code it is module:name")
+        elif self.function_name is not None and ":" in self.function_name:
+            raise ValueError("function_name: module:name goes without code")
+        if self.function_name is not None and self.language is not Language.PYTHON:
+            raise ValueError("function_name: only Python has functions here")
+        if self.input is not None and self.input_base64 is not None:
+            raise ValueError("give input or input_base64, not both")
+        if self.function_name is None and self.stdin is not None and self._has_input:
+            raise ValueError("without a function the input is stdin; give one of the two")
+        if self.terminal is not None and (self.stdin is not None or self.context_id is not None):
+            raise ValueError("terminal: not with stdin or a context")
+        return self
+
+    @property
+    def _has_input(self) -> bool:
+        return self.input is not None or self.input_base64 is not None
+
+    def request(self, timeout: float) -> Request:
+        """What runs; `timeout` is for one that names none, in seconds."""
+        stdin, body, python = self.stdin, self.input_base64, self.command is None
+        python = python and self.language is Language.PYTHON
+        if self._has_input and not python:
+            raw = base64.b64decode(body) if body is not None else json.dumps(self.input).encode()
+            stdin, body = raw.decode("utf-8", "surrogateescape"), None
+        terminal = self.terminal
+        if terminal is None and self.mode is Mode.CONSOLE:
+            terminal = Terminal()
+        content_type = self.content_type
+        if content_type is None and self._has_input:
+            content_type = _JSON if self.input_base64 is None else "application/octet-stream"
+        return Request(
+            code=self.code,
+            language=None if self.command is not None else self.language,
+            command=None if self.command is None else tuple(self.command),
+            event={} if self.input is None else self.input,
+            stdin=stdin,
+            stdin_open=self.stdin_open,
+            args=tuple(self.args),
+            env=self.env,
+            cwd=self.cwd,
+            timeout=timeout if self.timeout_ms is None else self.timeout_ms / 1000,
+            function_name=self.function_name,
+            body=body,
+            content_type=content_type,
+            context_id=self.context_id,
+            terminal=None if terminal is None else (terminal.rows, terminal.cols),
+        )
+
+
+class Cancel(Wire):
+    reason: Annotated[str, StringConstraints(max_length=1000)] | None = None
+
+
+class Inject(Wire):
+    """A `message` that the code reads with `messages()`, or more for its stdin."""
+
+    message: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    stdin: Annotated[str, StringConstraints(max_length=1024 * 1024)] | None = None
+    stdin_base64: Annotated[str, StringConstraints(max_length=2 * 1024 * 1024)] | None = None
+    eof: bool = Field(False, description="Close stdin after it.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [self.message, self.stdin, self.stdin_base64]
+        if sum(value is not None for value in given) != 1 and not (self.eof and not any(given)):
+            raise ValueError("give message, stdin or stdin_base64, one of them")
+        if self.message is not None and self.eof:
+            raise ValueError("eof: a message does not end stdin")
+        if self.stdin_base64 is not None:
+            try:
+                base64.b64decode(self.stdin_base64, validate=True)
+            except ValueError:
+                raise ValueError("stdin_base64: this is not base64") from None
+        return self
+
+    @property
+    def data(self) -> str:
+        """What goes to stdin, as base64."""
+        if self.stdin_base64 is not None:
+            return self.stdin_base64
+        return base64.b64encode((self.stdin or "").encode("utf-8", "surrogatepass")).decode()
+
+
+class Resume(Wire):
+    """A person's answer to what the execution asks."""
+
+    approved: bool
+    answer: Any = None
+    reason: Annotated[str, StringConstraints(max_length=1000)] | None = None
+    approval_id: Id | None = Field(None, description="The question, when several may be asked.")
+
+    @field_validator("answer")
+    @classmethod
+    def _is_json(cls, answer: Any) -> Any:
+        return _as_json(answer)
+
+
+def _as_json(value: Any) -> Any:
+    if value:
+        # The parser takes NaN and Infinity, which JSON does not have.
+        json.dumps(value, allow_nan=False)
+    return value
 
 
 class Mkdir(Wire):

@@ -30,6 +30,7 @@ async def create_session(
         limits=body.limits,
         timeout=body.timeout,
         env_vars=body.env_vars,
+        capacity=body.capacity,
         session_id=None if seed is None else ids.session_id(seed),
     )
     return Answer(session_out(session), 201)

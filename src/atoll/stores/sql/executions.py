@@ -1,7 +1,8 @@
 """
 Executions. Two writes for every request, so no statement is built at call time.
 
-Both writes are single statements and may be repeated.
+Each write is one statement, and one more where it writes the invocation too. All may be repeated:
+the execution's row tells whether the transaction was committed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from atoll.model.execution import Artifact, Execution, ExecutionStatus, Language, Outcome, Request
+from atoll.model.execution import (
+    Artifact,
+    Attempt,
+    Execution,
+    ExecutionStatus,
+    Language,
+    Outcome,
+    Request,
+)
 from atoll.model.session import Cause
+from atoll.stores.sql.invocations import adding, ending, going_on
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -26,16 +36,19 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
+    from atoll.model.invocation import Invocation
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Engine, Operation, Row
 
 _ADD = """
     INSERT INTO executions (
         id, session_id, status, created_at, instance_id, started_at, completed_at, retry_count,
-        version, request, outcome, return_json, stdout, stderr, holder, kept
+        version, request, outcome, return_json, stdout, stderr, holder, kept, invocation_id,
+        attempts, results_json
     ) VALUES (
         :id, :session_id, :status, :created_at, :instance_id, :started_at, :completed_at,
-        :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr, :holder, :kept
+        :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr, :holder, :kept,
+        :invocation_id, :attempts, :results_json
     )
 """
 _GET = "SELECT * FROM executions WHERE id = :id"
@@ -44,7 +57,7 @@ _SAVE = """
         status = :status, instance_id = :instance_id, started_at = :started_at,
         completed_at = :completed_at, retry_count = :retry_count, outcome = :outcome,
         return_json = :return_json, stdout = :stdout, stderr = :stderr, holder = :holder,
-        kept = :kept, version = :version + 1
+        kept = :kept, attempts = :attempts, results_json = :results_json, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _UNFINISHED = """
@@ -63,12 +76,25 @@ class SqlExecutions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, execution: Execution) -> None:
-        row = row_of(execution)
-        await self._engine.write(
-            lambda connection: insert(connection, _ADD, row, "Execution"),
-            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
-        )
+    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
+        await self._add(execution, None if invocation is None else adding(invocation))
+
+    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
+        await self._add(execution, going_on(invocation, execution))
+
+    async def _add(self, execution: Execution, and_then: Operation[None] | None) -> None:
+        row = _row(execution)
+
+        def write(connection: Connection) -> None:
+            insert(connection, _ADD, row, "Execution")
+            if and_then is not None:
+                and_then(connection)
+
+        def again(connection: Connection) -> None:
+            if insert_again(connection, _ADD, _GET, row, "Execution") and and_then is not None:
+                and_then(connection)
+
+        await self._engine.write(write, again=again)
 
     async def get(self, execution_id: str) -> Execution | None:
         def read(connection: Connection) -> Execution | None:
@@ -78,19 +104,28 @@ class SqlExecutions:
         return await self._engine.read(read)
 
     async def save(self, execution: Execution) -> Execution:
-        row = _progress(execution)
-        await self._engine.write(
-            lambda connection: compare_and_set(connection, _SAVE, row, "Execution"),
-            again=lambda connection: compare_and_set_again(
-                connection, _SAVE, _GET, row, "Execution"
-            ),
-        )
+        row, and_then = _progress(execution), ending(execution)
+
+        def write(connection: Connection) -> None:
+            compare_and_set(connection, _SAVE, row, "Execution")
+            if and_then is not None:
+                and_then(connection)
+
+        def again(connection: Connection) -> None:
+            if (
+                compare_and_set_again(connection, _SAVE, _GET, row, "Execution")
+                and and_then is not None
+            ):
+                and_then(connection)
+
+        await self._engine.write(write, again=again)
         return replace(execution, version=execution.version + 1)
 
     async def page(
         self,
         *,
         session_id: str | None = None,
+        invocation_id: str | None = None,
         status: ExecutionStatus | None = None,
         cursor: str | None = None,
         limit: int = 50,
@@ -98,7 +133,11 @@ class SqlExecutions:
         return await self._engine.read(
             page_of(
                 "executions",
-                where={"session_id": session_id, "status": status},
+                where={
+                    "invocation_id": invocation_id,
+                    "session_id": session_id,
+                    "status": status,
+                },
                 cursor=cursor,
                 limit=limit,
                 entity=_execution,
@@ -125,12 +164,13 @@ class SqlExecutions:
         )
 
 
-def row_of(execution: Execution) -> dict[str, Any]:
+def _row(execution: Execution) -> dict[str, Any]:
     return {
         **_progress(execution),
         "session_id": execution.session_id,
         "created_at": micros(execution.created_at),
         "request": _encode_request(execution.request),
+        "invocation_id": execution.invocation_id,
     }
 
 
@@ -151,52 +191,77 @@ def _progress(execution: Execution) -> dict[str, Any]:
         "stderr": None if outcome is None else outcome.stderr,
         "holder": execution.holder,
         "kept": encode(execution.kept) if execution.kept else None,
+        "attempts": _encode_attempts(execution.attempts) if execution.attempts else None,
+        "results_json": None if outcome is None else outcome.results_json,
     }
 
 
 def _encode_request(request: Request) -> str:
+    fields: dict[str, Any] = {
+        "code": request.code,
+        "language": request.language,
+        "command": request.command,
+        "event": request.event,
+        "stdin": request.stdin,
+        "args": request.args,
+        "env": request.env,
+        "cwd": request.cwd,
+        "timeout": request.timeout,
+    }
+    # Most requests have none of these.
+    for name in ("function_name", "body", "content_type", "context_id", "terminal"):
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = value
+    if request.stdin_open:
+        fields["stdin_open"] = True
+    return encode(fields)
+
+
+def _encode_attempts(attempts: tuple[Attempt, ...]) -> str:
     return encode(
-        {
-            "code": request.code,
-            "language": request.language,
-            "command": request.command,
-            "event": request.event,
-            "stdin": request.stdin,
-            "args": request.args,
-            "env": request.env,
-            "cwd": request.cwd,
-            "timeout": request.timeout,
-        }
+        [
+            {
+                "started_at": micros(attempt.started_at),
+                "ended_at": micros(attempt.ended_at),
+                "node_id": attempt.node_id,
+                "instance_id": attempt.instance_id,
+                "cause": attempt.cause,
+                "message": attempt.message,
+            }
+            for attempt in attempts
+        ]
     )
 
 
 def _encode_outcome(outcome: Outcome) -> str:
     """All but the bytes, which have columns."""
-    return encode(
-        {
-            "status": outcome.status,
-            "cause": outcome.cause,
-            "exit_code": outcome.exit_code,
-            "signal": outcome.signal,
-            "error": outcome.error,
-            "stdout_size": outcome.stdout_size,
-            "stderr_size": outcome.stderr_size,
-            "execution_time": outcome.execution_time,
-            "metrics": outcome.metrics,
-            "artifacts": [
-                {
-                    "path": artifact.path,
-                    "size": artifact.size,
-                    "mime_type": artifact.mime_type,
-                    "created_at": micros(artifact.created_at),
-                    "checksum": artifact.checksum,
-                    "type": artifact.type,
-                }
-                for artifact in outcome.artifacts
-            ],
-            "artifacts_truncated": outcome.artifacts_truncated,
-        }
-    )
+    fields: dict[str, Any] = {
+        "status": outcome.status,
+        "cause": outcome.cause,
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "error": outcome.error,
+        "stdout_size": outcome.stdout_size,
+        "stderr_size": outcome.stderr_size,
+        "execution_time": outcome.execution_time,
+        "metrics": outcome.metrics,
+        "artifacts": [
+            {
+                "path": artifact.path,
+                "size": artifact.size,
+                "mime_type": artifact.mime_type,
+                "created_at": micros(artifact.created_at),
+                "checksum": artifact.checksum,
+                "type": artifact.type,
+            }
+            for artifact in outcome.artifacts
+        ],
+        "artifacts_truncated": outcome.artifacts_truncated,
+    }
+    if outcome.log is not None:
+        fields["log"] = outcome.log
+    return encode(fields)
 
 
 def _execution(row: Row) -> Execution:
@@ -210,6 +275,8 @@ def _execution(row: Row) -> Execution:
         started_at=optional_moment(row["started_at"]),
         completed_at=optional_moment(row["completed_at"]),
         retry_count=row["retry_count"],
+        invocation_id=row["invocation_id"],
+        attempts=() if row["attempts"] is None else _decode_attempts(row["attempts"]),
         outcome=None if row["outcome"] is None else _decode_outcome(row),
         holder=row["holder"],
         kept={} if row["kept"] is None else decode(row["kept"]),
@@ -224,7 +291,23 @@ def _decode_request(text: str) -> Request:
     if fields["command"] is not None:
         fields["command"] = tuple(fields["command"])
     fields["args"] = tuple(fields["args"])
+    if "terminal" in fields:
+        fields["terminal"] = tuple(fields["terminal"])
     return Request(**fields)
+
+
+def _decode_attempts(text: str) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(
+            started_at=moment(fields["started_at"]),
+            ended_at=moment(fields["ended_at"]),
+            node_id=fields["node_id"],
+            instance_id=fields["instance_id"],
+            cause=None if fields["cause"] is None else Cause(fields["cause"]),
+            message=fields["message"],
+        )
+        for fields in decode(text)
+    )
 
 
 def _decode_outcome(row: Row) -> Outcome:
@@ -236,6 +319,12 @@ def _decode_outcome(row: Row) -> Outcome:
         Artifact(**(artifact | {"created_at": moment(artifact["created_at"])}))
         for artifact in fields["artifacts"]
     )
+    if "log" in fields:
+        fields["log"] = tuple(map(tuple, fields["log"]))
     return Outcome(
-        stdout=row["stdout"], stderr=row["stderr"], return_json=row["return_json"], **fields
+        stdout=row["stdout"],
+        stderr=row["stderr"],
+        return_json=row["return_json"],
+        results_json=row["results_json"],
+        **fields,
     )

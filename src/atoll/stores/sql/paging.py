@@ -25,7 +25,7 @@ T = TypeVar("T")
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
 
-INDEXES_OF_TWO = {"executions_session_status"}
+INDEXES_OF_TWO = {"executions_session_status", "invocations_session_status"}
 
 
 def page_of(
@@ -97,7 +97,10 @@ def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
     index = "_".join((table, *names))
     if len(names) > 1 and index not in INDEXES_OF_TWO:
         index = f"{table}_{names[0]}"
-    conditions = [f"{name} = :{name}" for name in columns]
+    conditions = [f"{name} = :{name}" for name in columns[:2]]
+    # Such that SQLite does not prefer an index of two of them to that of the first, which leads to
+    # fewer rows.
+    conditions += [f"coalesce({name}, '') = :{name}" for name in columns[2:]]
     if continued:
         # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.
         conditions.append("created_at <= :after_time")

@@ -62,13 +62,18 @@ def insert(connection: Connection, statement: str, row: Mapping[str, object], wh
 
 def insert_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, object], what: str
-) -> None:
-    """Insert what an attempt may have inserted that was cut off; `get` reads the row."""
+) -> bool:
+    """
+    Insert what an attempt may have inserted that was cut off; `get` reads the row. Whether it had
+    not, so that what belongs to it has to be done too.
+    """
     found = connection.execute(get, row).fetchone()
     if found is None:
         insert(connection, statement, row, what)
-    elif not _holds(found, row):
+        return True
+    if not _holds(found, row):
         raise _exists(row, what)
+    return False
 
 
 def compare_and_set(
@@ -81,12 +86,17 @@ def compare_and_set(
 
 def compare_and_set_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, Any], what: str
-) -> None:
-    """The same where an attempt was cut off: what it would have left is as good."""
-    if connection.execute(statement, row).rowcount == 0:
-        found = connection.execute(get, row).fetchone()
-        if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
-            raise _moved_on(row, what)
+) -> bool:
+    """
+    The same where an attempt was cut off: what it would have left is as good. Whether it had left
+    nothing.
+    """
+    if connection.execute(statement, row).rowcount > 0:
+        return True
+    found = connection.execute(get, row).fetchone()
+    if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
+        raise _moved_on(row, what)
+    return False
 
 
 def _holds(found: Row, row: Mapping[str, object]) -> bool:

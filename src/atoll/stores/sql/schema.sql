@@ -48,6 +48,7 @@ CREATE TABLE sessions (
     workspace TEXT,
     message TEXT,
     env_vars TEXT NOT NULL,
+    capacity INTEGER DEFAULT 1 NOT NULL,
     PRIMARY KEY (id)
 );
 
@@ -76,6 +77,9 @@ CREATE TABLE executions (
     stderr BLOB,
     holder VARCHAR(64),
     kept TEXT,
+    invocation_id VARCHAR(64),
+    attempts TEXT,
+    results_json BLOB,
     PRIMARY KEY (id)
 );
 
@@ -86,6 +90,30 @@ CREATE INDEX executions_status ON executions (status, created_at, id);
 CREATE INDEX executions_session ON executions (session_id, created_at, id);
 
 CREATE INDEX executions_session_status ON executions (session_id, status, created_at, id);
+
+CREATE INDEX executions_invocation ON executions (invocation_id, created_at, id);
+
+CREATE TABLE invocations (
+    id VARCHAR(64) NOT NULL,
+    session_id VARCHAR(64) NOT NULL,
+    execution_id VARCHAR(64) NOT NULL,
+    mode VARCHAR(32) NOT NULL,
+    status VARCHAR(32) NOT NULL,
+    created_at BIGINT NOT NULL,
+    completed_at BIGINT,
+    version INTEGER NOT NULL,
+    function_name TEXT,
+    metadata TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX invocations_created ON invocations (created_at, id);
+
+CREATE INDEX invocations_status ON invocations (status, created_at, id);
+
+CREATE INDEX invocations_session ON invocations (session_id, created_at, id);
+
+CREATE INDEX invocations_session_status ON invocations (session_id, status, created_at, id);
 
 CREATE TABLE instances (
     id VARCHAR(64) NOT NULL,

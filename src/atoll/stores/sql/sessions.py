@@ -38,11 +38,11 @@ _ADD = """
     INSERT INTO sessions (
         id, template_id, status, wanted, runtime_type, runtime_node, cpu, memory, disk,
         max_processes, timeout, created_at, updated_at, expires_at, ended_at, instance_id,
-        cause, version, workspace, message, env_vars
+        cause, version, workspace, message, env_vars, capacity
     ) VALUES (
         :id, :template_id, :status, :wanted, :runtime_type, :runtime_node, :cpu, :memory, :disk,
         :max_processes, :timeout, :created_at, :updated_at, :expires_at, :ended_at, :instance_id,
-        :cause, :version, :workspace, :message, :env_vars
+        :cause, :version, :workspace, :message, :env_vars, :capacity
     )
 """
 _GET = "SELECT * FROM sessions WHERE id = :id"
@@ -53,7 +53,8 @@ _SAVE = """
         memory = :memory, disk = :disk, max_processes = :max_processes, timeout = :timeout,
         created_at = :created_at, updated_at = :updated_at, expires_at = :expires_at,
         ended_at = :ended_at, instance_id = :instance_id, cause = :cause,
-        workspace = :workspace, message = :message, env_vars = :env_vars, version = :version + 1
+        workspace = :workspace, message = :message, env_vars = :env_vars,
+        capacity = :capacity, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _OWN = """
@@ -180,6 +181,7 @@ def _row(session: Session) -> dict[str, Any]:
         "workspace": encode_optional(session.workspace),
         "message": encode_optional(session.message),
         "env_vars": encode(session.env_vars),
+        "capacity": session.capacity,
     }
 
 
@@ -202,5 +204,6 @@ def _session(row: Row) -> Session:
         ended_at=optional_moment(row["ended_at"]),
         cause=None if row["cause"] is None else Cause(row["cause"]),
         message=decode_optional(row["message"]),
+        capacity=row["capacity"],
         version=row["version"],
     )

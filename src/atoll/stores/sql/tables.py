@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects import mysql
 
@@ -90,6 +91,7 @@ sessions = Table(
     Column("workspace", JSON),
     Column("message", JSON),
     Column("env_vars", JSON, nullable=False),
+    Column("capacity", Integer, nullable=False, server_default=text("1")),
     Index("sessions_created", "created_at", "id"),
     Index("sessions_status", "status", "created_at", "id"),
     Index("sessions_template", "template_id", "created_at", "id"),
@@ -115,11 +117,34 @@ executions = Table(
     Column("stderr", BYTES),
     Column("holder", ID),
     Column("kept", JSON),
+    Column("invocation_id", ID),
+    Column("attempts", JSON),
+    Column("results_json", BYTES),
     Index("executions_created", "created_at", "id"),
     Index("executions_status", "status", "created_at", "id"),
     # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
     Index("executions_session", "session_id", "created_at", "id"),
     Index("executions_session_status", "session_id", "status", "created_at", "id"),
+    Index("executions_invocation", "invocation_id", "created_at", "id"),
+)
+
+invocations = Table(
+    "invocations",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("session_id", ID, nullable=False),
+    Column("execution_id", ID, nullable=False),
+    Column("mode", WORD, nullable=False),
+    Column("status", WORD, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("completed_at", TIME),
+    Column("version", Integer, nullable=False),
+    Column("function_name", JSON),
+    Column("metadata", JSON, nullable=False),
+    Index("invocations_created", "created_at", "id"),
+    Index("invocations_status", "status", "created_at", "id"),
+    Index("invocations_session", "session_id", "created_at", "id"),
+    Index("invocations_session_status", "session_id", "status", "created_at", "id"),
 )
 
 instances = Table(

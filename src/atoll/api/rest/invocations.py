@@ -1,0 +1,140 @@
+"""Routes of invocations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Body, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from atoll import ids
+from atoll.api.rest import sse
+from atoll.api.rest.answers import (
+    ExecutionPage,
+    InvocationOut,
+    InvocationPage,
+    execution_out,
+    invocation_out,
+)
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.requests import Cancel, Invoke
+from atoll.model.invocation import InvocationStatus, Mode
+from atoll.service.story import Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.api.rest.context import Services
+    from atoll.service.running import Running
+
+router = APIRouter(prefix="/invocations", tags=["invocations"])
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_class=Response,
+    responses={
+        200: {
+            "model": InvocationOut,
+            "description": "It has ended (sync), or its events (stream).",
+            "content": {sse.MEDIA_TYPE: {}},
+        },
+        202: {"model": InvocationOut},
+    },
+)
+async def invoke(request: Request, body: Invoke) -> Response:
+    """
+    Run something. In mode `sync` it answers with the result, or with 202 when that takes longer
+    than a request may wait; `async` answers at once; `stream` with the events as they come;
+    `console` gives it a terminal to attach to.
+    """
+    found = services(request)
+    seed = request.scope.get("atoll.seed")
+    running = await found.invocations.submit(
+        body.session_id,
+        body.request(found.settings.execution.timeout.total_seconds()),
+        mode=body.mode,
+        metadata=body.metadata,
+        invocation_id=body.invocation_id,
+        execution_id=body.execution_id
+        or (None if seed is None else ids.execution_id(seed.at, seed)),
+    )
+    if body.mode is Mode.STREAM:
+        return _stream(found, running)
+    if body.mode is Mode.SYNC:
+        most = found.settings.execution.max_wait.total_seconds()
+        await found.executions.await_end(running, most)
+    return await _answer(found, running)
+
+
+async def _answer(found: Services, running: Running) -> Answer:
+    execution = running.execution
+    assert execution.invocation_id is not None
+    invocation = await found.invocations.get(execution.invocation_id)
+    return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
+
+
+def _stream(found: Services, running: Running) -> StreamingResponse:
+    execution = running.execution
+
+    async def events() -> AsyncIterator[Event]:
+        accepted = {
+            "invocation_id": execution.invocation_id,
+            "execution_id": execution.id,
+            "session_id": execution.session_id,
+        }
+        yield Event(None, "accepted", accepted)
+        async for event in found.executions.events(execution.id, 0):
+            yield event
+
+    return sse.answer(events())
+
+
+@router.get("", responses={200: {"model": InvocationPage}})
+async def list_invocations(
+    request: Request,
+    session_id: str | None = None,
+    status: InvocationStatus | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Answer:
+    """Invocations, newest first, without results. One that runs is listed as `accepted`."""
+    page = await services(request).invocations.list(
+        session_id=session_id, status=status, cursor=cursor, limit=limit
+    )
+    return page_answer([invocation_out(item) for item in page.items], page.next_cursor)
+
+
+@router.get("/{invocation_id}", responses={200: {"model": InvocationOut}})
+async def get_invocation(request: Request, invocation_id: str) -> Answer:
+    """An invocation, with its result when it has ended."""
+    found = services(request)
+    invocation = await found.invocations.get(invocation_id)
+    execution = None
+    if invocation.status.ended:
+        execution = await found.executions.get(invocation.execution_id)
+    return Answer(invocation_out(invocation, execution))
+
+
+@router.get("/{invocation_id}/executions", responses={200: {"model": ExecutionPage}})
+async def list_executions_of(
+    request: Request,
+    invocation_id: str,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Answer:
+    """Its executions, newest first."""
+    found = services(request)
+    await found.invocations.get(invocation_id)
+    page = await found.executions.list(invocation_id=invocation_id, cursor=cursor, limit=limit)
+    return page_answer([execution_out(item) for item in page.items], page.next_cursor)
+
+
+@router.post("/{invocation_id}/cancel", responses={200: {"model": InvocationOut}})
+async def cancel_invocation(
+    request: Request, invocation_id: str, body: Annotated[Cancel | None, Body()] = None
+) -> Answer:
+    """End it, whichever execution it is in; 409 `invocation_ended` when it has ended by itself."""
+    reason = None if body is None else body.reason
+    return Answer(invocation_out(await services(request).invocations.cancel(invocation_id, reason)))

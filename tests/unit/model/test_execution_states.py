@@ -1,0 +1,71 @@
+"""An execution goes back and forth until it ends, and an end stays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.model.execution import MOVES, RESULT_STATUS, ExecutionStatus, may_become
+
+from .walks import reachable, walks
+
+PENDING, RUNNING = ExecutionStatus.PENDING, ExecutionStatus.RUNNING
+ENDS = {status for status in ExecutionStatus if status.ended}
+
+statuses = st.sampled_from(ExecutionStatus)
+
+
+def test_every_status_has_its_moves_and_every_end_a_word() -> None:
+    assert set(MOVES) == set(ExecutionStatus)
+    assert set(RESULT_STATUS) == ENDS == set(ExecutionStatus) - {PENDING, RUNNING}
+
+
+@pytest.mark.parametrize("status", ExecutionStatus)
+def test_from_everywhere_there_is_a_way_to_an_end(status: ExecutionStatus) -> None:
+    assert reachable(MOVES, status) & ENDS
+
+
+def test_every_status_is_reached() -> None:
+    assert reachable(MOVES, PENDING) == set(ExecutionStatus)
+
+
+@given(walks(MOVES, PENDING))
+def test_a_walk_stops_at_its_first_end(walk: list[ExecutionStatus]) -> None:
+    *before, last = walk
+    assert not any(status.ended for status in before)
+    assert last.ended == (not MOVES[last])
+    assert all(may_become(*step) for step in pairwise(walk))
+
+
+@given(walks(MOVES, PENDING), statuses)
+def test_what_has_ended_becomes_nothing_else(
+    walk: list[ExecutionStatus], following: ExecutionStatus
+) -> None:
+    if walk[-1].ended:
+        assert may_become(walk[-1], following) == (following is walk[-1])
+
+
+@given(st.lists(statuses, max_size=30))
+def test_a_record_that_takes_only_what_it_may_ends_at_most_once(
+    asked: list[ExecutionStatus],
+) -> None:
+    """As the store's record does, whatever replicas and retries ask of it in whatever order."""
+    status, ends = PENDING, []
+    for following in asked:
+        if may_become(status, following) and status is not following:
+            status = following
+            if status.ended:
+                ends.append(status)
+    assert ends == ([status] if status.ended else [])
+
+
+@given(statuses)
+def test_the_same_status_may_always_be_written_again(status: ExecutionStatus) -> None:
+    assert may_become(status, status)
+
+
+def test_a_lost_attempt_waits_for_the_next() -> None:
+    assert may_become(RUNNING, PENDING)
