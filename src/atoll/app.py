@@ -41,6 +41,7 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -176,12 +177,25 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        contexts = Contexts(lives, driver, settings.execution)
         executions = Executions(
-            store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
+            store,
+            lives,
+            runs,
+            ends,
+            bulk,
+            coordination,
+            leases,
+            approvals,
+            contexts,
+            tasks,
+            clock,
+            settings,
         )
         found = Services(
             sessions=sessions,
             executions=executions,
+            contexts=contexts,
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,

@@ -70,6 +70,8 @@ class Host:
         self.socket: _socket.socket | None = None
         self.ready = False
         self.doomed = False
+        """Whether it is about to end."""
+        self.ended = False
         self.problem: tuple[str, str] | None = None
         self.coming: bytearray | None = None
         """The display that is being told; none when it is not kept."""
@@ -96,7 +98,7 @@ class Context:
 
     @property
     def state(self) -> str:
-        if self.host is None:
+        if self.host is None or self.host.doomed:
             return "dead"
         return "busy" if self.run is not None or not self.host.ready else "idle"
 
@@ -112,15 +114,28 @@ class Context:
 
 
 class Contexts:
-    def __init__(self, loop: Loop, runs: Runs, submit: Submit, settle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        runs: Runs,
+        submit: Submit,
+        see_taken: Callable[[], None],
+        settle: Callable[[], None],
+        limit: Callable[[dict[str, int]], None],
+    ) -> None:
         self._loop = loop
         self._runs = runs
+        self._see_taken = see_taken
+        self._limit = limit
+        """Sets what is watched as long as there are contexts."""
         self._submit = submit
         """Hands a job to the zygote; says whether there is one to hand it to."""
         self._settle = settle
         """Told when another number of children is wanted."""
         self._contexts: dict[str, Context] = {}
         self._hosts: dict[int, Host] = {}
+        self._given_up: set[int] = set()
+        """Jobs that nobody has taken, and whoever does is to end."""
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "context_create": self._create,
@@ -142,6 +157,7 @@ class Contexts:
                 message = "the session has %d contexts; delete one" % len(self._contexts)
                 raise ContextError("too_many_contexts", message)
             known = self._contexts[request["id"]] = Context(request)
+            self._limit(request.get("watch", {}))
             self._start(known)
         self._answer(known, stream)
 
@@ -242,6 +258,9 @@ class Contexts:
     def taken(self, number: int, pid: int, zygote_pid: int) -> None:
         host = self._hosts.get(number)
         if host is None:
+            if number in self._given_up:
+                self._given_up.discard(number)
+                processes.kill_tree(pid)
             return
         host.pid, host.zygote = pid, zygote_pid
         self._runs.hosts[pid] = None
@@ -250,6 +269,7 @@ class Contexts:
 
     def zygote_lost(self) -> None:
         """Processes that it was the parent of are PID 1's children now, and live on."""
+        self._given_up.clear()
         for host in list(self._hosts.values()):
             if not host.pid:
                 self._close(host)
@@ -266,6 +286,7 @@ class Contexts:
                 self._gone(host, status, usage)
 
     def _gone(self, host: Host, status: int, usage: dict[str, float]) -> None:
+        host.doomed = host.ended = True
         # What it had said before, its own end of the execution above all.
         rounds = 0
         while host.socket is not None and rounds < MESSAGES and self._take(host):
@@ -291,9 +312,13 @@ class Contexts:
         self._settle()
 
     def _too_late(self, host: Host) -> None:
+        self._see_taken()
         if host.context.host is host and not host.ready:
             host.problem = ("context_failed", "it did not start in %d seconds" % START_SECONDS)
             self._kill(host)
+            if not host.pid and host.context.host is host:
+                self._given_up.add(host.number)
+                self._gone(host, signal.SIGKILL, dict(NO_USAGE))
 
     def _kill(self, host: Host) -> None:
         host.doomed = True
@@ -403,7 +428,7 @@ class Contexts:
             self._hear(host, message[:1], message[1:])
         except (ValueError, RecursionError):
             self._close(host)
-            if host.context.host is host:
+            if not host.ended:
                 self._kill(host)
             return False
         return True
@@ -412,6 +437,9 @@ class Contexts:
         """Raises ValueError for what our own code does not say."""
         context, run = host.context, host.context.run
         if kind == READY and not host.ready:
+            self._see_taken()
+            if not host.pid:
+                raise ValueError
             host.ready = context.born = True
             if context.starting is not None:
                 context.starting.cancel()

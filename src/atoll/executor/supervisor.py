@@ -54,7 +54,14 @@ class Supervisor:
         self._scanner = artifacts.Scanner(self._root)
         self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken)
         self._watch = Watch(self._loop, self._runs, self._root)
-        self._contexts = Contexts(self._loop, self._runs, self._submit, self._settle_want)
+        self._contexts = Contexts(
+            self._loop,
+            self._runs,
+            self._submit,
+            self._see_taken,
+            self._settle_want,
+            self._watch.limit,
+        )
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 class Services:
     sessions: Sessions
     executions: Executions
+    contexts: Contexts
     invocations: Invocations
     files: Files
     templates: Templates
