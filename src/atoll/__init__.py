@@ -24,19 +24,24 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from atoll.sdk.client import AsyncAtoll
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.displays import Display
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Execution, Session
+    from atoll.sdk.sync import Atoll, Context, Execution, Session
     from atoll.sdk.values import Event, ExecutionFailed, Result
     from atoll.version import __version__
 
 __all__ = [
     "AsyncAtoll",
+    "AsyncContext",
     "AsyncExecution",
     "AsyncSession",
     "Atoll",
     "AtollError",
     "Conflict",
+    "Context",
+    "Display",
     "Event",
     "Execution",
     "ExecutionFailed",
@@ -55,9 +60,12 @@ __all__ = [
 
 _HOME = {
     "AsyncAtoll": "atoll.sdk.client",
+    "AsyncContext": "atoll.sdk.contexts",
     "AsyncExecution": "atoll.sdk.executions",
     "AsyncSession": "atoll.sdk.sessions",
     "Atoll": "atoll.sdk.sync",
+    "Context": "atoll.sdk.sync",
+    "Display": "atoll.sdk.displays",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",
