@@ -6,6 +6,7 @@ No history, no colours, and nothing is written to a profile.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -22,11 +23,11 @@ PROFILE = "/tmp/.ipython/profile_default"  # noqa: S108 - private to the instanc
 
 def make(kernel: Kernel) -> IPythonShell:
     """Raises ImportError where there is no IPython."""
-    from IPython.core import page
+    from IPython import paths
+    from IPython.core import interactiveshell, page
     from IPython.core.compilerop import CachingCompiler
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
-    from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.profiledir import ProfileDir
     from traitlets import Type, observe
     from traitlets.config import Config
@@ -60,12 +61,12 @@ def make(kernel: Kernel) -> IPythonShell:
         def finish_displayhook(self) -> None:
             self._is_active = False
 
-    class Shell(InteractiveShell):
+    class Shell(interactiveshell.InteractiveShell):
         compiler_class = Type(Compiler)
         display_pub_class = Type(Publisher)
         displayhook_class = Type(Hook)
         # Straight to the execution's own output, without a terminal in between.
-        system = InteractiveShell.system_raw
+        system = interactiveshell.InteractiveShell.system_raw
         told = ""
 
         def init_ipython_dir(self, ipython_dir: Any) -> None: ...
@@ -91,6 +92,10 @@ def make(kernel: Kernel) -> IPythonShell:
         def showsyntaxerror(self, *_: Any, **__: Any) -> None:
             self.showtraceback()
 
+    # Whoever asks for these makes them.
+    paths.get_ipython_dir = lambda: os.path.dirname(PROFILE)
+    if hasattr(interactiveshell, "PickleShareDB"):
+        interactiveshell.PickleShareDB = lambda path: {}
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
