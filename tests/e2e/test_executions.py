@@ -56,7 +56,8 @@ def test_the_environment_holds_nothing_of_the_server_s(api: Api, session: str) -
     lines = api.run(session, command=["env"])["stdout"].splitlines()
     names = {line.partition("=")[0] for line in lines}
 
-    assert names <= {"PATH", "HOME", "USER", "LC_ALL", "TERM", "PWD"}
+    told = {"ATOLL_EXECUTION_ID", "ATOLL_INVOCATION_ID", "ATOLL_SESSION_ID", "ATOLL_STAGING"}
+    assert names - told <= {"PATH", "HOME", "USER", "LC_ALL", "TERM", "PWD", "PYTHONPATH"}
 
 
 @pytest.mark.parametrize("cwd", ["sub/dir", "/workspace/sub/dir"], ids=["relative", "absolute"])
@@ -316,9 +317,12 @@ def test_a_waiting_execution_is_cancelled_at_once_and_never_runs(api: Api, sessi
 
 def test_an_execution_that_has_ended_stays_as_it_ended(api: Api, session: str) -> None:
     execution_id = api.run(session, "print(1)")["execution_id"]
-    told = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
+    refused = problem(
+        api.http.post(f"{V1}/executions/{execution_id}/cancel"), 409, "execution_ended"
+    )
 
-    assert told["status"] == "completed"
+    assert refused["status_now"] == "completed"
+    assert api.status(execution_id) == "completed"
 
 
 # Events

@@ -330,27 +330,88 @@ def test_files_bring_a_killed_instance_back_too(api: Api, server: Server, sessio
     assert api.http.get(f"{V1}/sessions/{session}/files/kept").content == b"here"
 
 
-def test_what_runs_in_an_instance_that_is_killed_ends_as_an_error(
+ONCE_MORE = """
+import os, time
+print("attempt", flush=True)
+with open("attempts", "a") as file: file.write("x")
+while len(open("attempts").read()) < {enough}: time.sleep(0.01)
+print("done")
+"""
+"""Waits for ever, unless it was begun often enough."""
+
+
+def kill_instance(server: Server, api: Api, session_id: str) -> None:
+    """As a machine in trouble would: from outside, without a word."""
+    os.kill(handle(server, api.get(session_id)["container_id"])["child"], signal.SIGKILL)
+
+
+def test_what_runs_in_an_instance_that_is_killed_is_run_again(
     api: Api, server: Server, session: str
 ) -> None:
-    execution_id = api.submit(session, "print('before')\n" + until("never"))
-    next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+    first = api.get(session)["container_id"]
+    execution_id = api.submit(session, ONCE_MORE.format(enough=2))
     waiting = api.submit(session, "print('after')")
-    os.kill(handle(server, api.get(session)["container_id"])["child"], signal.SIGKILL)
+    events = api.events(execution_id)
+    next(name for _, name, _ in events if name == "stdout")
+    kill_instance(server, api, session)
 
-    result = api.result(execution_id)
-    assert (result["status"], result["cause"]) == ("error", "instance_lost")
-    assert result["stdout"] == "before\n"
-    assert api.status(execution_id) == "crashed"
+    told = [(name, data) for _, name, data in events]
+    names = [name for name, _ in told if name != "heartbeat"]
+    assert (names[:2], names[-1]) == (["retry", "started"], "result")
+    assert set(names[2:-1]) == {"stdout"}
+    retried = told[0][1]
+    assert (retried["attempt"], retried["cause"], retried["delay"]) == (2, "instance_lost", 1.0)
+    shown = api.execution(execution_id)
+    # What the lost attempt printed is not the result's.
+    assert (shown["status"], shown["stdout"]) == ("completed", "attempt\ndone\n")
+    assert shown["retry_count"] == 1
+    lost, last = shown["attempts"]
+    assert (lost["cause"], lost["container_id"]) == ("instance_lost", first)
+    assert (last["cause"], last["container_id"]) == (None, api.get(session)["container_id"])
+    assert lost["started_at"] < lost["ended_at"] < last["started_at"] < last["ended_at"]
     assert api.result(waiting)["stdout"] == "after\n"
+
+
+def test_an_execution_that_loses_every_instance_is_given_up(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with Server(tmp_path, ATOLL_EXECUTION__RETRY_BACKOFF="0.05") as own, calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, ONCE_MORE.format(enough=100))
+        events = api.events(execution_id)
+        for _ in range(4):
+            next(name for _, name, _ in events if name == "stdout")
+            kill_instance(own, api, session)
+
+        result = api.result(execution_id)
+        assert (result["status"], result["cause"]) == ("error", "instance_lost")
+        shown = api.execution(execution_id)
+        assert (shown["status"], shown["retry_count"]) == ("crashed", 3)
+        assert [attempt["cause"] for attempt in shown["attempts"]] == ["instance_lost"] * 4
+        # The session goes on.
+        assert api.run(session, "print(open('attempts').read())")["stdout"] == "xxxx\n"
+
+
+def test_a_retry_that_waits_can_be_cancelled(bubblewrap: str, tmp_path: Path) -> None:
+    slow = {"ATOLL_EXECUTION__RETRY_BACKOFF": "600", "ATOLL_EXECUTION__RETRY_MAX_BACKOFF": "600"}
+    with Server(tmp_path, **slow) as own, calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, ONCE_MORE.format(enough=2))
+        events = api.events(execution_id)
+        next(name for _, name, _ in events if name == "stdout")
+        kill_instance(own, api, session)
+        next(name for _, name, _ in events if name == "retry")
+        told = api.http.post(f"{V1}/executions/{execution_id}/cancel", json={"reason": "enough"})
+        assert told.json()["status"] == "cancelled"
+        assert api.result(execution_id)["error"]["message"].endswith(": enough")
 
 
 def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
     with calling(own) as api:
         shown = api.create()
         api.put(shown["id"], "kept", b"here")
-        execution_id = api.submit(shown["id"], until("never"))
-        api.await_status(execution_id, "running")
+        execution_id = api.submit(shown["id"], ONCE_MORE.format(enough=2))
+        next(name for _, name, _ in api.events(execution_id) if name == "stdout")
         pid = handle(own, shown["container_id"])["child"]
     own.stop(signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
@@ -358,8 +419,8 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
     own.start()
 
     with calling(own) as api:
-        result = api.result(execution_id)
-        assert (result["status"], result["cause"]) == ("error", "instance_lost")
+        assert api.result(execution_id)["stdout"] == "attempt\ndone\n"
+        assert api.execution(execution_id)["retry_count"] == 1
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
 
 

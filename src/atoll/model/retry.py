@@ -8,13 +8,14 @@ would only come out the same again.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from atoll.model.execution import Execution, Outcome
 
 FORGIVEN = frozenset({Cause.INSTANCE_LOST, Cause.NODE_LOST, Cause.EVICTED})
@@ -35,5 +36,10 @@ def is_retried(execution: Execution, outcome: Outcome, most: int) -> bool:
 
 def delay(retry: int, *, first: timedelta, most: timedelta) -> timedelta:
     """The pause before the retry of this number, from 1 on: it doubles each time."""
-    doubled = first.total_seconds() * 2.0 ** min(retry - 1, 40)  # A number that stays finite.
-    return timedelta(seconds=min(doubled, most.total_seconds()))
+    pause = first
+    for _ in range(1, retry):
+        # Not doubled further than it counts: a timedelta may have no room for that.
+        if pause >= most / 2:
+            return most
+        pause *= 2
+    return min(pause, most)

@@ -1,21 +1,17 @@
-"""One at a time, in order; and how much of an execution somebody has heard."""
+"""As many at a time as there are places, in order."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.executor import frames
-from atoll.model.execution import Execution, ExecutionStatus, Request
-from atoll.service.running import Heard, Queue, Running
+from atoll.service.running import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from random import Random
 
 pytestmark = pytest.mark.anyio
@@ -126,87 +122,42 @@ async def _live_through(order: list[str], choice: Random) -> None:
         assert not wanting or len(running()) == 1
 
 
-# How much was heard
-
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(min_size=1, max_size=5)), max_size=12
+@given(
+    capacity=st.integers(1, 4),
+    order=st.lists(st.sampled_from(["join", "leave", "give up"]), max_size=40),
+    choice=st.randoms(use_true_random=False),
 )
+def test_no_place_is_given_twice(capacity: int, order: list[str], choice: Random) -> None:
+    asyncio.run(_fill(capacity, order, choice))
 
 
-def whole(events: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
-    return {
-        name: b"".join(data for kind, data in events if kind == name)
-        for name in ("stdout", "stderr")
-    }
+async def _fill(capacity: int, order: list[str], choice: Random) -> None:
+    queue = Queue(capacity)
+    there: list[asyncio.Future[bool]] = []
+    for step in order:
+        if step == "join":
+            there.append(queue.join())
+        elif there and step == "leave":
+            turn = choice.choice(there)
+            there.remove(turn)
+            queue.leave(turn)
+        elif waiting := [turn for turn in there if not turn.done()]:
+            choice.choice(waiting).set_result(False)
+        running = [turn for turn in there if turn.done() and turn.result()]
+        assert sorted({queue.slot(turn) for turn in running}) == sorted(map(queue.slot, running))
+        assert all(queue.slot(turn) < capacity for turn in running)
+        wanting = [turn for turn in there if not turn.done() or turn.result()]
+        assert len(running) == min(capacity, len(wanting))
+        # Who came first is before who came later.
+        places = [queue.ahead(turn) for turn in there if not turn.done()]
+        assert places == sorted(places)
 
 
-@given(events=EVENTS, stop=st.integers(min_value=0))
-def test_one_who_comes_back_hears_exactly_the_rest(
-    events: list[tuple[str, bytes]], stop: int
-) -> None:
-    live = [("started", b""), *events]
-    first = Heard()
-    told = [found for event in live if (found := first.hear(*event)) is not None]
-    numbers = [number for number, _, _ in told] + [first.end()]
-    assert numbers == sorted(set(numbers))
-    assert [(name, data) for _, name, data in told] == live
-
-    kept = told[: stop % (len(told) + 1)]
-    after = kept[-1][0] if kept else 0
-    heard = [(name, data) for _, name, data in kept]
-    record = [("started", b""), *whole(events).items()]
-    for source in (live, record):
-        again = Heard(after)
-        rest = [found for event in source if (found := again.hear(*event)) is not None]
-        both = heard + [(name, data) for _, name, data in rest]
-        assert whole(both) == whole(events)
-        assert [name for name, _ in both].count("started") == 1
-        assert all(number > after for number, _, _ in rest)
-        assert again.end() == first.end() > after
-
-
-def test_one_who_heard_the_end_hears_nothing_again() -> None:
-    first = Heard()
-    for event in (("started", b""), ("stdout", b"abc"), ("stderr", b"de")):
-        first.hear(*event)
-    again = Heard(first.end())
-
-    assert again.hear("started", b"") is None
-    assert again.hear("stdout", b"abc") is None
-    assert again.hear("stderr", b"de") is None
-
-
-@given(number=st.integers(min_value=0, max_value=2**90))
-def test_any_number_is_a_place_to_start_from(number: int) -> None:
-    heard = Heard(number)
-    heard.hear("started", b"")
-    heard.hear("stdout", b"x" * 10)
-
-    assert heard.end() > 0
-
-
-def running() -> Running:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    request = Request(code="")
-    return Running(Execution("exec_1", "sess_1", request, ExecutionStatus.RUNNING, now))
-
-
-async def test_output_that_nobody_follows_is_kept_in_few_pieces() -> None:
-    heard = running()
-    for sequence in range(10_000):
-        heard.output(sequence + 1, frames.STDOUT, b"x")
-
-    assert heard.gathered("stdout") == b"x" * 10_000
-    assert len(heard.events) == 1
-
-
-async def test_output_that_somebody_follows_is_not_changed_behind_their_back() -> None:
-    heard = running()
-    heard.output(1, frames.STDOUT, b"a")
-    heard.listeners = 1
-    heard.output(2, frames.STDOUT, b"b")
-
-    assert [(name, bytes(data)) for name, data in heard.events] == [
-        ("stdout", b"a"),
-        ("stdout", b"b"),
-    ]
+async def test_those_who_wait_are_told_when_the_line_moves() -> None:
+    queue, told = Queue(), []
+    first = queue.join()
+    turns = [queue.join(lambda number=number: told.append(number)) for number in range(3)]
+    assert [queue.ahead(turn) for turn in turns] == [1, 2, 3]
+    queue.leave(first)
+    assert told == [1, 2]
+    assert [queue.ahead(turn) for turn in turns[1:]] == [1, 2]

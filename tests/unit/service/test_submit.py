@@ -13,6 +13,7 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.execution import Execution, Language, Request
+from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.ends import Ends
@@ -54,10 +55,25 @@ async def test_what_another_replica_records_at_the_same_time_is_that_one(
     sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, "local")
     bulk = Bulk(LocalObjects(tmp_path / "blobs"), settings.blob)
     ends = Ends(store, bulk, coordination, clock)
-    attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution)
-    runs = Runs(store, sessions, lives, bulk, attempts, ends, coordination, leases, tasks, clock)
+    attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution, settings.link)
+    approvals = Approvals(coordination, lives, tasks)
+    runs = Runs(
+        store,
+        sessions,
+        lives,
+        bulk,
+        attempts,
+        ends,
+        coordination,
+        leases,
+        approvals,
+        tasks,
+        clock,
+        settings.execution,
+        "local",
+    )
     executions = Executions(
-        store, lives, runs, ends, bulk, coordination, leases, tasks, clock, settings
+        store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
     )
     await store.open()
     await coordination.open()
