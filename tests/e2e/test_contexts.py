@@ -483,3 +483,23 @@ def test_a_request_repeated_with_its_key_makes_one_context(api: Api, session: st
     assert len(made) == 4
     assert len(set(made)) == 1
     assert len(answer(api.http.get(path))["items"]) == 1
+
+
+def test_code_in_a_context_stages_files_and_hears_messages(plain: Context) -> None:
+    result = plain.ok(
+        "import os, pathlib\npathlib.Path(os.environ['ATOLL_STAGING'], 'made').write_text('x');\n"
+        "os.environ['ATOLL_EXECUTION_ID']"
+    )
+    assert result["results"][0]["data"]["text/plain"] == repr(result["execution_id"])
+    assert "made" in result["artifacts"]
+    assert plain.value("'ATOLL_EXECUTION_ID' in os.environ") == "True"
+    execution = plain.submit(
+        "import atoll_session, time\nopen('began', 'w').close()\n"
+        "while not (heard := atoll_session.messages()): time.sleep(0.01)\nheard"
+    )
+    eventually(lambda: "began" in plain.api.names(plain.session))
+    body = {"message": "hello"}
+    inject = plain.api.http.post(f"{V1}/executions/{execution}/inject", json=body)
+    assert inject.status_code < 300, inject.text
+    shown = plain.api.result(execution)["results"][0]
+    assert "hello" in shown["data"]["text/plain"]

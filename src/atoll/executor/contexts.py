@@ -230,7 +230,7 @@ class Contexts:
 
     def _hand_over(self, host: Host) -> None:
         request = host.context.request
-        job = {"kind": "context", "id": request["id"], "code": ""}
+        job = {"kind": "context", "id": request["id"], "code": "", "staging": False}
         for name in ("env", "cwd", "limits"):
             job[name] = request[name]
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -353,8 +353,9 @@ class Contexts:
         host, request = context.host, run.request
         assert host is not None
         assert host.socket is not None
-        job = {"code": request["code"], "env": request["env"]}
+        job = {name: request[name] for name in ("id", "code", "env", "workspace")}
         job["results_limit"] = context.room = int(request["results_limit"])
+        job["staging"] = request.get("staging", True)
         theirs = self._runs.open(run)
         try:
             zygote.send_job(host.socket, run.number, job, theirs)

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def serve(control: int) -> NoReturn:
+def serve(job: dict[str, Any], control: int) -> NoReturn:
     """Never returns: the process ends when it is told to, or by what user code does."""
-    status = 70
     try:
-        Kernel(_socket.socket(fileno=control)).run()
+        Kernel(_socket.socket(fileno=control)).run(job["env"].get("PYTHONPATH", ""))
     finally:
-        os._exit(status)
+        os._exit(70)
 
 
 class Kernel:
@@ -47,7 +46,7 @@ class Kernel:
         self._number = 0
         self._room = 0
 
-    def run(self) -> None:
+    def run(self, path: str) -> None:
         _ignore_interrupts()
         from . import figures, shell
 
@@ -55,8 +54,8 @@ class Kernel:
         figures.prepare(self)
         # Last, so that no file of the user's is taken for a module of ours.
         sys.path.insert(0, "")
-        path = os.environ.get("PYTHONPATH", "")
         sys.path[1:1] = [entry for entry in path.split(":") if entry]
+        os.environ.pop("ATOLL_EXECUTION_ID", None)
         child._reseed()
         self._tell(READY)
         while True:
@@ -72,10 +71,12 @@ class Kernel:
         for fd in descriptors:
             os.close(fd)
         self._number, self._room = number, job["results_limit"]
-        kept = {name: os.environ.get(name) for name in job["env"]}
-        os.environ.update(job["env"])
+        kept: dict[str, str | None] = {}
         status = 1
         try:
+            env = child.environment(job)
+            kept = {name: os.environ.get(name) for name in env}
+            os.environ.update(env)
             self._busy = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
             status = self._user_code(job["code"], value)
