@@ -558,6 +558,12 @@ class Runs:
         run.watched = run.watched or bool(self.background) or run.stop is not None
         self._close_stdin(run)
 
+    def abandon(self, run: Run) -> None:
+        """Read no more of what is still written to its output."""
+        for pipe in run.pipes:
+            if pipe.fd >= 0:
+                self._close_pipe(run, pipe)
+
     def _close_pipe(self, run: Run, pipe: Pipe) -> None:
         self._loop.remove(pipe.fd)
         os.close(pipe.fd)
