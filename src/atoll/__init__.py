@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     )
     from atoll.sdk.client import AsyncAtoll
     from atoll.sdk.consoles import AsyncConsole
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.displays import Display
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Console, Execution, Session
+    from atoll.sdk.sync import Atoll, Console, Context, Execution, Session
     from atoll.sdk.values import ConsoleEvent, ConsoleExit, Event, ExecutionFailed, Result
     from atoll.version import __version__
 
 __all__ = [
     "AsyncAtoll",
     "AsyncConsole",
+    "AsyncContext",
     "AsyncExecution",
     "AsyncSession",
     "Atoll",
@@ -42,6 +45,8 @@ __all__ = [
     "Console",
     "ConsoleEvent",
     "ConsoleExit",
+    "Context",
+    "Display",
     "Event",
     "Execution",
     "ExecutionFailed",
@@ -67,6 +72,9 @@ _HOME = {
     "Console": "atoll.sdk.sync",
     "ConsoleEvent": "atoll.sdk.values",
     "ConsoleExit": "atoll.sdk.values",
+    "AsyncContext": "atoll.sdk.contexts",
+    "Context": "atoll.sdk.sync",
+    "Display": "atoll.sdk.displays",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",

@@ -45,6 +45,7 @@ from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.consoles import Consoles
+from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -194,13 +195,26 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        contexts = Contexts(lives, driver, settings.execution)
         executions = Executions(
-            store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
+            store,
+            lives,
+            runs,
+            ends,
+            bulk,
+            coordination,
+            leases,
+            approvals,
+            contexts,
+            tasks,
+            clock,
+            settings,
         )
         found = Services(
             sessions=sessions,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
+            contexts=contexts,
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,

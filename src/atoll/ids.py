@@ -54,8 +54,8 @@ def invocation_id(execution_id: str) -> str:
     return f"inv_{execution_id.removeprefix('exec_')}"[:64]
 
 
-def context_id() -> str:
-    return f"ctx_{secrets.token_hex(10)}"
+def context_id(seed: Seed | None = None) -> str:
+    return f"ctx_{_bits(seed)}"
 
 
 def api_key() -> str:

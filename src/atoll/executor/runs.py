@@ -127,6 +127,8 @@ class Runs:
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
+        self.hosts: dict[int, Run | None] = {}
+        """Processes that carry runs one after the other, with the one that is in it now."""
 
     def active(self) -> list[Run]:
         return [run for run in self._runs.values() if run.result is None]
@@ -141,7 +143,7 @@ class Runs:
         """The run that a process belongs to, as long as it runs."""
         self._see_taken()
         for _ in range(MAX_ANCESTORS):
-            run = self._by_pid.get(pid)
+            run = self._by_pid.get(pid) or self.hosts.get(pid)
             if run is not None:
                 return run
             process = processes.read(pid)
@@ -283,7 +285,7 @@ class Runs:
         for zygote in self.own:
             for pid in processes.children_of(zygote):
                 child = processes.read(pid)
-                if child is not None and child.state in "Tt" and pid not in self._by_pid:
+                if child is not None and child.state in "Tt" and not self._is_known(pid):
                     processes.send(pid, signal.SIGKILL)
         self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
 
@@ -374,6 +376,14 @@ class Runs:
             run.log.keep(pipe.channel, data[:room])
         return True
 
+    def take_output(self, run: Run) -> None:
+        """Read what is there already."""
+        for pipe in run.pipes:
+            # A process left running may write on and on; nobody is kept waiting for it.
+            rounds = 0
+            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
+                rounds += 1
+
     def add_entry(self, run: Run, channel: int, line: bytes) -> None:
         """A line of JSON into the run's log, sent at once."""
         if run.result is None:
@@ -455,11 +465,7 @@ class Runs:
         run.ending()
         result = self._result(run, status, usage)
         self._cancel_timers(run)
-        for pipe in run.pipes:
-            # A process left running may write on and on; the result is not kept waiting for it.
-            rounds = 0
-            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
-                rounds += 1
+        self.take_output(run)
         if run.reason is None:
             self._leave_background(run)
         else:
@@ -523,8 +529,15 @@ class Runs:
         return [
             pid
             for pid in processes.children_of(1)
-            if pid not in self.background and pid not in self.own and pid not in self._by_pid
+            if pid not in self.background and pid not in self.own and not self._is_known(pid)
         ]
+
+    def _is_known(self, pid: int) -> bool:
+        return pid in self._by_pid or pid in self.hosts
+
+    def end_strays(self) -> None:
+        """End what a process left that was not meant to outlive it."""
+        self._end_strays(0)
 
     def _leave_background(self, run: Run) -> None:
         for pid in self._strays():
@@ -570,13 +583,19 @@ class Runs:
         """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""
         for pipe in run.pipes:
             if pipe.fd >= 0:
-                if pipe.channel != frames.VALUE and self.background:
+                if pipe.channel != frames.VALUE and (self.background or run.stop is not None):
                     if not run.watched:
                         self._loop.add(pipe.fd, READ, self._reader(run, pipe))
                 else:
                     self._close_pipe(run, pipe)
-        run.watched = run.watched or bool(self.background)
+        run.watched = run.watched or bool(self.background) or run.stop is not None
         self._close_stdin(run)
+
+    def abandon(self, run: Run) -> None:
+        """Read no more of what is still written to its output."""
+        for pipe in run.pipes:
+            if pipe.fd >= 0:
+                self._close_pipe(run, pipe)
 
     def _close_pipe(self, run: Run, pipe: Pipe) -> None:
         self._loop.remove(pipe.fd)

@@ -16,6 +16,7 @@ import sys
 
 from . import artifacts, files, frames, minijson, processes, system, terminal, zygote
 from .connection import Connection, Stream
+from .contexts import ContextError, Contexts
 from .conversations import Conversations
 from .file_requests import FileRequests
 from .journal import Journal
@@ -69,6 +70,14 @@ class Supervisor:
         )
         self._conversations = Conversations(self._loop, self._runs)
         self._watch = Watch(self._loop, self._runs, self._root)
+        self._contexts = Contexts(
+            self._loop,
+            self._runs,
+            self._submit,
+            self._see_taken,
+            self._settle_want,
+            self._watch.limit,
+        )
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
@@ -86,6 +95,7 @@ class Supervisor:
             "shutdown": self._shutdown,
             **self._conversations.operations,
             **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **self._contexts.operations,
         }
 
     def run(self, listener: _socket.socket) -> None:
@@ -145,7 +155,7 @@ class Supervisor:
                     "unsupported", "this executor has no operation %r" % request.get("op")
                 )
             operation(stream, request)
-        except (Refusal, files.FileError) as error:
+        except (Refusal, ContextError, files.FileError) as error:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
@@ -207,6 +217,7 @@ class Supervisor:
                 }
                 self._see_taken()
                 self._runs.exited(pid, status, usage)
+                self._contexts.exited(pid, status, usage)
                 self._settle_want()
 
     def _zygote_lost(self) -> None:
@@ -221,8 +232,9 @@ class Supervisor:
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()
+        self._contexts.zygote_lost()
         for run in self._runs.active():
-            if run.parked:
+            if run.parked or run.stop is not None:
                 continue
             if run.pid:
                 self._runs.crashed(run.pid)
@@ -245,9 +257,12 @@ class Supervisor:
             run = self._runs.by_number(number)
             if run is not None:
                 self._runs.taken(run, pid)
+            else:
+                self._contexts.taken(number, pid, self._zygote_pid)
 
     def _settle_want(self) -> None:
-        want = max(1, len(self._runs.active()))
+        runs = [run for run in self._runs.active() if run.stop is None]
+        want = max(1, len(runs)) + self._contexts.children(self._zygote_pid)
         if want != self._want and self._released:
             self._want = want
             try:
@@ -274,16 +289,14 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
-            self._runs.exited(
-                pid,
-                status,
-                {
-                    "cpu": usage.ru_utime + usage.ru_stime,
-                    "peak": usage.ru_maxrss * 1024,
-                    "read": usage.ru_inblock * zygote.BLOCK,
-                    "written": usage.ru_oublock * zygote.BLOCK,
-                },
-            )
+            used = {
+                "cpu": usage.ru_utime + usage.ru_stime,
+                "peak": usage.ru_maxrss * 1024,
+                "read": usage.ru_inblock * zygote.BLOCK,
+                "written": usage.ru_oublock * zygote.BLOCK,
+            }
+            self._runs.exited(pid, status, used)
+            self._contexts.exited(pid, status, used)
 
     def _free_zygote(self) -> None:
         """User code can stop the zygote, which then sees no end of any run: it is replaced."""
@@ -310,9 +323,12 @@ class Supervisor:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
             raise Refusal("busy", active[0].id)
         self._watch.limit(request["watch"])
+        context = self._contexts.check(request["context"]) if request.get("context") else None
         request["workspace"] = self._root
         run = self._runs.make(request)
-        if self._released:
+        if context is not None:
+            self._contexts.begin(context, run)
+        elif self._released:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
@@ -330,6 +346,12 @@ class Supervisor:
                 os.close(fd)
         self._runs.begin(run)
 
+    def _submit(self, number: int, job: dict[str, Any], descriptors: list[int]) -> bool:
+        """Hand over what is not a run; False when nobody is there to take it."""
+        if self._released:
+            zygote.send_job(self._jobs, number, job, descriptors)
+        return self._released
+
     def _unpark(self) -> None:
         """Hand over the runs that came before the zygote was ready for them."""
         for run in self._runs.active():
@@ -340,6 +362,7 @@ class Supervisor:
                     # More than the socket takes at a time.
                     self._loop.after(UNPARK_SECONDS, self._unpark)
                     break
+        self._contexts.unpark()
         self._settle_want()
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:

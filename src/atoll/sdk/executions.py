@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
+from atoll.sdk.displays import Display
 from atoll.sdk.events import events
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import Patience
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 OutputCallback = Callable[[str], object]
 """Is given output as it comes; an awaitable that it returns is awaited."""
+DisplayCallback = Callable[[Display], object]
+"""The same for what a context shows."""
 
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
@@ -126,7 +129,10 @@ class AsyncExecution:
 
 
 async def follow(
-    execution: AsyncExecution, on_stdout: OutputCallback | None, on_stderr: OutputCallback | None
+    execution: AsyncExecution,
+    on_stdout: OutputCallback | None,
+    on_stderr: OutputCallback | None,
+    on_result: DisplayCallback | None = None,
 ) -> Result:
     """Hand output to the callbacks until the result comes."""
     decoder = codecs.getincrementaldecoder("utf-8")
@@ -138,6 +144,10 @@ async def follow(
     result: Result | None = None
     async for event in execution.events():
         result = event.result
+        if event.display is not None and on_result is not None:
+            outcome = on_result(event.display)
+            if inspect.isawaitable(outcome):
+                await outcome
         for kind, (text, callback) in outputs.items():
             ended = event.kind == "result"
             if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):

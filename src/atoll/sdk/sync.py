@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.sdk.consoles import AsyncConsole
-    from atoll.sdk.executions import AsyncExecution, OutputCallback
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.executions import AsyncExecution, DisplayCallback, OutputCallback
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.nodes import AsyncNodes
     from atoll.sdk.sessions import AsyncSession, AsyncSessions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.sdk.values import (
         ConsoleEvent,
         ConsoleExit,
+        ContextInfo,
         Entry,
         Event,
         ExecutionInfo,
@@ -182,6 +184,111 @@ class Files:
         return self._portal.call(self._async.download, path, local_path)
 
 
+class Context:
+    """
+    A Python process of a session that keeps variables, imports and open files between runs.
+
+    It is deleted when a `with` block of it is left, and in any case with its session.
+    """
+
+    def __init__(self, inner: AsyncContext, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> ContextInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._async.__aexit__, kind, error, trace)
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+        on_result: DisplayCallback | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """
+        Run `code` and wait for its end. `Result.results` has the value of its last expression and
+        all that it displayed; `on_result` is given each as it comes.
+
+        After `timeout` seconds it is interrupted, and what was there before is kept; code that does
+        not heed that is ended two seconds later, and the context with it. When the call is
+        cancelled, so is the execution, in the same way.
+        """
+        return self._portal.call(
+            self._async.run,
+            code,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            idempotency_key=idempotency_key,
+        )
+
+    def submit(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        return Execution(
+            self._portal.call(
+                self._async.submit,
+                code,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def interrupt(self) -> ContextInfo:
+        """KeyboardInterrupt in what runs now, if anything does; the variables stay."""
+        return self._portal.call(self._async.interrupt)
+
+    def restart(self) -> ContextInfo:
+        """Begin anew, with nothing; what runs is cancelled. This is what a dead one needs."""
+        return self._portal.call(self._async.restart)
+
+    def refresh(self) -> ContextInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def delete(self) -> None:
+        """End it; what runs is cancelled."""
+        self._portal.call(self._async.delete)
+
+
 class Session:
     """A sandbox that lives until it is deleted or its time is over."""
 
@@ -311,6 +418,33 @@ class Session:
             ),
             self._portal,
         )
+
+    def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Context:
+        """
+        A new context, whose runs find what earlier ones left behind; python is the only `language`
+        that has them. It begins in `cwd`, by default the workspace.
+        """
+        return Context(
+            self._portal.call(
+                self._async.context, language, cwd=cwd, idempotency_key=idempotency_key
+            ),
+            self._portal,
+        )
+
+    def contexts(self) -> Iterator[Context]:
+        """The contexts that it has, oldest first."""
+        for item in self._portal.iterate(self._async.contexts()):
+            yield Context(item, self._portal)
+
+    def get_context(self, context_id: str) -> Context:
+        """The context with this id; raises `NotFound` when there is none, or no more."""
+        return Context(self._portal.call(self._async.get_context, context_id), self._portal)
 
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""

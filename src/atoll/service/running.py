@@ -112,7 +112,10 @@ class Running:
             self._forget()
         elif channel in story.LINES:
             self.lines += data
-            for line in self._partial[channel].feed(data):
+            for said in self._partial[channel].feed(data):
+                line = story.told_of(channel, said)
+                if line is None:
+                    continue
                 self._tell(here, story.LINES[channel], line)
                 if channel == frames.APPROVAL:
                     self.on_question(line)

@@ -137,6 +137,15 @@ class Execute(Work):
         )
 
 
+class CreateContext(Wire):
+    language: Annotated[str, StringConstraints(max_length=64)] = Field(
+        "python", description="python is the only one that has contexts."
+    )
+    cwd: Path | None = Field(
+        None, description="Where it begins: beneath /workspace, which is the default."
+    )
+
+
 class Terminal(Wire):
     rows: int = Field(24, ge=1, le=65_535)
     cols: int = Field(80, ge=1, le=65_535)
