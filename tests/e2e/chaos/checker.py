@@ -47,6 +47,8 @@ class Case:
     """Ends of instances of its session since it was submitted."""
     faults: list[Done]
     """All that happened to its session or to a server since then."""
+    gone: set[str]
+    """The instances that were ended, ever."""
 
     @property
     def status(self) -> ExecutionStatus:
@@ -71,6 +73,11 @@ def check(
         for run in ran
         if run.execution_id not in by_id
     ]
+    gone = {
+        fault.instance_id
+        for fault in history.faults
+        if fault.instance_id is not None and fault.kind in LOSES_INSTANCE
+    }
     executions: dict[int, set[str]] = defaultdict(set)
     for record in records:
         executions[_job_of(record)].add(record["id"])
@@ -86,11 +93,11 @@ def check(
         faults = [
             fault
             for fault in history.faults
-            if fault.session in (None, job.session) and fault.ended >= history.start + job.at * 1e9
+            if fault.session in (None, job.session) and fault.ended >= told.submitted_at
         ]
         losses = [fault for fault in faults if fault.session is not None]
         losses = [fault for fault in losses if fault.kind in LOSES_INSTANCE]
-        case = Case(job, told, record, runs[record["id"]], losses, faults)
+        case = Case(job, told, record, runs[record["id"]], losses, faults, gone)
         for one in CHECKS:
             found += [Violation(f"{record['id']}: {text}", job.number) for text in one(case)]
     for session, content in enumerate(tokens):
@@ -190,9 +197,10 @@ def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
     for attempt in attempts[:retries]:
         if attempt["cause"] not in FORGIVEN:
             yield f"it was retried after {attempt['cause']}"
-    stood = [fault for fault in case.faults if fault.kind is Kind.STOP_EXECUTOR]
-    if retries > len(case.losses) and not stood:
-        yield f"it was retried {retries} times, and {len(case.losses)} instances were lost"
+        # One that nobody had begun is forgiven too while its instance cannot be reached.
+        stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
+        if attempt["container_id"] not in case.gone and not stood:
+            yield f"it was retried, and {attempt['container_id']} was not lost: {attempt}"
 
 
 def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:

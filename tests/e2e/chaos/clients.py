@@ -52,6 +52,8 @@ class Client:
 
     async def work(self) -> None:
         job = self._job
+        await self._world.until(job.at)
+        self._told.submitted_at = time.monotonic_ns()
         sends = [self._submit() for _ in range(1 + job.repeats)]
         await asyncio.gather(*sends)
         if self._told.accepted and job.repeats:
@@ -105,8 +107,6 @@ class Client:
         execution_id = str(answer.get("execution_id"))
         result = answer if "stdout" in answer else answer.get("result")
         self._note(f"accepted as {execution_id}{'' if result is None else ', and has ended'}")
-        if not self._told.accepted_at:
-            self._told.accepted_at = time.monotonic_ns()
         first = not self._told.accepted
         self._told.accepted.add(execution_id)
         if result is not None:
@@ -127,7 +127,6 @@ class Client:
                             self._told.accepted.add(execution_id)
                             return
                         self._note(f"accepted as {execution_id}, on a stream")
-                        self._told.accepted_at = time.monotonic_ns()
                         self._told.accepted.add(execution_id)
                         continue
                     last = self._hear(heard, last)

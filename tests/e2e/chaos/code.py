@@ -20,7 +20,8 @@ _TOKENS = """
 import os, sys, time
 nonce = time.monotonic_ns()
 def token(word):
-    line = "{job} %s %d %s %d\\n" % (os.environ["ATOLL_EXECUTION_ID"], nonce, word, time.monotonic_ns())
+    name = os.environ["ATOLL_EXECUTION_ID"]
+    line = "{job} %s %d %s %d\\n" % (name, nonce, word, time.monotonic_ns())
     fd = os.open("/workspace/{file}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.fsync(fd)

@@ -40,7 +40,7 @@ class Told:
     """How often it may have reached a server."""
     accepted: set[str] = field(default_factory=set)
     """The ids it was told to be."""
-    accepted_at: int = 0
+    submitted_at: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
@@ -59,9 +59,13 @@ class History:
         self.faults: list[Done] = []
         self.odd: list[str] = []
         self._lines: list[tuple[int, int | None, str]] = []
+        self._last: dict[int | None, str] = {}
 
     def note(self, text: str, job: int | None = None) -> None:
-        self._lines.append((time.monotonic_ns(), job, text))
+        """What is said of a job again and again is kept once."""
+        if job is None or self._last.get(job) != text:
+            self._lines.append((time.monotonic_ns(), job, text))
+        self._last[job] = text
 
     def when(self, at: int) -> str:
         return f"{(at - self.start) / 1e9:8.3f}"

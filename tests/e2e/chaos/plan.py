@@ -11,11 +11,11 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-RATE = 3.0
+RATE = 6.0
 """Jobs a second."""
 CAPACITIES = (1, 1, 2, 3)
 """Of the sessions."""
-FAULT_GAPS = (0.3, 2.0)
+FAULT_GAPS = (0.1, 1.4)
 """Seconds between two faults: the least and the most."""
 QUIET_AT_FIRST = 0.5
 """Seconds before the first fault."""

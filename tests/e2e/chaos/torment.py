@@ -34,12 +34,13 @@ def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
         found = checker.check(planned, history, records, tokens)
         found += [Violation(text) for text in world.complaints()]
         assert not found, _story(planned, history, records, tokens, found)
-        world.check_node()
+        world.check_instances()
     return _summary(planned, history, records, tokens)
 
 
 async def _carry_out(planned: plan.Plan, world: World, history: History) -> None:
     history.start = time.monotonic_ns()
+    world.begin()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     timeout = httpx.Timeout(15, connect=5)
     async with (
@@ -48,22 +49,17 @@ async def _carry_out(planned: plan.Plan, world: World, history: History) -> None
     ):
         suffering = tasks.create_task(world.suffer(planned))
         clients = [
-            tasks.create_task(_at(job.at, Client(job, world, history, http)), name=f"{job.number}")
+            tasks.create_task(Client(job, world, history, http).work(), name=f"{job.number}")
             for job in planned.jobs
         ]
         await suffering
         history.note("-- the last fault")
-        await asyncio.sleep(max(0.0, planned.seconds - (time.monotonic_ns() - history.start) / 1e9))
+        await world.until(planned.seconds)
         _, late = await asyncio.wait(clients, timeout=RECOVERY)
         for task in late:
             number = int(task.get_name())
             history.jobs[number].odd.append(f"its client waits still after {RECOVERY} s")
             task.cancel()
-
-
-async def _at(seconds: float, client: Client) -> None:
-    await asyncio.sleep(seconds)
-    await client.work()
 
 
 def _records(world: World) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.e2e.api import eventually
 from tests.e2e.chaos import processes
 from tests.e2e.chaos.history import Done, History
 from tests.e2e.chaos.plan import Fault, Kind, Plan
@@ -24,7 +25,9 @@ SETTINGS = {
     "ATOLL_LINK__LOST_AFTER": "1.5",
     "ATOLL_LINK__CONNECT_TIMEOUT": "1.5",
 }
-BROKEN = re.compile(r"Traceback|task\.failed|execution\.broke|\[error ")
+GLANCE = 0.02
+"""Seconds."""
+BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
 """What no log may have in it, whatever happens."""
 
 
@@ -35,6 +38,9 @@ class World(Cluster):
         self._standing: set[asyncio.Task[None]] = set()
         self.sessions: list[str] = []
         self._capacities = plan.capacities
+        self._began = time.monotonic()
+        self._away = 0.0
+        self._down = False
 
     def make_sessions(self) -> None:
         self.sessions = [
@@ -50,13 +56,35 @@ class World(Cluster):
             if BROKEN.search(line)
         ]
 
+    def check_instances(self) -> None:
+        """Each instance on the node is a session's, or waits in the pool; one known to nobody goes."""
+        eventually(lambda: self.instances() == set(self._known()))
+        for instance_id, session in self._known().items():
+            assert session is None or session in self.sessions, (instance_id, session)
+
+    def _known(self) -> dict[str, str | None]:
+        rows = self.rows("SELECT id, session_id FROM instances")
+        return {row["id"]: row["session_id"] for row in rows}
+
+    # Time
+
+    def begin(self) -> None:
+        """The plan's time begins. It stands still while no server is there."""
+        self._began = time.monotonic()
+
+    async def until(self, seconds: float) -> None:
+        while True:
+            left = self._began + self._away + seconds - time.monotonic()
+            if left <= 0 and not self._down:
+                return
+            await asyncio.sleep(GLANCE if self._down else min(left, GLANCE))
+
     # Faults
 
     async def suffer(self, plan: Plan) -> None:
         """All faults of the plan; in the end all servers are up and nothing stands still."""
-        start = time.monotonic()
         for fault in plan.faults:
-            await asyncio.sleep(max(0.0, start + fault.at - time.monotonic()))
+            await self.until(fault.at)
             await self._inflict(fault)
         await asyncio.gather(*self._standing)
 
@@ -74,6 +102,7 @@ class World(Cluster):
 
     async def _restart(self, member: Member, fault: Fault) -> None:
         began = time.monotonic_ns()
+        self._down = len(self.members) == 1
         if fault.kind is Kind.END_SERVER:
             code = await asyncio.to_thread(member.stop)
             if code != 0:
@@ -85,6 +114,9 @@ class World(Cluster):
         if fault.kind is Kind.KILL_BOTH:
             self._hit(fault)
         await asyncio.to_thread(member.start)
+        if self._down:
+            self._away += (time.monotonic_ns() - began) / 1e9
+            self._down = False
         self._history.note(f"-- {member.name} is up")
         self._record(fault, None, began)
 
