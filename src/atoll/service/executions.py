@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
@@ -75,6 +76,8 @@ class Executions:
         self._clock = clock
         self._settings = settings
         self._mirrors = Mirrors(lives, ends, tasks)
+        self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the id that is being submitted, as long as somebody does."""
 
     async def submit(
         self,
@@ -97,10 +100,31 @@ class Executions:
             raise InvalidRequest(
                 f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
             )
-        if execution_id is not None:
+        if execution_id is None:
+            return await self._record(
+                session_id, request, None, invocation_id, mode, metadata, instead_of
+            )
+        # One after the other: what the first has recorded it has started too when the next looks,
+        # which would otherwise take it for a stray.
+        lock = self._submitting.setdefault(execution_id, asyncio.Lock())
+        async with lock:
             known = await self._known(execution_id, session_id)
             if known is not None:
                 return known
+            return await self._record(
+                session_id, request, execution_id, invocation_id, mode, metadata, instead_of
+            )
+
+    async def _record(
+        self,
+        session_id: str,
+        request: Request,
+        execution_id: str | None,
+        invocation_id: str | None,
+        mode: Mode,
+        metadata: dict[str, str] | None,
+        instead_of: Invocation | None,
+    ) -> Running:
         live = self._lives.reachable(session_id)
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity
