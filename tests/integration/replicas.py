@@ -106,6 +106,8 @@ class Member(Server):
             line
             for line in lines
             if re.search(r"\[error |^Fatal|Exception in callback|never ", line)
+            # Uvicorn's word for requests that waited when a server ended.
+            and "graceful shutdown exceeded" not in line
         ]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from atoll.api.rest.middleware import LastAnswer
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
@@ -46,7 +47,7 @@ def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvic
     """
     server = _Uvicorn(
         uvicorn.Config(
-            app,
+            LastAnswer(app),
             http="httptools",
             ws="none",
             lifespan="off",
