@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from tests.e2e.api import eventually
@@ -27,6 +27,8 @@ SETTINGS = {
 }
 GLANCE = 0.02
 """Seconds."""
+ENDING = 15_000_000_000
+"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
 BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
 """What no log may have in it, whatever happens."""
 
@@ -61,6 +63,10 @@ class World(Cluster):
 
     def check_instances(self) -> None:
         """Each instance on the node is a session's, or waits in the pool."""
+        if len(self) > 1:
+            # What a server that died was making is cleared when one starts by itself.
+            self.check_node()
+            return
         eventually(lambda: self.instances() == set(self._known()))
         for instance_id, session in self._known().items():
             assert session is None or session in self.sessions, (instance_id, session)
@@ -95,13 +101,18 @@ class World(Cluster):
         member = self.members[fault.member]
         self._history.note(f"-- {fault.kind} ({member.name}, session {fault.session})")
         if fault.kind is Kind.STOP_EXECUTOR:
-            task = asyncio.create_task(self._stand_still(fault))
-            self._standing.add(task)
-            task.add_done_callback(self._standing.discard)
+            self._meanwhile(self._stand_still(fault))
+        elif fault.kind is Kind.END_EXECUTOR:
+            self._meanwhile(self._end(fault))
         elif fault.kind in (Kind.KILL_SERVER, Kind.END_SERVER, Kind.KILL_BOTH):
             await self._restart(member, fault)
         else:
             self._hit(fault)
+
+    def _meanwhile(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._standing.add(task)
+        task.add_done_callback(self._standing.discard)
 
     async def _restart(self, member: Member, fault: Fault) -> None:
         began = time.monotonic_ns()
@@ -135,7 +146,6 @@ class World(Cluster):
         acts: dict[Kind, Callable[[], object]] = {
             Kind.KILL_BOTH: lambda: processes.send(*child, signal.SIGKILL),
             Kind.KILL_EXECUTOR: lambda: processes.send(*child, signal.SIGKILL),
-            Kind.END_EXECUTOR: lambda: processes.send(*child, signal.SIGTERM),
             Kind.KILL_STARTER: lambda: processes.send(*starter, signal.SIGKILL),
             Kind.KILL_INSTANCE: lambda: [
                 processes.send(*one, signal.SIGKILL) for one in (starter, child)
@@ -147,13 +157,27 @@ class World(Cluster):
         self._history.note(f"-- in {instance_id}: {came_of_it}")
         self._record(fault, instance_id, began)
 
+    async def _end(self, fault: Fault) -> None:
+        """Until it has: it may stand still just then, and hear of it later."""
+        began = time.monotonic_ns()
+        instance_id = self._instance(fault.session)
+        child = self._executor(instance_id)
+        if child is None or not processes.send(*child, signal.SIGTERM):
+            return
+        while processes.started(child[0]) == child[1]:
+            if time.monotonic_ns() - began > ENDING:
+                self._history.odd.append(f"{instance_id} was told to end and does not")
+                break
+            await asyncio.sleep(GLANCE)
+        self._history.note(f"-- {instance_id} has ended")
+        self._record(fault, instance_id, began)
+
     async def _stand_still(self, fault: Fault) -> None:
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
-        handle = self._handle(instance_id)
-        if handle is None:
+        child = self._executor(instance_id)
+        if child is None:
             return
-        child = (handle["child"], handle["child_started"])
         processes.send(*child, signal.SIGSTOP)
         try:
             await asyncio.sleep(fault.seconds)
@@ -177,6 +201,10 @@ class World(Cluster):
             "SELECT instance_id FROM sessions WHERE id = :id", id=self.sessions[session]
         )
         return None if row["instance_id"] is None else str(row["instance_id"])
+
+    def _executor(self, instance_id: str | None) -> tuple[int, int] | None:
+        handle = self._handle(instance_id)
+        return None if handle is None else (handle["child"], handle["child_started"])
 
     def _handle(self, instance_id: str | None) -> dict[str, int] | None:
         path = self.data_dir / "node" / "instances" / str(instance_id) / "handle.json"
