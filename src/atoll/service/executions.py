@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.service.approvals import Approvals
     from atoll.service.bulk import Bulk
+    from atoll.service.contexts import Contexts
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.lives import Lives
@@ -60,6 +61,7 @@ class Executions:
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
+        contexts: Contexts,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -72,12 +74,17 @@ class Executions:
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
+        self._contexts = contexts
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
+<<<<<<< HEAD
         self._mirrors = Mirrors(lives, ends, tasks)
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id that is being submitted, as long as somebody does."""
+=======
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
+>>>>>>> main
 
     async def submit(
         self,
@@ -111,6 +118,7 @@ class Executions:
             known = await self._known(execution_id, session_id)
             if known is not None:
                 return known
+<<<<<<< HEAD
             return await self._record(
                 session_id, request, execution_id, invocation_id, mode, metadata, instead_of
             )
@@ -125,6 +133,10 @@ class Executions:
         metadata: dict[str, str] | None,
         instead_of: Invocation | None,
     ) -> Running:
+=======
+        if request.context_id is not None:
+            await self._contexts.check(session_id, request)
+>>>>>>> main
         live = self._lives.reachable(session_id)
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity
