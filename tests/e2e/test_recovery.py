@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -298,6 +299,27 @@ def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_pat
             api.put(session, "go")
             assert api.result(running)["stdout"] == "1\n"
             assert api.result(waiting)["stdout"] == "2\n"
+
+
+def test_those_who_wait_when_the_server_ends_are_told_to_come_back(own: Server) -> None:
+    with calling(own) as api, ThreadPoolExecutor(2) as threads:
+        session = api.create()["id"]
+        execution_id = api.submit(session, "print(1, flush=True)\n" + until("go") + "print(2)")
+        events = api.events(execution_id)
+        heard = next(number for number, name, _ in events if name == "stdout")
+        waiting = threads.submit(
+            api.http.get, f"{V1}/executions/{execution_id}/result", params={"wait": 40}
+        )
+        assert own.stop() == 0
+
+        problem(waiting.result(), 503, "shutting_down")
+        assert [name for _, name, _ in events if name != "heartbeat"] == []
+        assert "Traceback" not in own.stderr()
+    own.start()
+    with calling(own) as api:
+        api.put(session, "go")
+        rest = [(name, data.get("text")) for _, name, data in api.events(execution_id, heard)]
+        assert rest == [("stdout", "2\n"), ("result", None)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
