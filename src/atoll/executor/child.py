@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from . import minijson, terminal
+from . import minijson, staging, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def rehearse() -> None:
     """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
     path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
     _limit({})
+    environment({"id": "", "env": {}, "workspace": "/nonexistent"})
     _user_code({"code": "print(end='')\n", "args": []}, -1)
     _flush(0)
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
@@ -63,7 +64,7 @@ def _run(job: dict[str, Any], value: int) -> int:
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.
-        for name, text in job["env"].items():
+        for name, text in environment(job).items():
             os.environ[name] = text
         os.umask(0o022)
         try:
@@ -78,6 +79,17 @@ def _run(job: dict[str, Any], value: int) -> int:
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY
+
+
+def environment(job: dict[str, Any]) -> dict[str, str]:
+    """The run's own variables, and its staging area, which is made."""
+    env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
+    if job.get("staging", True):
+        env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
+    if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
+        # Behind theirs stays the instance's own, where `atoll_session` is.
+        env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
+    return env
 
 
 def _limit(limits: dict[str, int]) -> None:

@@ -21,6 +21,7 @@ from .child import OUT_OF_MEMORY
 from .connection import Stream
 from .log import Follower, Log
 from .loop import READ, WRITE, Loop, Timer
+from .staging import Staging
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,11 +101,13 @@ class Runs:
         self,
         loop: Loop,
         scanner: artifacts.Scanner,
+        staging: Staging,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
         see_taken: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._scanner = scanner
+        self._staging = staging
         self._hash_files = hash_files
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
@@ -435,11 +438,24 @@ class Runs:
             self._leave_background(run)
         else:
             self._end_strays(0)
-        files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
             run.reason = "memory"
         result["reason"] = run.reason
         result["sizes"] = {str(pipe.channel): pipe.size for pipe in run.pipes}
+        success = run.reason is None and status == 0
+
+        def staged(problem: dict[str, str] | None) -> None:
+            result["error"] = problem
+            self._list_artifacts(run, result)
+
+        self._staging.settle(run.id, success, staged)
+
+    def _list_artifacts(self, run: Run, result: dict[str, Any]) -> None:
+        # Looked for in any case: what was changed just now is not the next run's.
+        files, cut = self._scanner.changed_since(run.began, run.request["artifact_limit"])
+        if result["reason"] is not None or result["signal"] is not None:
+            # It was in the middle of something: its files may be half written.
+            files, cut = [], False
         result["artifacts"], result["artifacts_cut"] = files, cut
 
         def finish() -> None:
@@ -460,6 +476,7 @@ class Runs:
             "duration": time.monotonic() - run.started,
             "usage": usage,
             "sizes": {},
+            "error": None,
             "artifacts": [],
             "artifacts_cut": False,
         }

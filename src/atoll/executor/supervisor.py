@@ -16,9 +16,11 @@ import sys
 
 from . import artifacts, files, frames, minijson, processes, system, terminal, zygote
 from .connection import Connection, Stream
+from .conversations import Conversations
 from .file_requests import FileRequests
 from .loop import READ, Loop
 from .runs import Run, Runs
+from .staging import Staging
 from .watch import Watch
 
 TYPE_CHECKING = False
@@ -51,7 +53,11 @@ class Supervisor:
         self._root: str = config.get("root", files.ROOT)
         self._workspace = files.Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
-        self._runs = Runs(self._loop, self._scanner, self._hash_files, self._see_taken)
+        self._staging = Staging(self._loop, self._root)
+        self._runs = Runs(
+            self._loop, self._scanner, self._staging, self._hash_files, self._see_taken
+        )
+        self._conversations = Conversations(self._loop, self._runs)
         self._watch = Watch(self._loop, self._runs, self._root)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
@@ -68,11 +74,16 @@ class Supervisor:
             "release": self._release,
             "processes": self._processes,
             "shutdown": self._shutdown,
+            **self._conversations.operations,
             **FileRequests(self._workspace, self._scanner, self._watch).operations,
         }
 
     def run(self, listener: _socket.socket) -> None:
+        if "inside" in self._config:
+            # Before the zygote, whose modules are the template's: nobody else may have the name.
+            self._conversations.listen(self._config["inside"])
         self._start_zygote()
+        self._staging.clear()
         self._catch_children()
         self._catch_end()
         listener.setblocking(False)
@@ -283,6 +294,7 @@ class Supervisor:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
             raise Refusal("busy", active[0].id)
         self._watch.limit(request["watch"])
+        request["workspace"] = self._root
         run = self._runs.make(request)
         if self._released:
             self._hand_over(run)
@@ -450,6 +462,7 @@ class Supervisor:
         if self._leaving:
             return
         self._leaving = True
+        self._conversations.refuse_all("shutdown")
         for run in self._runs.active():
             self._runs.end(run, "shutdown", 0.0)
         self._leave_when_told(status, int(LEAVE_SECONDS / LOOK_SECONDS))

@@ -38,6 +38,8 @@ COMMON = ["json"]
 BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
 BUNDLE = sys.path[0] if sys.path else ""
+INSIDE = "/run/atoll/inside/lib"
+"""What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
 
 
 def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket.socket]:
@@ -193,6 +195,7 @@ def set_up_paths() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
     for directory in site.getsitepackages():
         _add_site(directory)
+    sys.path.append(INSIDE)
     site.setquit()
     site.setcopyright()
     site.sethelper()

@@ -9,33 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
-from atoll.coordination.memory import MemoryCoordination
-from atoll.drivers.local.driver import LocalDriver
 from atoll.model.execution import ExecutionStatus
 from atoll.reconcile.executions import STRAY, Adoption
-from atoll.service.attempts import Attempts
-from atoll.service.bulk import Bulk
-from atoll.service.ends import Ends
-from atoll.service.leases import Leases
-from atoll.service.lives import Lives
-from atoll.service.pool import Pool
-from atoll.service.runs import Runs
-from atoll.service.sessions import Sessions
-from atoll.service.tasks import Tasks
-from atoll.service.templates import Templates
-from atoll.settings import Settings
-from atoll.stores.recall import RecallingStore
-from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import NOW, completed, make_execution
+from tests.parts import ME, parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
+    from atoll.stores.recall import RecallingStore
 
-ME = "replica-me"
+pytestmark = pytest.mark.anyio
 
 
 class MovedClock:
@@ -54,30 +39,18 @@ async def adoption(
     place: Path, clock: MovedClock
 ) -> AsyncIterator[tuple[Adoption, RecallingStore]]:
     """That of a replica that has begun nothing, so the driver is never asked."""
-    settings = Settings(data_dir=place)
-    url = f"sqlite:///{place / 'atoll.db'}"
-    store = RecallingStore(
-        SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
-    )
-    coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
-    driver, tasks = LocalDriver(place, settings.local, settings.link), Tasks()
-    leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, driver, clock, "local", ME, ephemeral=False)
-    templates = Templates(store, driver, coordination, clock, settings)
-    lives = Lives(store, driver, pool, templates, leases, tasks, clock, "local")
-    sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, "local")
-    bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
-    ends = Ends(store, bulk, coordination, clock)
-    attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution)
-    runs = Runs(store, sessions, lives, bulk, attempts, ends, coordination, leases, tasks, clock)
-    await store.open()
-    await coordination.open()
-    await leases.start()
-    try:
-        yield Adoption(store, coordination, leases, runs, clock, settings.coordination), store
-    finally:
-        await coordination.close()
-        await store.close()
+    async with parts(place, clock) as found:
+        yield (
+            Adoption(
+                found.store,
+                found.coordination,
+                found.leases,
+                found.runs,
+                clock,
+                found.settings.coordination,
+            ),
+            found.store,
+        )
 
 
 async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_path: Path) -> None:

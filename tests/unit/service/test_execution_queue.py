@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,9 +155,10 @@ async def _fill(capacity: int, order: list[str], choice: Random) -> None:
 
 
 async def test_those_who_wait_are_told_when_the_line_moves() -> None:
-    queue, told = Queue(), []
+    queue = Queue()
+    told: list[int] = []
     first = queue.join()
-    turns = [queue.join(lambda number=number: told.append(number)) for number in range(3)]
+    turns = [queue.join(partial(told.append, number)) for number in range(3)]
     assert [queue.ahead(turn) for turn in turns] == [1, 2, 3]
     queue.leave(first)
     assert told == [1, 2]

@@ -98,6 +98,7 @@ class LocalDriver:
         self._groups = host.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
         self._executor = bundle.write(self._node)
+        self._inside = bundle.write_inside(self._node)
         program = seccomp.program()
         self._seccomp = self._node / "seccomp.bpf"
         if program is not None:
@@ -219,6 +220,7 @@ class LocalDriver:
         box = sandbox.Sandbox(
             tree=tree,
             executor=str(self._executor),
+            inside=str(self._inside),
             workspace=path,
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,

@@ -83,7 +83,7 @@ class SqlExecutions:
         await self._add(execution, going_on(invocation, execution))
 
     async def _add(self, execution: Execution, and_then: Operation[None] | None) -> None:
-        row = _row(execution)
+        row = row_of(execution)
 
         def write(connection: Connection) -> None:
             insert(connection, _ADD, row, "Execution")
@@ -164,7 +164,7 @@ class SqlExecutions:
         )
 
 
-def _row(execution: Execution) -> dict[str, Any]:
+def row_of(execution: Execution) -> dict[str, Any]:
     return {
         **_progress(execution),
         "session_id": execution.session_id,
