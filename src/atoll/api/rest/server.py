@@ -18,11 +18,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
-<<<<<<< HEAD
 from atoll.api.rest.middleware import LastAnswer
-=======
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
->>>>>>> main
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
