@@ -31,6 +31,8 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r
 
 FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
+MAX_ANSWER = 32 * 1024
+"""Bytes of the answer to a question, as JSON; a question has an entry of the log with it."""
 MAX_STDIN = 1024 * 1024
 """Bytes of stdin that an executor takes at once."""
 MAX_MESSAGE = 64 * 1024
@@ -341,8 +343,10 @@ class Resume(Wire):
 
     @field_validator("answer")
     @classmethod
-    def _is_json(cls, answer: Any) -> Any:
-        return _as_json(answer)
+    def _is_short_json(cls, answer: Any) -> Any:
+        if len(json.dumps(answer, allow_nan=False)) > MAX_ANSWER:
+            raise ValueError(f"at most {MAX_ANSWER} bytes of JSON")
+        return answer
 
 
 def _as_json(value: Any) -> Any:
