@@ -9,15 +9,10 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.answers import (
-    ExecutionPage,
-    InvocationOut,
-    InvocationPage,
-    execution_out,
-    invocation_out,
-)
+from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import Cancel, Invoke
+from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.model.invocation import InvocationStatus, Mode
 from atoll.service.story import Event
 
