@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from atoll.api.rest import answers, files, requests
+from atoll.api.rest import answers, files, requests, schemas
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
