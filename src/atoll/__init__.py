@@ -25,14 +25,18 @@ if TYPE_CHECKING:
     )
     from atoll.sdk.client import AsyncAtoll
     from atoll.sdk.executions import AsyncExecution
+    from atoll.sdk.invocations import AsyncInvocation
     from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Execution, Session
-    from atoll.sdk.values import Event, ExecutionFailed, Result
+    from atoll.sdk.sync import Atoll, Execution, Invocation, Session
+    from atoll.sdk.values import Answer, Approval, Event, ExecutionFailed, Result
     from atoll.version import __version__
 
 __all__ = [
+    "Answer",
+    "Approval",
     "AsyncAtoll",
     "AsyncExecution",
+    "AsyncInvocation",
     "AsyncSession",
     "Atoll",
     "AtollError",
@@ -42,6 +46,7 @@ __all__ = [
     "ExecutionFailed",
     "Forbidden",
     "InvalidRequest",
+    "Invocation",
     "NotFound",
     "PermanentError",
     "RequestError",
@@ -54,13 +59,17 @@ __all__ = [
 ]
 
 _HOME = {
+    "Answer": "atoll.sdk.values",
+    "Approval": "atoll.sdk.values",
     "AsyncAtoll": "atoll.sdk.client",
     "AsyncExecution": "atoll.sdk.executions",
+    "AsyncInvocation": "atoll.sdk.invocations",
     "AsyncSession": "atoll.sdk.sessions",
     "Atoll": "atoll.sdk.sync",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",
+    "Invocation": "atoll.sdk.sync",
     "Result": "atoll.sdk.values",
     "Session": "atoll.sdk.sync",
     "__version__": "atoll.version",

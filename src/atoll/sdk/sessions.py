@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.errors import NotFound
+from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.decode import decode
-from atoll.sdk.executions import AsyncExecution, execute_body, follow
+from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
+from atoll.sdk.invocations import AsyncInvocation, invoke_body
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
-from atoll.sdk.values import ExecutionInfo, ProcessInfo, Result, SessionInfo
+from atoll.sdk.values import Event, ExecutionInfo, InvocationInfo, ProcessInfo, Result, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
+    from atoll.sdk.callbacks import ApprovalCallback, EventCallback, OutputCallback
     from atoll.sdk.connection import Connection
-    from atoll.sdk.executions import OutputCallback
 
 # Short executions are answered by the request that submits them. It must not wait much longer: only
 # its answer tells the id, without which an execution cannot be cancelled.
 _FIRST_WAIT = 1.0
+_LEFT = "Its caller left."
+"""The reason of a cancellation that nobody asked for in words."""
 
 
 class AsyncSession:
@@ -61,30 +67,96 @@ class AsyncSession:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        wait: float | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
 
         Python code that defines `handler` has it called with `event`; what it returns is the
-        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
-        comes. A program that fails is a result, not an exception: see `Result.ok` and
-        `Result.check`. When the call itself is cancelled, so is the execution.
+        result's `return_value`. A program that fails is a result, not an exception: see `Result.ok`
+        and `Result.check`.
 
-        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
-        then survives a connection that breaks, and by others with the same key and arguments.
+        `timeout` is how long the code may run, `wait` how long this call waits, in seconds; after
+        `wait` it raises `TimeoutError`. However the call is left before the end, by that, by an
+        error in a callback or because it was cancelled, the execution is cancelled.
+
+        The callbacks are told what happens as it happens: `on_stdout` and `on_stderr` get text,
+        `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
+        returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
+
+        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
+        it is asked for: by this call, which then survives a connection that breaks, and by others.
         """
-        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
-        if on_stdout is not None or on_stderr is not None:
-            execution = await self._submit(body, idempotency_key)
-            return await _to_the_end(execution, follow(execution, on_stdout, on_stderr))
-        answer = await undoable(self._execute(body, idempotency_key, _FIRST_WAIT), self._cancel)
-        if answer["status"] != "submitted":
-            return decode(Result, answer)
-        execution = AsyncExecution(self._connection, answer["execution_id"])
-        return await _to_the_end(execution, execution.wait())
+        body = execute_body(
+            code,
+            language,
+            command,
+            event,
+            timeout,
+            stdin,
+            env,
+            args,
+            cwd,
+            execution_id,
+            stdin_open,
+        )
+        callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval)
+        async with _within(wait):
+            return await self._run(body, idempotency_key, callbacks)
+
+    async def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """
+        Like `run`, giving the events as they happen; the last one is the `result`.
+
+        A connection that breaks is taken up again where it broke, with no gap and no repeat, also
+        when the server was started again. Leaving the iteration before the end cancels the
+        execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
+        which `execution` talks to it meanwhile.
+        """
+        body = execute_body(
+            code,
+            language,
+            command,
+            event,
+            timeout,
+            stdin,
+            env,
+            args,
+            cwd,
+            execution_id,
+            stdin_open,
+        )
+        execution = await self._submit(body, idempotency_key)
+        ended = False
+        try:
+            async for happened in execution.events():
+                ended = happened.kind == "result"
+                yield happened
+        finally:
+            if not ended and not self._connection.closed:
+                await quietly(execution.cancel(_LEFT))
 
     async def submit(
         self,
@@ -98,19 +170,91 @@ class AsyncSession:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncExecution:
-        """Like `run`, without waiting for anything but the server's word that it will be run."""
-        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
+        """
+        Like `run`, without waiting for anything but the server's word that it will be run. With
+        `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
+        """
+        body = execute_body(
+            code,
+            language,
+            command,
+            event,
+            timeout,
+            stdin,
+            env,
+            args,
+            cwd,
+            execution_id,
+            stdin_open,
+        )
         return await self._submit(body, idempotency_key)
+
+    async def invoke(
+        self,
+        function: str | None = None,
+        *,
+        code: str | None = None,
+        command: Sequence[str] | None = None,
+        language: str = "python",
+        input: Any = None,
+        content_type: str | None = None,
+        timeout: float | None = None,
+        wait: float | None = None,
+        mode: Literal["sync", "async"] = "sync",
+        metadata: Mapping[str, str] | None = None,
+        invocation_id: str | None = None,
+        execution_id: str | None = None,
+        stdin: str | None = None,
+        stdin_open: bool = False,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncInvocation:
+        """
+        Call a `function`: one that `code` defines, or `module:name` in the workspace. Or run `code`
+        or a `command` as `run` does.
+
+        The function is given `input`, a JSON value or bytes with a `content_type`; what it returns
+        is the `return_value` of the result. In mode `sync` this waits for the end, for `wait`
+        seconds at most as `run` does; in mode `async` for nothing. `metadata` is kept with the
+        invocation.
+
+        An `invocation_id` of your own makes it the same invocation however often it is asked for.
+        One that has failed is run again by asking with a new `execution_id` as well.
+        """
+        body = invoke_body(
+            self.id,
+            function,
+            code,
+            command,
+            language,
+            input,
+            content_type,
+            timeout,
+            metadata,
+            invocation_id,
+            execution_id,
+            stdin,
+            stdin_open,
+            env,
+            args,
+            cwd,
+        )
+        async with _within(wait):
+            return await self._invoke(body, idempotency_key, mode)
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
         return AsyncExecution(self._connection, execution_id)
 
-    async def executions(self) -> AsyncIterator[ExecutionInfo]:
+    async def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
         """What was run in it, newest first."""
-        async for item in self._connection.pages(f"{self._path}/executions"):
+        async for item in self._connection.pages(f"{self._path}/executions", {"status": status}):
             yield decode(ExecutionInfo, item)
 
     async def processes(self) -> list[ProcessInfo]:
@@ -133,19 +277,45 @@ class AsyncSession:
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
 
+    async def _run(self, body: dict[str, Any], key: str | None, callbacks: Callbacks) -> Result:
+        if callbacks:
+            execution = await self._submit(body, key)
+            return await _to_the_end(execution, follow(execution, callbacks))
+        answer = await undoable(self._execute(body, key, _FIRST_WAIT), self._cancel)
+        if answer["status"] != "submitted":
+            return decode(Result, answer)
+        execution = AsyncExecution(self._connection, answer["execution_id"])
+        return await _to_the_end(execution, execution.wait())
+
+    async def _invoke(self, body: dict[str, Any], key: str | None, mode: str) -> AsyncInvocation:
+        async def undo(answer: Any) -> None:
+            await AsyncInvocation(self._connection, decode(InvocationInfo, answer)).cancel(_LEFT)
+
+        answer = await undoable(self._once("invocations", body, key), undo)
+        invocation = AsyncInvocation(self._connection, decode(InvocationInfo, answer))
+        if mode == "sync":
+            await _to_the_end(invocation, invocation.wait())
+        return invocation
+
     async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
         answer = await undoable(self._execute(body, key), self._cancel)
         return AsyncExecution(self._connection, answer["execution_id"])
 
     async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
-        path, body = f"{self._path}/execute", {**body, "wait": wait} if wait else body
-        if key is not None:
+        body = {**body, "wait": wait} if wait else body
+        return await self._once(f"{self._path}/execute", body, key, wait)
+
+    async def _once(
+        self, path: str, body: dict[str, Any], key: str | None, wait: float = 0.0
+    ) -> Any:
+        """What has a key or an id of its own may be sent again."""
+        if key is not None or "execution_id" in body or "invocation_id" in body:
             return await self._connection.call_once(path, key=key, body=body, wait=wait)
         return await self._connection.call("POST", path, body=body, wait=wait)
 
     async def _cancel(self, answer: Any) -> None:
         if answer["status"] == "submitted":
-            await AsyncExecution(self._connection, answer["execution_id"]).cancel()
+            await AsyncExecution(self._connection, answer["execution_id"]).cancel(_LEFT)
 
 
 class AsyncSessions:
@@ -164,6 +334,7 @@ class AsyncSessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -171,8 +342,9 @@ class AsyncSessions:
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that. With an `idempotency_key`, all calls with the same key and arguments
-        give the same session, also those of other processes.
+        settings after that. `capacity` is how many executions run in it at the same time, 1 by
+        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
+        with the same key and arguments give the same session, also those of other processes.
         """
         body = {
             "template_id": template,
@@ -182,6 +354,7 @@ class AsyncSessions:
             "disk": None if disk is None else str(disk),
             "max_processes": max_processes,
             "env_vars": dict(env) if env else None,
+            "capacity": capacity,
         }
         given = {name: value for name, value in body.items() if value is not None}
         if idempotency_key is None:
@@ -210,13 +383,28 @@ class AsyncSessions:
         return decode(SessionInfo, answer)
 
 
-async def _to_the_end(execution: AsyncExecution, waiting: Coroutine[None, None, Result]) -> Result:
+async def _to_the_end(
+    work: AsyncExecution | AsyncInvocation, waiting: Coroutine[None, None, Result]
+) -> Result:
     try:
         return await waiting
     except BaseException:
         # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
-        await quietly(execution.cancel())
+        await quietly(work.cancel(_LEFT))
         raise
+
+
+@asynccontextmanager
+async def _within(wait: float | None) -> AsyncIterator[None]:
+    """Cancels what is done in it after so many seconds."""
+    limit = asyncio.timeout(wait)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"It did not end within {wait:g} s, and was cancelled.") from None
 
 
 async def end(session: AsyncSession, error: BaseException | None) -> None:
