@@ -243,7 +243,8 @@ class Outside:
             running.question = asked | {"timeout": 300}
             await self.note(running, "approval", running.question)
             async with running.changed:
-                await running.changed.wait_for(lambda number=number: len(running.answers) == number)
+                while len(running.answers) < number:
+                    await running.changed.wait()
             settled = {"id": str(number), "state": "answered", **running.answers[-1]}
             await self.note(running, "approval", settled)
         if script.get("hold"):
@@ -448,6 +449,8 @@ class Outside:
             sequence, sent = after, 0
             yield b": ping\n\n"
             while True:
+                if running.result is not None and sequence >= len(running.events):
+                    return
                 async with running.changed:
                     while len(running.events) <= sequence:
                         await running.changed.wait()
