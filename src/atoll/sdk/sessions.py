@@ -109,7 +109,7 @@ class AsyncSession:
         )
         callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval)
         async with _within(wait):
-            return await self._run(body, idempotency_key, callbacks)
+            return await self._run(body, idempotency_key, callbacks, wait)
 
     async def stream(
         self,
@@ -277,11 +277,18 @@ class AsyncSession:
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
 
-    async def _run(self, body: dict[str, Any], key: str | None, callbacks: Callbacks) -> Result:
+    async def _run(
+        self,
+        body: dict[str, Any],
+        key: str | None,
+        callbacks: Callbacks,
+        wait: float | None = None,
+    ) -> Result:
         if callbacks:
             execution = await self._submit(body, key)
             return await _to_the_end(execution, follow(execution, callbacks))
-        answer = await undoable(self._execute(body, key, _FIRST_WAIT), self._cancel)
+        first = _FIRST_WAIT if wait is None else min(_FIRST_WAIT, wait)
+        answer = await undoable(self._execute(body, key, first), self._cancel)
         if answer["status"] != "submitted":
             return decode(Result, answer)
         execution = AsyncExecution(self._connection, answer["execution_id"])
