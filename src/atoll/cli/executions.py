@@ -109,7 +109,7 @@ def events(
                 typer.echo(dumps(line, default=output.plain, ensure_ascii=False))
             else:
                 words = dumps(content, default=output.plain, ensure_ascii=False) if content else ""
-                output.line(f"{event.sequence or '-'}\t{event.kind}\t{words}".rstrip())
+                output.line(f"{event.sequence or '-'} {event.kind} {words}".rstrip())
 
 
 @app.command()
