@@ -346,10 +346,14 @@ def test_a_failed_execution_has_artifacts_too(api: Api, session: str) -> None:
     assert result["artifacts"] == ["partial"]
 
 
-def test_an_execution_that_ran_out_of_time_has_artifacts_too(api: Api, session: str) -> None:
-    code = "open('partial', 'w').write('x')\nwhile True: pass"
+@pytest.mark.parametrize(
+    "end", ["while True: pass", "import os; os.kill(os.getpid(), 9)"], ids=["time-out", "signal"]
+)
+def test_an_execution_that_was_cut_off_has_no_artifacts(api: Api, session: str, end: str) -> None:
+    result = api.run(session, f"open('partial', 'w').write('x')\n{end}", timeout=0.5)
 
-    assert api.run(session, code, timeout=0.5)["artifacts"] == ["partial"]
+    assert result["artifacts"] == []
+    assert api.run(session, "pass")["artifacts"] == []
 
 
 def test_more_artifacts_than_the_limit_are_cut_and_told(api: Api, session: str) -> None:

@@ -198,9 +198,7 @@ def _content(event: "Event") -> dict[str, object]:
     """What is in it, as the wire has it."""
     if event.kind in ("stdout", "stderr"):
         return {"text": event.text}
-    if event.kind == "display":
-        return dict(event.display or {})
-    value = event.result or event.approval or event.retry
+    value = event.result or event.approval or event.retry or event.display
     if value is not None:
         content: dict[str, object] = output.plain(value)
         return content

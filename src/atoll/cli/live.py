@@ -18,6 +18,7 @@ from atoll.errors import AtollError, Conflict
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from atoll.sdk.displays import Display
     from atoll.sdk.sync import Execution
     from atoll.sdk.values import Approval, Event, Result
 
@@ -25,9 +26,7 @@ TIMED_OUT = 124
 _NOBODY = "There is nobody to ask."
 
 
-def show(
-    execution: "Execution", *, json: bool, own: bool = True, others: bool = True, after: int = 0
-) -> int:
+def show(execution: "Execution", *, json: bool, own: bool = True, others: bool = True) -> int:
     """
     Until it ends; the exit code is for this process. `own` is whether the execution ends with the
     watching, `others` whether somebody else could answer its questions.
@@ -37,9 +36,12 @@ def show(
     sizes = {"stdout": 0, "stderr": 0}
     result: Result | None = None
     try:
-        with closing(cast("Generator[Event]", execution.events(after))) as events:
+        with closing(cast("Generator[Event]", execution.events())) as events:
             for event in events:
                 result = event.result
+                if event.display is not None and not json:
+                    sys.stdout.buffer.write(_shown(event.display))
+                    sys.stdout.buffer.flush()
                 if (sink := sinks.get(event.kind)) is not None:
                     sink.write(event.data)
                     sink.flush()
@@ -50,26 +52,32 @@ def show(
                     _comment(event, json=json)
                 if event.approval is not None and event.approval.asked:
                     _ask(execution, event.approval, others=others)
-    except BaseException as error:
-        if own:
-            with suppress(AtollError, RuntimeError):
-                execution.cancel("Ctrl-C." if isinstance(error, KeyboardInterrupt) else None)
-        if isinstance(error, KeyboardInterrupt):
-            output.note(f"{execution.id} " + ("was cancelled." if own else "goes on."))
+    except KeyboardInterrupt:
+        output.note(f"{execution.id} " + (_cancelled(execution) if own else "goes on."))
         raise
-    assert result is not None or after, "events end with a result"
-    if result is None:
-        result = execution.result()
+    except BaseException:
+        if own:
+            _cancelled(execution)
+        raise
+    assert result is not None, "events end with a result"
     if json:
         output.as_json(result)
     else:
         for name, full in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
-            if sizes[name] < full and not after:
+            if sizes[name] < full:
                 output.note(f"{name} was cut: {sizes[name]} of {full} bytes are shown.")
         _explain(result, bytes(seen["stderr"]).decode("utf-8", "replace"))
         if result.ok and result.return_value is not None:
             output.note(f"handler returned {encode(result.return_value)}")
     return exit_code(result)
+
+
+def _shown(display: "Display") -> bytes:
+    """As text; what has no such form is named."""
+    text = display.text
+    if text is None:
+        text = f"<{', '.join(display.data)}>"
+    return f"{text}\n".encode("utf-8", "replace")
 
 
 def exit_code(result: "Result") -> int:
@@ -81,6 +89,14 @@ def exit_code(result: "Result") -> int:
         with suppress(KeyError):
             return 128 + signal.Signals[result.signal]
     return result.exit_code or 1
+
+
+def _cancelled(execution: "Execution") -> str:
+    try:
+        status = execution.cancel().status
+    except (AtollError, RuntimeError) as error:
+        return f"could not be cancelled: {error}"
+    return "was cancelled." if status == "cancelled" else f"had ended: {status}."
 
 
 def _comment(event: "Event", *, json: bool) -> None:

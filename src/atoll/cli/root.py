@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.cli import (
+    contexts,
     db,
     doctor,
     executions,
@@ -63,6 +64,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(sessions.app, name="session")
 app.add_typer(executions.app, name="execution")
 app.add_typer(invocations.app, name="invocation")
+app.add_typer(contexts.app, name="context")
 app.add_typer(templates.app, name="template")
 app.add_typer(nodes.app, name="node")
 app.add_typer(keys.app, name="key")

@@ -20,6 +20,7 @@ from atoll.cli.options import (
     connect,
     environment,
 )
+from atoll.cli.shell import shell
 
 app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -221,3 +222,6 @@ def rm(
         return
     for info in infos:
         output.line(info.id)
+
+
+app.command("shell")(shell)

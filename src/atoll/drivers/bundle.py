@@ -1,8 +1,8 @@
 """
-The executor as one file.
+The executor as one file, and a directory of what user code may use of ours.
 
-A zip of its modules that any Python from 3.8 on can import from, with byte code for the interpreter
-that made it so that the usual instance compiles nothing at its start.
+The file is a zip of the executor's modules that any Python from 3.8 on can import from. Both have
+byte code for the interpreter that made them, so that the usual instance compiles nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.util
 import io
 import marshal
 import os
+import shutil
 import sys
 import zipfile
 from importlib import resources
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 PACKAGE = "atoll_executor"
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.supervisor import main; main()"
+
+SOCKET = "atoll"
+"""Abstract name of the socket that `MODULE` talks to."""
+MODULE = "atoll_session"
+_COMMAND = f"""#!/bin/sh
+here=${{0%/*}}
+exec "${{ATOLL_PYTHON:-python3}}" -I -S "$here/../lib/{MODULE}.py" "$@"
+"""
 
 
 def build() -> bytes:
@@ -35,14 +44,16 @@ def build() -> bytes:
                 continue
             source = module.read_bytes()
             name = f"{PACKAGE}/{module.name}"
-            code = compile(
-                source, f"{PACKAGE}/{module.name}", "exec", dont_inherit=True, optimize=2
-            )
-            # An "unchecked" hash-based header: the importer does not compare it with the source.
-            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
-            for path, data in ((name, source), (f"{name}c", header + marshal.dumps(code))):
+            code = _compiled(source, name)
+            for path, data in ((name, source), (f"{name}c", code)):
                 bundle.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
     return content.getvalue()
+
+
+def _compiled(source: bytes, name: str) -> bytes:
+    code = compile(source, name, "exec", dont_inherit=True, optimize=2)
+    # An "unchecked" hash-based header: the importer does not compare it with the source.
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
 
 
 def write(directory: Path) -> Path:
@@ -55,4 +66,35 @@ def write(directory: Path) -> Path:
         temporary.write_bytes(data)
         temporary.chmod(0o444)
         temporary.replace(path)
+    return path
+
+
+def write_inside(directory: Path) -> Path:
+    """What user code may import (`lib`) and call (`bin`), in `directory`, named by its content."""
+    source = (resources.files("atoll.executor.inside") / f"{MODULE}.py").read_bytes()
+    place = f"lib/__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc"
+    content = {
+        f"lib/{MODULE}.py": source,
+        place: _compiled(source, f"{MODULE}.py"),
+        "bin/atoll-session": _COMMAND.encode(),
+    }
+    tag = hashlib.sha256(b"".join(content.values())).hexdigest()[:16]
+    path = directory / f"inside-{tag}"
+    if path.exists():
+        return path
+    temporary = path.with_suffix(f".{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    for name, data in content.items():
+        file = temporary / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        file.chmod(0o755 if name.startswith("bin/") else 0o644)
+    for each in (temporary, *(item for item in temporary.rglob("*") if item.is_dir())):
+        each.chmod(0o755)  # Whatever the umask: the instances' own users read it.
+    try:
+        temporary.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+        shutil.rmtree(temporary)  # Another process was faster.
     return path

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from .files import TRASH, UPLOAD, FileError, Workspace
+from .files import STAGING, TRASH, UPLOAD, FileError, Workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Scanner:
                     try:
                         if item.is_dir(follow_symlinks=False):
                             if depth < MAX_DEPTH:
-                                if not item.name.startswith(TRASH):
+                                if not item.name.startswith(TRASH) and path != STAGING:
                                     stack.append((path, depth + 1))
                             else:
                                 cut = True

@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from . import minijson, terminal
+from . import minijson, staging, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def rehearse() -> None:
     """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
     path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
     _limit({})
+    environment({"id": "", "env": {}, "workspace": "/nonexistent"})
     _user_code({"code": "print(end='')\n", "args": []}, -1)
     _flush(0)
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
@@ -60,10 +61,14 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
 def _run(job: dict[str, Any], value: int) -> int:
     global _leader
     _leader = os.getpid()
+    # Who started the instance may ignore these for its own sake; code hears of them as usual.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.
-        for name, text in job["env"].items():
+        for name, text in environment(job).items():
             os.environ[name] = text
         os.umask(0o022)
         try:
@@ -75,9 +80,24 @@ def _run(job: dict[str, Any], value: int) -> int:
             return 1
         if job["kind"] == "python":
             return _python(job, value)
+        if job["kind"] == "context":
+            from . import kernel
+
+            kernel.serve(job, value)
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY
+
+
+def environment(job: dict[str, Any]) -> dict[str, str]:
+    """The run's own variables, and its staging area, which is made."""
+    env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
+    if job.get("staging", True):
+        env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
+    if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
+        # Behind theirs stays the instance's own, where `atoll_session` is.
+        env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
+    return env
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -107,7 +127,8 @@ def _report(fd: int, kind: bytes, body: bytes) -> None:
 
 def _execute(job: dict[str, Any], value: int) -> int:
     """Replace this process by the command; comes back only when that cannot be done."""
-    # Python ignores these; a program that it starts should not.
+    # Python takes these for itself; a program that it starts should not find them so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if job["kind"] == "command":

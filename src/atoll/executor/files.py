@@ -6,7 +6,7 @@ code could swap meanwhile, so no name leads out of it: not `..`, not a symbolic 
 Links that stay inside work. Nothing here takes memory or a stack by the size or depth of a tree.
 
 Names that begin with `TRASH` or `UPLOAD` are the executor's: what is on its way out or in. Lists
-leave them out.
+leave them out, and at the top `STAGING`: what executions have not finished.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROOT = "/workspace"
 TRASH = ".atoll-trash-"
 UPLOAD = ".atoll-upload-"
+STAGING = ".tmp"
 REMOVE_SECONDS = 5.0
 """PID 1 does nothing else meanwhile."""
 
@@ -180,7 +181,9 @@ class Workspace:
                         (
                             item.name
                             for item in names
-                            if item.name > after and not item.name.startswith((TRASH, UPLOAD))
+                            if item.name > after
+                            and not item.name.startswith((TRASH, UPLOAD))
+                            and (parts or item.name != STAGING)
                         ),
                     )
                 entries = []
@@ -273,13 +276,8 @@ class Workspace:
             raise FileError("not_empty", message % (path, reason)) from None
 
     def _empty_bin(self, name: str, deadline: float) -> None:
-        os.chmod(name, 0o700, dir_fd=self._root)
-        trash = os.open(name, DIRECTORY, dir_fd=self._root)
-        try:
-            empty(trash, deadline)
-        finally:
-            os.close(trash)
-        os.rmdir(name, dir_fd=self._root)
+        for _ in removing(self._root, name):
+            _in_time(deadline)
 
     def _take_out_trash(self, deadline: float) -> None:
         """What earlier removals, of this instance or the one before it, did not get done."""
@@ -398,28 +396,45 @@ def _move_to(trash: int, number: str, fd: int, name: str) -> None:
     os.rename(name, number, src_dir_fd=fd, dst_dir_fd=trash)
 
 
+def removing(top: int, name: str) -> Iterator[None]:
+    """The steps of removing a directory with everything in it; the caller sees to the time."""
+    os.chmod(name, 0o700, dir_fd=top)
+    here = os.open(name, DIRECTORY, dir_fd=top)
+    try:
+        yield from emptying(here)
+    finally:
+        os.close(here)
+    os.rmdir(name, dir_fd=top)
+
+
 def empty(top: int, deadline: float) -> None:
+    """Remove everything in a directory."""
+    for _ in emptying(top):
+        _in_time(deadline)
+
+
+def emptying(top: int) -> Iterator[None]:
     """
-    Remove everything in a directory, whatever its depth and whatever rights its owner took away.
+    The steps of it, whatever the depth and whatever rights the owner took away.
 
     Each directory is moved to the top and emptied there: no stack and no descriptor goes by depth.
     """
     count = 0
     for first in _names(top):
-        _in_time(deadline)
+        yield
         try:
             os.unlink(first, dir_fd=top)
             continue
         except (IsADirectoryError, PermissionError):
             waiting = [first]
         while waiting:
-            _in_time(deadline)
+            yield
             name = waiting.pop()
             os.chmod(name, 0o700, dir_fd=top)
             here = os.open(name, DIRECTORY, dir_fd=top)
             try:
                 for item in _names(here):
-                    _in_time(deadline)
+                    yield
                     try:
                         os.unlink(item, dir_fd=here)
                     except (IsADirectoryError, PermissionError):

@@ -24,7 +24,7 @@ from . import child, minijson, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 READY = b"r"  # JSON: what could not be imported
 EXITED = b"x"  # EXIT
@@ -38,6 +38,8 @@ COMMON = ["json"]
 BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
 BUNDLE = sys.path[0] if sys.path else ""
+INSIDE = "/run/atoll/inside/lib"
+"""What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
 
 
 def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket.socket]:
@@ -193,6 +195,7 @@ def set_up_paths() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
     for directory in site.getsitepackages():
         _add_site(directory)
+    sys.path.append(INSIDE)
     site.setquit()
     site.setcopyright()
     site.sethelper()
@@ -248,6 +251,13 @@ def warm() -> None:
 
 def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
     """Wait for a job: its number, its description and the descriptors that came with it."""
+    return receive(jobs, lambda number: jobs.send(TAKEN.pack(number, os.getpid())))
+
+
+def receive(
+    jobs: _socket.socket, taken: Callable[[int], object] = lambda number: None
+) -> tuple[int, dict[str, Any], list[int]]:
+    """The same without a word to the supervisor, but for what `taken` says."""
     data, ancillary, _, _ = jobs.recvmsg(
         # Kept from the programs that a run starts, unless it is made one of their three.
         MAX_MESSAGE,
@@ -262,7 +272,7 @@ def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
         os._exit(0)  # The supervisor is gone, and the namespace with it.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
-    jobs.send(TAKEN.pack(number, os.getpid()))
+    taken(number)
     if not body:
         # Too large for a message: it is in the last descriptor.
         with open(descriptors.pop(), "rb") as file:

@@ -50,6 +50,9 @@ def conclude(
     reason, number = raw.get("reason"), raw.get("signal")
     name = None if number is None else _signal_name(int(number))
     exit_code: int | None = raw.get("exit_code")
+    if exit_code == 0 and raw.get("error"):
+        # Its process was content, but what it staged is not in its place.
+        error = raw["error"]
     if reason in _REASONS:
         status, cause, exit_code, words = _REASONS[reason]
         error = {"code": cause.value, "message": f"The execution {words}."}

@@ -8,7 +8,6 @@ text, and a character is never cut in two.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import inspect
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
+from atoll.sdk.displays import Display
 from atoll.sdk.values import Answer, Approval, Event, Result
 
 if TYPE_CHECKING:
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 OutputCallback = Callable[[str], object]
 """Is given output as it comes; an awaitable that it returns is awaited."""
+DisplayCallback = Callable[[Display], object]
+"""The same for what a context shows."""
 EventCallback = Callable[[Event], object]
 """The same for every event."""
 ApprovalCallback = Callable[[Approval], Any]
 """Is given a question, returns the answer: a bool, an `Answer`, or None to leave it to others."""
-
-_UNHEARD = 5.0
-"""Seconds in which the server should have put a question where it can be answered."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,10 @@ class Callbacks:
     on_stderr: OutputCallback | None = None
     on_event: EventCallback | None = None
     on_approval: ApprovalCallback | None = None
+    on_display: DisplayCallback | None = None
 
     def __bool__(self) -> bool:
-        return any((self.on_stdout, self.on_stderr, self.on_event, self.on_approval))
+        return any(vars(self).values())
 
 
 async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
@@ -56,6 +56,8 @@ async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
         result = event.result
         if callbacks.on_event is not None:
             await _called(callbacks.on_event, event)
+        if callbacks.on_display is not None and event.display is not None:
+            await _called(callbacks.on_display, event.display)
         for kind, (text, callback) in outputs.items():
             if event.kind == "retry":
                 # Nothing will come to complete the character that the lost attempt began.
@@ -78,23 +80,12 @@ async def _ask(
     if given is None:
         return
     answer = given if isinstance(given, Answer) else Answer(bool(given))
-    now = asyncio.get_running_loop().time
-    deadline, pause = now() + _UNHEARD, 0.01
-    while True:
-        try:
-            await execution.answer(answer, approval_id=approval.id)
-            return
-        except Conflict as error:
-            # Somebody else was quicker, or the time is over; or the event outran the question
-            # itself, which another replica may still be told of.
-            if error.code != "no_approval" or now() > deadline:
-                if error.code in ("no_approval", "already_answered"):
-                    return
-                raise
-            if error.details.get("status_now") not in ("pending", "running"):
-                return
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, 0.5)
+    try:
+        await execution.answer(answer, approval_id=approval.id)
+    except Conflict as error:
+        # Somebody else was quicker, or the time is over.
+        if error.code not in ("no_approval", "already_answered"):
+            raise
 
 
 async def _called(callback: Callable[[Any], Any], argument: Any) -> Any:

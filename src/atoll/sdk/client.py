@@ -9,7 +9,7 @@ from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
-from atoll.sdk.sessions import AsyncSession, AsyncSessions, end
+from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
+
+    from atoll.sdk.session import AsyncSession
 
 
 class AsyncAtoll:

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.sdk.decode import decode
+from atoll.sdk.displays import Display
 from atoll.sdk.values import Approval, Event, Result, Retry
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "started": lambda content: {"kind": "started", "attempt": content.get("attempt")},
     "stdout": _output("stdout"),
     "stderr": _output("stderr"),
-    "display": lambda content: {"kind": "display", "display": content},
+    "display": lambda content: {"kind": "display", "display": decode(Display, content)},
     "approval": lambda content: {"kind": "approval", "approval": decode(Approval, content)},
     "heartbeat": lambda content: {"kind": "heartbeat"},
     "retry": lambda content: {"kind": "retry", "retry": decode(Retry, content)},

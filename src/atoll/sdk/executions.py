@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
 from atoll.sdk.events import events
 from atoll.sdk.paths import segment
@@ -24,6 +26,8 @@ _WAIT = 30.0
 _SILENCE = 45.0
 # A connection that stood this long shows that the server is there, whatever cut it.
 _STOOD = 1.0
+# In which a question gets from its event to where it can be answered.
+_NEWS = 2.0
 # Of stdin, in one request.
 _PIECE = 256 * 1024
 
@@ -87,12 +91,12 @@ class AsyncExecution:
             headers = {"accept": "text/event-stream"}
             if last:
                 headers["last-event-id"] = str(last)
-            opened: float | None = None
+            since: float | None = None
             try:
                 async with self._connection.stream(
                     "GET", f"{self._path}/events", headers=headers, wait=_SILENCE
                 ) as response:
-                    opened = now()
+                    since = now()
                     async for event in events(response.aiter_raw(), self._id):
                         patience.renew()
                         if event.sequence and event.sequence <= last:
@@ -110,7 +114,7 @@ class AsyncExecution:
                     )
             except TemporaryError as error:
                 if not ended:
-                    if opened is not None and now() - opened > _STOOD:
+                    if since is not None and now() - since > _STOOD:
                         patience.renew()
                     await self._endure(patience, error)
 
@@ -139,16 +143,26 @@ class AsyncExecution:
         return await self.answer(Answer(False, reason=reason), approval_id=approval_id)
 
     async def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
-        """What `approve` and `refuse` do."""
+        """What `approve` and `refuse` do. A question that is named by its id may be news that the
+        server has yet to hear itself, and is given two seconds to get there."""
         body = {
             "approved": answer.approved,
             "answer": answer.answer,
             "reason": answer.reason,
             "approval_id": approval_id,
         }
-        return await self._post(
-            "resume", {name: value for name, value in body.items() if value is not None}
-        )
+        given = {name: value for name, value in body.items() if value is not None}
+        now = asyncio.get_running_loop().time
+        deadline, pause = now() + (0.0 if approval_id is None else _NEWS), 0.01
+        while True:
+            try:
+                return await self._post("resume", given)
+            except Conflict as error:
+                running = error.details.get("status_now") in ("pending", "running")
+                if error.code != "no_approval" or not running or now() >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
 
     async def send(self, message: str) -> Status:
         """Give it a message, which the code reads with `atoll_session.messages()`. Raises
@@ -183,6 +197,13 @@ class AsyncExecution:
         return decode(
             Status, await self._connection.call("POST", f"{self._path}/{verb}", body=body)
         )
+
+    @asynccontextmanager
+    async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
+        """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        async with opened(self._connection, f"{self._path}/console", watch=watch) as console:
+            yield console
 
     async def _endure(self, patience: Patience, error: TemporaryError) -> None:
         if not self._connection.answered:

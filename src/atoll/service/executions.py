@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.service.approvals import Approvals
     from atoll.service.bulk import Bulk
+    from atoll.service.contexts import Contexts
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.lives import Lives
@@ -59,6 +60,7 @@ class Executions:
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
+        contexts: Contexts,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -71,10 +73,11 @@ class Executions:
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
+        self._contexts = contexts
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks)
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
 
     async def submit(
         self,
@@ -101,6 +104,8 @@ class Executions:
             known = await self._known(execution_id, session_id)
             if known is not None:
                 return known
+        if request.context_id is not None:
+            await self._contexts.check(session_id, request)
         live = self._lives.reachable(session_id)
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity

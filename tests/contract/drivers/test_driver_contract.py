@@ -498,6 +498,9 @@ async def test_a_template_may_bring_its_own_root_file_system(node: Node) -> None
     result = await link.run(job(node.driver, "open('/etc/mark', 'w')"), Heard())
     assert result["exit_code"] == 1
     assert (image / "etc/mark").read_text() == "from the image"
+    show = "import atoll_session; print(atoll_session.messages(), end='')"
+    inside = f"{show}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {show!r}])"
+    assert await printed(node.driver, link, inside) == "[][]"
     link.close()
 
 

@@ -20,8 +20,8 @@ TREE = sandbox.Tree(
 
 def box(**changes: object) -> sandbox.Sandbox:
     fields: dict[str, object] = {
-        "tree": TREE, "executor": "/data/executor.pyz", "workspace": "/data/workspace",
-        "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
+        "tree": TREE, "executor": "/data/executor.pyz", "inside": "/data/inside",
+        "workspace": "/data/workspace", "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
     }  # fmt: skip
     return sandbox.Sandbox(**(fields | changes))  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_rights_and_environment_are_taken_away() -> None:
     assert "--new-session" in argv
     assert argv.index("--clearenv") < argv.index("--setenv")
     assert {name for name, _ in pairs(argv, "--setenv")} <= {
-        "PATH", "HOME", "USER", "LC_ALL", "TERM", "LANG",
+        "PATH", "HOME", "USER", "LC_ALL", "TERM", "LANG", "PYTHONPATH", "ATOLL_PYTHON",
     }  # fmt: skip
 
 
@@ -58,6 +58,7 @@ def test_only_the_workspace_is_bound_writable() -> None:
     assert pairs(argv, "--bind") == [("/stage/data/workspace", "/workspace")]
     assert ("/stage/usr", "/usr") in pairs(argv, "--ro-bind")
     assert ("/stage/data/executor.pyz", sandbox.EXECUTOR) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/inside", sandbox.INSIDE) in pairs(argv, "--ro-bind")
     assert "--dev-bind" not in argv
 
 
@@ -95,8 +96,7 @@ def test_what_can_be_chosen_is_chosen(field: str, option: str) -> None:
 def test_the_executor_is_pid_1_of_an_isolated_interpreter() -> None:
     argv = arguments(preload=("numpy", "os"))
     assert "--as-pid-1" in argv
-    at = argv.index("/py")
-    assert argv[at + 1 : at + 5] == ["-I", "-S", "-B", "-c"]
+    assert argv[-7:-2] == ["/py", "-I", "-S", "-B", "-c"]
     assert json.loads(argv[-1])["preload"] == ["numpy", "os"]
 
 

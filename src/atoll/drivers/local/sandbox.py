@@ -12,8 +12,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.bundle import BOOT
-from atoll.drivers.local.spawner import INFO_FD, LISTEN_FD, SECCOMP_FD
+from atoll.drivers.bundle import BOOT, SOCKET
+from atoll.drivers.local.spawner import (
+    CALLBACK_FD,
+    INFO_FD,
+    JOURNAL_FDS,
+    LISTEN_FD,
+    SECCOMP_FD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 UID = 1000
 ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 EXECUTOR = "/run/atoll/executor.pyz"
+INSIDE = "/run/atoll/inside"
 HIDDEN = (
     "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/cmdline",
     "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
@@ -50,6 +57,8 @@ class Tree:
 class Sandbox:
     tree: Tree
     executor: str
+    inside: str
+    """Directory with what code in the sandbox may import and call."""
     workspace: str
     hidden: tuple[str, ...]
     """Files and directories of /proc to cover; directories end with a slash."""
@@ -59,13 +68,23 @@ class Sandbox:
     """Whether start-up code that the interpreter's packages bring is run."""
     seccomp: bool = True
     ephemeral: bool = False
+    reports_as: str | None = None
+    """The instance's id, when its executor reports to a callback address."""
 
 
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
     """`source` says where bubblewrap finds a path of the host."""
     tree = sandbox.tree
     config = json.dumps(
-        {"listen_fd": LISTEN_FD, "preload": list(sandbox.preload), "hooks": sandbox.hooks}
+        {
+            "listen_fd": LISTEN_FD,
+            "journal_fds": JOURNAL_FDS,
+            "preload": list(sandbox.preload),
+            "hooks": sandbox.hooks,
+            # Address and token are in the file: a command line is open to user code.
+            "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
+            "inside": SOCKET,
+        }
     )
     argv = [
         bubblewrap,
@@ -78,7 +97,9 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--new-session",
         "--info-fd", str(INFO_FD),
         "--clearenv",
-        "--setenv", "PATH", tree.path,
+        "--setenv", "PATH", f"{tree.path}:{INSIDE}/bin",
+        "--setenv", "PYTHONPATH", f"{INSIDE}/lib",
+        "--setenv", "ATOLL_PYTHON", tree.python,
         *(word for name, value in ENV.items() for word in ("--setenv", name, value)),
     ]  # fmt: skip
     if sandbox.seccomp:
@@ -105,6 +126,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--dir", "/var",
         "--symlink", "/tmp", "/var/tmp",
         "--ro-bind", source(sandbox.executor), EXECUTOR,
+        "--ro-bind", source(sandbox.inside), INSIDE,
         "--bind", source(sandbox.workspace), "/workspace",
         "--remount-ro", "/",
         "--chdir", "/workspace",

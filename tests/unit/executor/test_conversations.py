@@ -1,0 +1,388 @@
+"""Questions and messages between user code and the link, through a supervisor of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll.executor.inside
+from atoll.drivers import bundle
+from atoll.executor import conversations, frames
+from atoll.executor.inside import atoll_session
+from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.settings import LinkSettings
+
+pytestmark = pytest.mark.anyio
+
+INSIDE = str(Path(atoll.executor.inside.__file__).parent)
+
+
+class Heard:
+    """Gathers a run's output and questions, and tells who waits for them."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.approvals: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def started(self) -> None: ...
+
+    def output(self, sequence: int, channel: int, data: bytes) -> None:
+        if channel == frames.APPROVAL:
+            self.approvals.put_nowait(json.loads(data))
+            return
+        self.text += data
+        for line in data.decode().splitlines():
+            self.lines.put_nowait(line)
+
+    async def approval(self) -> dict[str, Any]:
+        return await asyncio.wait_for(self.approvals.get(), 10)
+
+    async def line(self) -> str:
+        return await asyncio.wait_for(self.lines.get(), 10)
+
+
+class Box:
+    """A supervisor, its link, and the name of the socket inside."""
+
+    def __init__(self, link: Link, name: str, path: Path) -> None:
+        self.link = link
+        self.name = name
+        self.path = path
+
+    async def start(self, run_id: str, code: str, **fields: Any) -> tuple[Heard, asyncio.Task[Any]]:
+        """Run Python code that finds `atoll_session` imported."""
+        heard = Heard()
+        code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
+        request = {
+            "id": run_id, "kind": "python", "code": code, "command": None, "event": {},
+            "stdin": None, "args": [], "env": {"PYTHONPATH": INSIDE}, "cwd": "/", "timeout": 30.0,
+            "output_limit": 1 << 20, "return_limit": 1 << 20, "artifact_limit": 10, "limits": {},
+            "watch": {},
+        }  # fmt: skip
+        running = asyncio.create_task(self.link.run(request | fields, heard))
+        await asyncio.sleep(0)  # Until it is sent.
+        return heard, running
+
+    async def run(self, run_id: str, code: str, **fields: Any) -> str:
+        """What code printed that has come to a good end."""
+        heard, running = await self.start(run_id, code, **fields)
+        result = await asyncio.wait_for(running, 30)
+        assert result["exit_code"] == 0, heard.text.decode()
+        return heard.text.decode()
+
+    async def tell(self, run_id: str, text: str = "") -> None:
+        await self.link.call("message", id=run_id, text=text)
+
+    async def answer(self, run_id: str, approval: str, **answer: Any) -> None:
+        await self.link.call("answer", id=run_id, approval=approval, answer=answer)
+
+
+@pytest.fixture
+async def box(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Box]:
+    (tmp_path / "workspace").mkdir()
+    path = tmp_path / "link.sock"
+    name = f"atoll-test-{os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    config = {
+        "listen_fd": listener.fileno(), "root": str(tmp_path / "workspace"), "hooks": False,
+        "inside": name,
+    }  # fmt: skip
+    boot = bundle.BOOT.format(path=str(bundle.write(tmp_path)))
+    process = subprocess.Popen(  # noqa: ASYNC220 - a fixture, with nothing beside it
+        [
+            bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
+            "--proc", "/proc", sys.executable, "-I", "-S", "-c", boot, json.dumps(config),
+        ],
+        pass_fds=[listener.fileno()],
+    )  # fmt: skip
+    listener.close()
+    link = await Link.connect(str(path), LinkSettings(), timeout=timedelta(seconds=10))
+    await link.call("release", zygote=link.hello["zygote"])
+    yield Box(link, name, path)
+    link.close()
+    process.kill()
+    process.wait()
+
+
+async def test_a_question_is_asked_and_answered(box: Box) -> None:
+    heard, running = await box.start("one", "print(a.ask('Go on?', {'n': [1]}))")
+    assert await heard.approval() == {
+        "id": "1", "state": "asked", "question": "Go on?", "data": {"n": [1]}, "timeout": 300.0,
+    }  # fmt: skip
+    await box.answer("one", "1", approved=True, answer={"é": 1}, reason=None)
+    assert await heard.approval() == {
+        "id": "1", "state": "answered", "approved": True, "answer": {"é": 1}, "reason": None,
+    }  # fmt: skip
+    assert (await running)["exit_code"] == 0
+    assert heard.text.decode() == "Answer(approved=True, answer={'é': 1}, reason=None)\n"
+
+
+async def test_a_refusal_is_false_and_says_why(box: Box) -> None:
+    heard, running = await box.start("one", "x = a.ask('?')\nprint(bool(x), x.answer, x.reason)")
+    await heard.approval()
+    await box.answer("one", "1", approved=False, answer="never", reason="too dear")
+    await running
+    assert heard.text == b"False never too dear\n"
+
+
+async def test_nobody_answers_in_time(box: Box) -> None:
+    code = "x = a.ask('?', timeout=0.05)\nprint(bool(x), x.reason)\nprint(a.ask('!').reason)"
+    heard, running = await box.start("one", code, approval_timeout=0.1)
+    assert (await heard.approval())["timeout"] == 0.05
+    assert await heard.approval() == {
+        "id": "1", "state": "refused", "approved": False, "answer": None, "reason": "timeout",
+    }  # fmt: skip
+    assert (await heard.approval())["timeout"] == 0.1
+    await running
+    assert heard.text == b"False timeout\ntimeout\n"
+    with pytest.raises(ExecutorError) as late:
+        await box.answer("one", "1", approved=True)
+    assert late.value.code == "not_running"
+
+
+async def test_a_cancelled_execution_is_told_so_while_it_may_still_act(box: Box) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "print(a.ask('?').reason, flush=True)\nprint(a.ask('again').reason, flush=True)\n"
+        "print(a.messages(wait=20), flush=True)"
+    )
+    heard, running = await box.start("one", code)
+    await heard.approval()
+    await box.link.call("cancel", id="one", grace=10)
+    assert (await heard.approval())["reason"] == "cancelled"
+    assert (await running)["reason"] == "cancelled"
+    assert heard.text == b"cancelled\ncancelled\n[]\n"
+
+
+async def test_a_question_of_a_process_whose_execution_ends_is_refused(box: Box) -> None:
+    code = "import os\nif os.fork() == 0: a.ask('?')\nelse: a.messages(wait=20)"
+    heard, running = await box.start("one", code)
+    first = await heard.approval()
+    await box.tell("one")
+    second = await heard.approval()
+    assert (first["state"], second["state"], second["reason"]) == ("asked", "refused", "ended")
+    await running
+
+
+async def test_who_asked_may_go_away(box: Box) -> None:
+    code = (
+        "import os\n"
+        "child = os.fork()\n"
+        "if child == 0: a.ask('?')\n"
+        "a.messages(wait=20); os.kill(child, 9); os.waitpid(child, 0)\n"
+        "print(a.ask('!').approved)"
+    )
+    heard, running = await box.start("one", code)
+    states = [await heard.approval()]
+    await box.tell("one")
+    states += [await heard.approval() for _ in range(2)]
+    gone = next(entry for entry in states if entry["state"] == "refused")
+    assert gone["reason"] == "gone"
+    with pytest.raises(ExecutorError) as late:
+        await box.answer("one", gone["id"], approved=True)
+    assert late.value.code == "approval_gone"
+    still = next(entry["id"] for entry in states if entry["id"] != gone["id"])
+    await box.answer("one", still, approved=True)
+    await running
+    assert heard.text == b"True\n"
+
+
+async def test_several_ask_at_once_and_each_gets_its_own_answer(box: Box) -> None:
+    code = (
+        "import threading\n"
+        "def one(n): print(n, a.ask(str(n)).answer)\n"
+        "threads = [threading.Thread(target=one, args=(n,)) for n in range(5)]\n"
+        "for t in threads: t.start()\n"
+    )
+    heard, running = await box.start("one", code)
+    for _ in range(5):
+        entry = await heard.approval()
+        while entry["state"] != "asked":
+            entry = await heard.approval()
+        await box.answer("one", entry["id"], approved=True, answer=f"to {entry['question']}")
+    await running
+    assert sorted(heard.text.decode().splitlines()) == [f"{n} to {n}" for n in range(5)]
+
+
+async def test_open_questions_have_a_bound(box: Box) -> None:
+    code = (
+        "import os\n"
+        "for n in range(8):\n"
+        "    if os.fork() == 0: a.ask(str(n)); os._exit(0)\n"
+        "a.messages(wait=20)\n"
+        "try: a.ask('one more')\n"
+        "except a.Unavailable as error: print(error.code)"
+    )
+    heard, running = await box.start("one", code)
+    for _ in range(8):
+        await heard.approval()
+    await box.tell("one")
+    await running
+    assert heard.text == b"too_many_questions\n"
+
+
+async def test_the_log_of_one_execution_does_not_grow_with_questions(box: Box) -> None:
+    code = (
+        "try:\n    while True: a.ask('x' * 60_000, timeout=0)\n"
+        "except a.Unavailable as error: print(error.code)"
+    )
+    heard, running = await box.start("one", code)
+    await running
+    assert heard.text == b"too_many_questions\n"
+    assert heard.approvals.qsize() <= 2 * (conversations.MAX_ASKED // 60_000)
+
+
+@pytest.mark.parametrize("size", [66_000, 200_000])
+async def test_a_question_that_is_too_large_is_refused(box: Box, size: int) -> None:
+    code = f"try: a.ask('x' * {size})\nexcept a.Unavailable as error: print(error.code)"
+    assert await box.run("one", code) == "too_large\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"[]", b"{}", b'{"op": 1}', b"\xff", b"[" * 60_000, b"null", b"NaN",
+        b'{"op": "ask", "question": 1}', b'{"op": "ask", "question": "", "timeout": "nan"}',
+        b'{"op": "messages", "wait": 1' + b"0" * 4000 + b"}",
+        b'{"op": "messages", "wait": "nan"}',
+    ],
+    ids=lambda line: line[:60].decode("ascii", "replace"),
+)  # fmt: skip
+async def test_what_is_no_request_is_told_so(box: Box, line: bytes) -> None:
+    code = (
+        "import socket\n"
+        "peer = socket.socket(socket.AF_UNIX); peer.connect(a.ADDRESS)\n"
+        f"peer.sendall(bytes.fromhex({line.hex()!r}) + b'\\n')\n"
+        "print(peer.recv(1000))\nprint(a.messages())"
+    )
+    said = await box.run("one", code)
+    assert '"error":"bad_request"' in said
+    assert said.endswith("[]\n")
+
+
+async def test_messages_are_read_in_order_once(box: Box) -> None:
+    heard, running = await box.start("one", "print(a.messages(wait=20))\nprint(a.messages())")
+    await box.tell("one", "é\n1")
+    assert await heard.line() == "['é\\n1']"
+    assert await heard.line() == "[]"
+    await running
+
+
+async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> None:
+    code = "import sys; sys.stdin.read(); print(a.ask('?').answer); print(len(a.messages()))"
+    heard, running = await box.start("one", code, stdin="")
+    await heard.approval()
+    text = "x" * conversations.MAX_MESSAGE
+    for _ in range(20):
+        await box.link.call("message", id="one", text=text)
+    with pytest.raises(ExecutorError) as large:
+        await box.link.call("message", id="one", text=text + "x")
+    assert large.value.code == "too_large"
+    await box.answer("one", "1", approved=True, answer=1)
+    await running
+    assert heard.text == b"1\n20\n"
+
+
+async def test_unread_messages_have_a_bound(box: Box) -> None:
+    heard, running = await box.start("one", "print(a.ask('?').answer); print(len(a.messages()))")
+    await heard.approval()
+    for number in range(conversations.MAX_MESSAGES):
+        await box.link.call("message", id="one", text=str(number))
+    with pytest.raises(ExecutorError) as full:
+        await box.link.call("message", id="one", text="")
+    assert full.value.code == "queue_full"
+    await box.answer("one", "1", approved=True)
+    await running
+    assert heard.text == b"None\n1000\n"
+
+
+async def test_who_waits_for_a_message_in_vain_gets_none(box: Box) -> None:
+    assert await box.run("one", "print(a.messages(wait=0.05))") == "[]\n"
+
+
+async def test_what_is_said_to_no_run_is_refused(box: Box) -> None:
+    for op, fields in (("message", {"text": "x"}), ("answer", {"approval": "1", "answer": {}})):
+        with pytest.raises(ExecutorError) as unknown:
+            await box.link.call(op, id="none", **fields)
+        assert unknown.value.code == "unknown_run"
+    await box.run("one", "pass")
+    with pytest.raises(ExecutorError) as over:
+        await box.link.call("message", id="one", text="x")
+    assert over.value.code == "not_running"
+
+
+async def test_a_process_that_an_execution_left_behind_is_in_none(box: Box) -> None:
+    os.mkfifo(box.path.parent / "said")
+    code = (
+        "import os, sys\n"
+        "if os.fork() == 0:\n"
+        "    while os.getppid() != 1: pass\n"
+        "    try: a.ask('?')\n"
+        "    except a.Unavailable as error: out = error.code\n"
+        f"    open({str(box.path.parent / 'said')!r}, 'w').write(out)\n"
+        "    os._exit(0)\n"
+    )
+    await box.run("one", code)
+    said = await asyncio.to_thread((box.path.parent / "said").read_text)
+    assert said == "no_execution"
+
+
+async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
+    code = (
+        "import socket\n"
+        "peers = []\n"
+        "for n in range(200):\n"
+        "    peer = socket.socket(socket.AF_UNIX); peer.connect(a.ADDRESS); peers.append(peer)\n"
+        "print('there', flush=True)\n"
+        "for peer in peers[-20:]: assert b'busy' in peer.recv(100)\n"
+        "for peer in peers[:60]: peer.close()\n"
+        "while True:\n"
+        "    try: a.messages(wait=5)\n"
+        "    except a.Unavailable: continue\n"
+        "    break\n"
+        "while True:\n"
+        "    peer = socket.socket(socket.AF_UNIX); peer.connect(a.ADDRESS); peer.close()\n"
+    )
+    heard, running = await box.start("one", code)
+    assert await heard.line() == "there"
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await box.link.call("message", id="one", text="x")
+    for _ in range(100):
+        await box.link.call("processes")
+    assert loop.time() - started < 2
+    await box.link.call("cancel", id="one")
+    assert (await running)["reason"] == "cancelled"
+    assert "there" in await box.run("two", "print('there', a.messages())")
+
+
+async def test_a_shutdown_refuses_what_is_asked(box: Box) -> None:
+    heard, running = await box.start("one", "a.ask('?')")
+    await heard.approval()
+    await box.link.call("shutdown")
+    assert (await heard.approval())["reason"] == "shutdown"
+    with contextlib.suppress(LinkLost):  # It may come to its end before its sandbox does.
+        await running
+
+
+def test_outside_of_a_sandbox_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atoll_session, "ADDRESS", f"\0nobody-{os.urandom(8).hex()}")
+    for call in (lambda: atoll_session.ask("?"), atoll_session.messages, atoll_session.staging):
+        with pytest.raises(atoll_session.Unavailable, match="not an Atoll sandbox"):
+            call()
+    with pytest.raises(atoll_session.Unavailable, match="not an Atoll sandbox"):
+        atoll_session.execution_id  # noqa: B018
