@@ -80,6 +80,10 @@ def _run(job: dict[str, Any], value: int) -> int:
             return 1
         if job["kind"] == "python":
             return _python(job, value)
+        if job["kind"] == "context":
+            from . import kernel
+
+            kernel.serve(job, value)
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY

@@ -72,6 +72,17 @@ class Log:
         """The number of the last entry."""
         return self.dropped + len(self.entries)
 
+    def numbered(self) -> list[tuple[int, int, bytes | bytearray]]:
+        """Number, channel and content of what is there."""
+        first = self.dropped + 1
+        return [(first + n, channel, data) for n, (channel, data) in enumerate(self.entries)]
+
+    def restore(self, numbered: list[tuple[int, int, bytes]], result: dict[str, Any]) -> None:
+        """Be the log of a run that ended in another executor."""
+        self.dropped = numbered[0][0] - 1 if numbered else 0
+        self.entries = [(channel, data) for _, channel, data in numbered]
+        self.result = result
+
     def keep(self, channel: int, data: bytes) -> None:
         """Sent soon, with what follows it, or at once if it is much."""
         self._gathered += len(data)

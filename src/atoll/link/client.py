@@ -453,7 +453,7 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
                 "code": "return_value_too_large",
                 "message": f"the return value has more than {limit} bytes of JSON",
             }
-        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        value = strict_json(body)
         if kind == b"V":
             return body, None
         if kind == b"E" and isinstance(value, dict):
@@ -465,6 +465,11 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
         "code": "return_value_not_json",
         "message": "the process wrote something to its result that is not JSON",
     }
+
+
+def strict_json(text: bytes) -> Any:
+    """What JSON allows and nothing else; raises ValueError or RecursionError."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(constant: str) -> Any:

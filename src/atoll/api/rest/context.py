@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.service.consoles import Consoles
+    from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -30,6 +31,7 @@ class Services:
     sessions: Sessions
     executions: Executions
     consoles: Consoles
+    contexts: Contexts
     invocations: Invocations
     files: Files
     templates: Templates

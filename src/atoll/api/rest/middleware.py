@@ -4,11 +4,12 @@ Who may call, and how much they may send. Pure ASGI: a base class would cost mor
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest.problems import problem
-from atoll.errors import AtollError, Forbidden, TooLarge, Unauthenticated
+from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.key import Scope
 
 if TYPE_CHECKING:
@@ -81,6 +82,50 @@ def _secret(scope: ASGIScope) -> str:
             if offered.startswith(KEY_PROTOCOL):
                 secret = offered.removeprefix(KEY_PROTOCOL)
     return secret.strip()
+
+
+class LastAnswer:
+    """
+    An answer for those who still wait when a server that ends has given them all its time: it then
+    cancels them, which would be told as an error of its own.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, may_end = False, False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun, may_end
+            if message["type"] == "http.response.start":
+                begun = True
+                may_end = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            elif not message.get("more_body"):
+                may_end = False
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except asyncio.CancelledError:
+            if not begun:
+                await problem(_ends())(scope, receive, send)
+            elif may_end:
+                # Events: whoever reads them comes back with the last number.
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                raise
+
+
+def _ends() -> TemporaryError:
+    return TemporaryError(
+        "This server ends. What was asked for may be under way: ask for it by its id, or send the "
+        "same again if it has an id or a key of yours.",
+        code="shutting_down",
+    )
 
 
 class JsonByDefault:

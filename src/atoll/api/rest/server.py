@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from atoll.api.rest.middleware import LastAnswer
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
@@ -47,7 +48,7 @@ def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvic
     """
     server = _Uvicorn(
         uvicorn.Config(
-            app,
+            LastAnswer(app),
             http="httptools",
             ws=Protocol,
             ws_max_size=MAX_MESSAGE,
