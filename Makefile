@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: run test chaos check bench bench-records bench-backends lock clean
+.PHONY: run test chaos check bench bench-records bench-backends bench-streams lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -35,7 +35,7 @@ bench: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench $(ARGS)
 
-bench-records bench-backends: $(STAMP)
+bench-records bench-backends bench-streams: $(STAMP)
 	@scripts/system-packages test
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 

@@ -24,19 +24,29 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from atoll.sdk.client import AsyncAtoll
+    from atoll.sdk.consoles import AsyncConsole
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.displays import Display
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Execution, Session
-    from atoll.sdk.values import Event, ExecutionFailed, Result
+    from atoll.sdk.sync import Atoll, Console, Context, Execution, Session
+    from atoll.sdk.values import ConsoleEvent, ConsoleExit, Event, ExecutionFailed, Result
     from atoll.version import __version__
 
 __all__ = [
     "AsyncAtoll",
+    "AsyncConsole",
+    "AsyncContext",
     "AsyncExecution",
     "AsyncSession",
     "Atoll",
     "AtollError",
     "Conflict",
+    "Console",
+    "ConsoleEvent",
+    "ConsoleExit",
+    "Context",
+    "Display",
     "Event",
     "Execution",
     "ExecutionFailed",
@@ -55,9 +65,16 @@ __all__ = [
 
 _HOME = {
     "AsyncAtoll": "atoll.sdk.client",
+    "AsyncConsole": "atoll.sdk.consoles",
     "AsyncExecution": "atoll.sdk.executions",
     "AsyncSession": "atoll.sdk.sessions",
     "Atoll": "atoll.sdk.sync",
+    "Console": "atoll.sdk.sync",
+    "ConsoleEvent": "atoll.sdk.values",
+    "ConsoleExit": "atoll.sdk.values",
+    "AsyncContext": "atoll.sdk.contexts",
+    "Context": "atoll.sdk.sync",
+    "Display": "atoll.sdk.displays",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",

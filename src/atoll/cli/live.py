@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from atoll.sdk.displays import Display
     from atoll.sdk.sync import Execution
     from atoll.sdk.values import Event, Result
 
@@ -33,6 +34,9 @@ def show(execution: "Execution", *, json: bool) -> int:
         with closing(cast("Generator[Event]", execution.events())) as events:
             for event in events:
                 result = event.result
+                if event.display is not None and not json:
+                    sys.stdout.buffer.write(_shown(event.display))
+                    sys.stdout.buffer.flush()
                 if (sink := sinks.get(event.kind)) is not None:
                     sink.write(event.data)
                     sink.flush()
@@ -54,6 +58,14 @@ def show(execution: "Execution", *, json: bool) -> int:
         if result.ok and result.return_value is not None:
             output.note(f"handler returned {encode(result.return_value)}")
     return exit_code(result)
+
+
+def _shown(display: "Display") -> bytes:
+    """As text; what has no such form is named."""
+    text = display.text
+    if text is None:
+        text = f"<{', '.join(display.data)}>"
+    return f"{text}\n".encode("utf-8", "replace")
 
 
 def exit_code(result: "Result") -> int:

@@ -19,6 +19,7 @@ from atoll.cli.options import (
     connect,
     environment,
 )
+from atoll.cli.shell import shell
 
 app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -201,3 +202,6 @@ def rm(
         return
     for info in infos:
         output.line(info.id)
+
+
+app.command("shell")(shell)

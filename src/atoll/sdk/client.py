@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
+from atoll.sdk.executions import AsyncExecution
 from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.sessions import AsyncSession, AsyncSessions, end
 from atoll.sdk.target import find
@@ -57,6 +58,10 @@ class AsyncAtoll:
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    def execution(self, execution_id: str) -> AsyncExecution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return AsyncExecution(self._connection, execution_id)
 
     def __repr__(self) -> str:
         return f"<Atoll at {self._connection.target.name}>"

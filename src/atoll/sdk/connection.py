@@ -22,7 +22,9 @@ from atoll.version import __version__
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping
 
+    from atoll.sdk.sockets import Socket
     from atoll.sdk.target import Target
+    from atoll.sdk.transport import ASGIApp
 
 _CONNECT_TIMEOUT = 5.0
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -38,6 +40,7 @@ class Connection:
         self._resources = AsyncExitStack()
         self._client: httpx.AsyncClient | None = None
         self._closed = False
+        self._app: ASGIApp | None = None
 
     async def open(self) -> httpx.AsyncClient:
         if self._client is not None:
@@ -152,6 +155,16 @@ class Connection:
                 code="server_unreachable",
             ) from error
 
+    async def socket(self, path: str, query: Mapping[str, str]) -> Socket:
+        """A WebSocket."""
+        from atoll.sdk.sockets import connect
+
+        await self.open()
+        timeout = min(_CONNECT_TIMEOUT, self._timeout) if self._app is None else self._timeout
+        opened = await connect(self.target, path, query, timeout, self._app)
+        self.answered = True
+        return opened
+
     async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
         """The items of all pages; a page is asked for when the one before it is used up."""
         cursor: str | None = None
@@ -174,7 +187,8 @@ class Connection:
             from atoll.sdk.transport import InProcessTransport
 
             host = Host(application(target.settings))
-            transport = InProcessTransport(await host.start())
+            self._app = await host.start()
+            transport = InProcessTransport(self._app)
             stack.push_async_callback(host.stop)
         elif target.loopback:
             # A transport of its own takes no proxy from the environment.

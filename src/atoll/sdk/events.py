@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.sdk.decode import decode
+from atoll.sdk.displays import Display
 from atoll.sdk.values import Event, Result
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:
                 else payload["text"].encode("utf-8", "surrogatepass")
             )
             yield Event(sequence, "stdout" if message.event == "stdout" else "stderr", data)
+        elif message.event == "display":
+            shown = decode(Display, json.loads(message.data))
+            yield Event(sequence, "display", display=shown)
         elif message.event == "result":
             yield Event(sequence, "result", result=decode(Result, json.loads(message.data)))
 

@@ -6,10 +6,13 @@ import asyncio
 import codecs
 import inspect
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
+from atoll.sdk.displays import Display
 from atoll.sdk.events import events
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import Patience
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 OutputCallback = Callable[[str], object]
 """Is given output as it comes; an awaitable that it returns is awaited."""
+DisplayCallback = Callable[[Display], object]
+"""The same for what a context shows."""
 
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
@@ -110,6 +115,13 @@ class AsyncExecution:
                 if not ended:
                     await self._endure(patience, error)
 
+    @asynccontextmanager
+    async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
+        """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        async with opened(self._connection, f"{self._path}/console", watch=watch) as console:
+            yield console
+
     async def _endure(self, patience: Patience, error: TemporaryError) -> None:
         if not self._connection.answered:
             raise error
@@ -117,7 +129,10 @@ class AsyncExecution:
 
 
 async def follow(
-    execution: AsyncExecution, on_stdout: OutputCallback | None, on_stderr: OutputCallback | None
+    execution: AsyncExecution,
+    on_stdout: OutputCallback | None,
+    on_stderr: OutputCallback | None,
+    on_result: DisplayCallback | None = None,
 ) -> Result:
     """Hand output to the callbacks until the result comes."""
     decoder = codecs.getincrementaldecoder("utf-8")
@@ -129,6 +144,10 @@ async def follow(
     result: Result | None = None
     async for event in execution.events():
         result = event.result
+        if event.display is not None and on_result is not None:
+            outcome = on_result(event.display)
+            if inspect.isawaitable(outcome):
+                await outcome
         for kind, (text, callback) in outputs.items():
             ended = event.kind == "result"
             if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import NotFound
+from atoll.errors import InvalidRequest, NotFound
+from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import AsyncExecution, execute_body, follow
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
-from atoll.sdk.values import ExecutionInfo, ProcessInfo, Result, SessionInfo
+from atoll.sdk.values import ContextInfo, ExecutionInfo, ProcessInfo, Result, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
-    from atoll.sdk.executions import OutputCallback
+    from atoll.sdk.executions import DisplayCallback, OutputCallback
 
 # Short executions are answered by the request that submits them. It must not wait much longer: only
 # its answer tells the id, without which an execution cannot be cancelled.
@@ -77,14 +78,7 @@ class AsyncSession:
         then survives a connection that breaks, and by others with the same key and arguments.
         """
         body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
-        if on_stdout is not None or on_stderr is not None:
-            execution = await self._submit(body, idempotency_key)
-            return await _to_the_end(execution, follow(execution, on_stdout, on_stderr))
-        answer = await undoable(self._execute(body, idempotency_key, _FIRST_WAIT), self._cancel)
-        if answer["status"] != "submitted":
-            return decode(Result, answer)
-        execution = AsyncExecution(self._connection, answer["execution_id"])
-        return await _to_the_end(execution, execution.wait())
+        return await self._run(body, idempotency_key, on_stdout, on_stderr)
 
     async def submit(
         self,
@@ -103,6 +97,78 @@ class AsyncSession:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
         body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
         return await self._submit(body, idempotency_key)
+
+    async def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncExecution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
+        if isinstance(command, str):
+            raise InvalidRequest("command is a list of strings.", field="command")
+        body = {
+            "session_id": self._info.id,
+            "mode": "console",
+            "command": list(command or shell(on_terminal=terminal is not None)),
+            "terminal": terminal,
+            "stdin_open": terminal is None,
+            "timeout_ms": None if timeout is None else round(timeout * 1000),
+            "env": dict(env) if env else None,
+            "cwd": cwd,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        if idempotency_key is None:
+            submission = self._connection.call("POST", "invocations", body=given)
+        else:
+            submission = self._connection.call_once("invocations", key=idempotency_key, body=given)
+
+        async def cancel(answer: Any) -> None:
+            await AsyncExecution(self._connection, answer["execution_id"]).cancel()
+
+        answer = await undoable(submission, cancel)
+        return AsyncExecution(self._connection, answer["execution_id"])
+
+    async def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncContext:
+        """
+        A new context, whose runs find what earlier ones left behind; python is the only `language`
+        that has them. It begins in `cwd`, by default the workspace.
+        """
+        body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
+        path = f"{self._path}/contexts"
+        if idempotency_key is None:
+            creation = self._connection.call("POST", path, body=body)
+        else:
+            creation = self._connection.call_once(path, key=idempotency_key, body=body)
+        answer = await undoable(creation, lambda answer: self._context(answer).delete())
+        return self._context(answer)
+
+    async def contexts(self) -> AsyncIterator[AsyncContext]:
+        """The contexts that it has, oldest first."""
+        async for item in self._connection.pages(f"{self._path}/contexts"):
+            yield self._context(item)
+
+    async def get_context(self, context_id: str) -> AsyncContext:
+        """The context with this id; raises `NotFound` when there is none, or no more."""
+        path = f"{self._path}/contexts/{segment(context_id)}"
+        return self._context(await self._connection.call("GET", path))
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
@@ -132,6 +198,26 @@ class AsyncSession:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
+
+    def _context(self, answer: Any) -> AsyncContext:
+        return AsyncContext(self._connection, self, decode(ContextInfo, answer))
+
+    async def _run(
+        self,
+        body: dict[str, Any],
+        key: str | None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+        on_result: DisplayCallback | None = None,
+    ) -> Result:
+        if not (on_stdout is None and on_stderr is None and on_result is None):
+            execution = await self._submit(body, key)
+            return await _to_the_end(execution, follow(execution, on_stdout, on_stderr, on_result))
+        answer = await undoable(self._execute(body, key, _FIRST_WAIT), self._cancel)
+        if answer["status"] != "submitted":
+            return decode(Result, answer)
+        execution = AsyncExecution(self._connection, answer["execution_id"])
+        return await _to_the_end(execution, execution.wait())
 
     async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
         answer = await undoable(self._execute(body, key), self._cancel)
@@ -208,6 +294,13 @@ class AsyncSessions:
         """End a session; its record and the results stay readable."""
         answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
         return decode(SessionInfo, answer)
+
+
+def shell(*, on_terminal: bool) -> list[str]:
+    """The best shell that the sandbox has."""
+    options = " -il" if on_terminal else ""
+    line = f"command -v bash >/dev/null 2>&1 && exec bash{options}; exec sh{options[:-1]}"
+    return ["sh", "-c", line]
 
 
 async def _to_the_end(execution: AsyncExecution, waiting: Coroutine[None, None, Result]) -> Result:

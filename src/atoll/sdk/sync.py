@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from atoll.sdk.executions import AsyncExecution, OutputCallback
+    from atoll.sdk.consoles import AsyncConsole
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.executions import AsyncExecution, DisplayCallback, OutputCallback
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.nodes import AsyncNodes
     from atoll.sdk.sessions import AsyncSession, AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
     from atoll.sdk.values import (
+        ConsoleEvent,
+        ConsoleExit,
+        ContextInfo,
         Entry,
         Event,
         ExecutionInfo,
@@ -37,6 +42,56 @@ if TYPE_CHECKING:
         Status,
         TemplateInfo,
     )
+
+
+class Console:
+    """One who watches an execution; the first of them types, and the next when that one leaves."""
+
+    def __init__(self, inner: AsyncConsole, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def typing(self) -> bool:
+        """Whether this one may type."""
+        return self._async.typing
+
+    @property
+    def status(self) -> str:
+        """Where the execution is, as far as was heard."""
+        return self._async.status
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the execution runs on a terminal, and not on pipes."""
+        return self._async.terminal
+
+    def send(self, data: str | bytes, *, eof: bool = False) -> None:
+        """
+        Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
+        is told by an event of kind `error`: `console_taken` while somebody else types.
+        """
+        self._portal.call(self._async.send, data, eof=eof)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """The size of the terminal, which is that of the one who types."""
+        self._portal.call(self._async.resize, rows, cols)
+
+    def signal(self, name: str) -> None:
+        """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
+        self._portal.call(self._async.signal, name)
+
+    def end(self) -> None:
+        """Cancel the execution; what is left of its output and its exit still come."""
+        self._portal.call(self._async.end)
+
+    def __iter__(self) -> Iterator[ConsoleEvent]:
+        """What happens, from what is left of the output on; the last one is the `exit`."""
+        yield from self._portal.iterate(self._async.__aiter__())
+
+    def wait(self) -> ConsoleExit:
+        """How it ended, when it has; what nobody has iterated over is passed by."""
+        return self._portal.call(self._async.wait)
 
 
 class Execution:
@@ -77,6 +132,13 @@ class Execution:
         """Everything it did and does, from the start, live; ends after the `result`. A connection
         that is lost is taken up again where it broke."""
         yield from self._portal.iterate(self._async.events())
+
+    @contextmanager
+    def console(self, *, watch: bool = False) -> Iterator[Console]:
+        """Its terminal, or its pipes, for the length of an `with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        with self._portal.context(self._async.console(watch=watch)) as value:
+            yield Console(value, self._portal)
 
 
 class Files:
@@ -120,6 +182,111 @@ class Files:
     def download(self, path: str, local_path: str | os.PathLike[str]) -> Path:
         """Copy a file to this machine, into `local_path` if that is a directory; says where to."""
         return self._portal.call(self._async.download, path, local_path)
+
+
+class Context:
+    """
+    A Python process of a session that keeps variables, imports and open files between runs.
+
+    It is deleted when a `with` block of it is left, and in any case with its session.
+    """
+
+    def __init__(self, inner: AsyncContext, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> ContextInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._async.__aexit__, kind, error, trace)
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+        on_result: DisplayCallback | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """
+        Run `code` and wait for its end. `Result.results` has the value of its last expression and
+        all that it displayed; `on_result` is given each as it comes.
+
+        After `timeout` seconds it is interrupted, and what was there before is kept; code that does
+        not heed that is ended two seconds later, and the context with it. When the call is
+        cancelled, so is the execution, in the same way.
+        """
+        return self._portal.call(
+            self._async.run,
+            code,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            idempotency_key=idempotency_key,
+        )
+
+    def submit(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        return Execution(
+            self._portal.call(
+                self._async.submit,
+                code,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def interrupt(self) -> ContextInfo:
+        """KeyboardInterrupt in what runs now, if anything does; the variables stay."""
+        return self._portal.call(self._async.interrupt)
+
+    def restart(self) -> ContextInfo:
+        """Begin anew, with nothing; what runs is cancelled. This is what a dead one needs."""
+        return self._portal.call(self._async.restart)
+
+    def refresh(self) -> ContextInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def delete(self) -> None:
+        """End it; what runs is cancelled."""
+        self._portal.call(self._async.delete)
 
 
 class Session:
@@ -220,6 +387,64 @@ class Session:
             ),
             self._portal,
         )
+
+    def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        return Execution(
+            self._portal.call(
+                self._async.interactive,
+                command,
+                rows=rows,
+                cols=cols,
+                timeout=timeout,
+                env=env,
+                cwd=cwd,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Context:
+        """
+        A new context, whose runs find what earlier ones left behind; python is the only `language`
+        that has them. It begins in `cwd`, by default the workspace.
+        """
+        return Context(
+            self._portal.call(
+                self._async.context, language, cwd=cwd, idempotency_key=idempotency_key
+            ),
+            self._portal,
+        )
+
+    def contexts(self) -> Iterator[Context]:
+        """The contexts that it has, oldest first."""
+        for item in self._portal.iterate(self._async.contexts()):
+            yield Context(item, self._portal)
+
+    def get_context(self, context_id: str) -> Context:
+        """The context with this id; raises `NotFound` when there is none, or no more."""
+        return Context(self._portal.call(self._async.get_context, context_id), self._portal)
 
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""
@@ -457,6 +682,10 @@ class Atoll:
     @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
+
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return Execution(self._async.execution(execution_id), self._portal)
 
     def __repr__(self) -> str:
         return repr(self._async)

@@ -11,6 +11,7 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 from typing import Any, Literal
 
 from atoll.errors import AtollError
+from atoll.sdk.displays import Display  # noqa: TC001 - the same
 
 _TAIL = 20
 
@@ -61,6 +62,21 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """A context as the server saw it when it answered."""
+
+    id: str
+    session_id: str
+    language: str
+    cwd: str
+    state: str
+    """idle, busy or dead."""
+    created_at: datetime
+    execution_count: int = 0
+    """Executions since it was started."""
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     duration_ms: float
     cpu_time_ms: float
@@ -91,6 +107,8 @@ class Result:
     execution_time: float = 0.0
     return_value: Any = None
     """What `handler(event)` returned."""
+    results: tuple[Display, ...] = ()
+    """What a context showed, in order."""
     metrics: Metrics | None = None
     artifacts: tuple[str, ...] = ()
     """Files made or changed by this execution, relative to the workspace."""
@@ -114,6 +132,13 @@ class Result:
         if not self.ok:
             raise ExecutionFailed(self)
         return self
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """For a notebook: the last image that was shown, else the last thing."""
+        images = [shown for shown in self.results if shown.png or shown.jpeg]
+        for shown in [*self.results, *images][-1:]:
+            return {"text/plain": repr(self), **shown._repr_mimebundle_()}
+        return {"text/plain": repr(self)}
 
 
 class ExecutionFailed(AtollError):
@@ -189,6 +214,7 @@ class ExecutionInfo:
     signal: str | None = None
     execution_time: float | None = None
     return_value: Any = None
+    results: tuple[Display, ...] = ()
     metrics: Metrics | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: ErrorInfo | None = None
@@ -211,10 +237,43 @@ class Event:
     """Something that an execution did, in order; the last one is its `result`."""
 
     sequence: int
-    kind: Literal["started", "stdout", "stderr", "result"]
+    kind: Literal["started", "stdout", "stderr", "display", "result"]
     data: bytes = b""
     """Output as it was written; a chunk may end in the middle of a character."""
     result: Result | None = None
+    display: Display | None = None
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleExit:
+    """How an execution ended that was watched on a console."""
+
+    status: str
+    """completed, failed, timeout, crashed or cancelled."""
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleEvent:
+    """Something that a console tells; the last one is the `exit`."""
+
+    kind: Literal["stdout", "stderr", "status", "error", "exit"]
+    data: bytes = b""
+    """Output as it was written; a terminal has only stdout."""
+    status: str | None = None
+    typing: bool = False
+    """With `status`: whether this console may type."""
+    code: str | None = None
+    message: str | None = None
+    """With `error`: what of this console's input was refused, and why."""
+    exit: ConsoleExit | None = None
 
     @property
     def text(self) -> str:

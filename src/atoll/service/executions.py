@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.service.approvals import Approvals
     from atoll.service.bulk import Bulk
+    from atoll.service.contexts import Contexts
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.lives import Lives
@@ -60,6 +61,7 @@ class Executions:
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
+        contexts: Contexts,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -72,10 +74,11 @@ class Executions:
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
+        self._contexts = contexts
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks)
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id that is being submitted, as long as somebody does."""
 
@@ -125,6 +128,8 @@ class Executions:
         metadata: dict[str, str] | None,
         instead_of: Invocation | None,
     ) -> Running:
+        if request.context_id is not None:
+            await self._contexts.check(session_id, request)
         live = self._lives.reachable(session_id)
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity

@@ -19,13 +19,11 @@ from tests.e2e.chaos.code import Run
 from tests.e2e.chaos.history import Done, Heard, History, Told
 from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan, Style
 
-JOURNAL_ON_DISK = False
-"""Whether a result that an executor has made outlives it; until then it needs a server to."""
 RETRIES = 3
 FORGIVEN = frozenset({"instance_lost", "node_lost", "evicted"})
 RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
 SETTLED = 1_000_000_000
-"""Nanoseconds in which the result of code that has ended is made and stored."""
+"""Nanoseconds in which the result of code that has ended is made and written down."""
 
 
 @dataclass(frozen=True)
@@ -204,21 +202,21 @@ def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
 
 
 def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
+    """A result outlives its instance, also when no server is there to take it."""
     for before, after in pairwise(case.runs):
         if not before.ended:
             continue
-        losses = [loss for loss in case.losses if before.last <= loss.ended <= after.began]
-        first = min((loss.began for loss in losses), default=after.began)
-        disturbed = [
-            fault
-            for fault in case.faults
-            if fault.began <= first
+        first = min(
+            (loss.began for loss in case.losses if before.last <= loss.ended <= after.began),
+            default=after.began,
+        )
+        # What makes the result was not there to make it.
+        disturbed = any(
+            fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
+            and fault.began <= first
             and fault.ended >= before.last - SETTLED
-            and (
-                fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
-                or (not JOURNAL_ON_DISK and fault.kind not in LOSES_INSTANCE - {Kind.KILL_BOTH})
-            )
-        ]
+            for fault in case.faults
+        )
         if first - before.last > SETTLED and not disturbed:
             yield f"it was run again ({after.nonce}) long after it had ended ({before.nonce})"
 

@@ -18,6 +18,7 @@ from atoll.model.execution import RESULT_STATUS
 from atoll.model.invocation import Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.service.bulk import shortened
+from atoll.service.displays import shaped
 from atoll.service.story import lines_of
 
 if TYPE_CHECKING:
@@ -126,6 +127,21 @@ class ApprovalOut(BaseModel):
     question: str
     data: Any
     timeout: float = Field(description="Seconds that it waits in all.")
+
+
+class ContextOut(BaseModel):
+    id: str
+    session_id: str
+    language: str
+    cwd: str
+    state: Literal["idle", "busy", "dead"]
+    created_at: datetime
+    execution_count: int = Field(description="Executions since it was started.")
+
+
+class ContextPage(BaseModel):
+    items: list[ContextOut]
+    next_cursor: str | None
 
 
 class ResultOut(Stale):
@@ -397,7 +413,7 @@ def _outcome_out(outcome: Outcome) -> dict[str, Any]:
 def _results(outcome: Outcome) -> list[dict[str, Any]]:
     if outcome.results_json is None:
         return []
-    return [line for line in lines_of(outcome) if "type" in line]
+    return [shown for line in lines_of(outcome) if (shown := shaped(line)) is not None]
 
 
 _NO_OUTCOME: dict[str, Any] = {

@@ -47,13 +47,16 @@ async def invoke(request: Request, body: Invoke) -> Response:
     """
     Run something. In mode `sync` it answers with the result, or with 202 when that takes longer
     than a request may wait; `async` answers at once; `stream` with the events as they come;
-    `console` gives it a terminal to attach to.
+    `console` gives it a terminal to attach to, or with `stdin_open` and no `terminal` pipes.
     """
     found = services(request)
     seed = request.scope.get("atoll.seed")
+    limits = found.settings.execution
+    # Somebody is there to end it.
+    timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
     running = await found.invocations.submit(
         body.session_id,
-        body.request(found.settings.execution.timeout.total_seconds()),
+        body.request(timeout.total_seconds()),
         mode=body.mode,
         metadata=body.metadata,
         invocation_id=body.invocation_id,

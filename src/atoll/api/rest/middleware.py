@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
 FORM = b"application/x-www-form-urlencoded"
+KEY_PROTOCOL = "atoll.key."
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,23 +48,40 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _check(self, scope: ASGIScope, keys: Keys) -> None:
-        secret = ""
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                kind, _, secret = value.decode("latin-1").partition(" ")
-                if kind.lower() != "bearer":
-                    secret = ""
+        secret = _secret(scope)
         if not secret:
             raise Unauthenticated(
                 "This needs an API key, as the header Authorization: Bearer <key>.",
                 code="key_missing",
             )
-        key = await keys.find(secret.strip())
+        key = await keys.find(secret)
         if key is None:
             raise Unauthenticated("This API key is not known.", code="key_unknown")
         if key.scope is Scope.READ and scope.get("method", "GET") not in SAFE_METHODS:
             raise Forbidden("This API key may only read.", code="key_read_only")
         scope["atoll.key"] = key.id
+        scope["atoll.read_only"] = key.scope is Scope.READ
+        if scope["type"] == "websocket":
+            # What lasts asks now and then whether it may go on.
+            scope["atoll.recheck"] = lambda: self._check(scope, keys)
+
+
+def _secret(scope: ASGIScope) -> str:
+    """
+    The key as the header has it. A web page cannot set that on a WebSocket: from there it comes as
+    one of the subprotocols that are offered, and is never the one that is chosen.
+    """
+    secret = ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, secret = value.decode("latin-1").partition(" ")
+            if kind.lower() != "bearer":
+                secret = ""
+    if not secret and scope["type"] == "websocket":
+        for offered in scope.get("subprotocols", ()):
+            if offered.startswith(KEY_PROTOCOL):
+                secret = offered.removeprefix(KEY_PROTOCOL)
+    return secret.strip()
 
 
 class LastAnswer:

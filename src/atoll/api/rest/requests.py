@@ -137,6 +137,15 @@ class Execute(Work):
         )
 
 
+class CreateContext(Wire):
+    language: Annotated[str, StringConstraints(max_length=64)] = Field(
+        "python", description="python is the only one that has contexts."
+    )
+    cwd: Path | None = Field(
+        None, description="Where it begins: beneath /workspace, which is the default."
+    )
+
+
 class Terminal(Wire):
     rows: int = Field(24, ge=1, le=65_535)
     cols: int = Field(80, ge=1, le=65_535)
@@ -172,7 +181,9 @@ class Invoke(Work):
         Field(max_length=64),
     ] = {}
     terminal: Terminal | None = Field(
-        None, description="The terminal to run on; one of 24 rows and 80 columns in mode console."
+        None,
+        description="The terminal to run on; in mode console one of 24 rows and 80 columns, unless "
+        "`stdin_open` asks for pipes.",
     )
 
     @field_validator("input")
@@ -225,7 +236,7 @@ class Invoke(Work):
             raw = base64.b64decode(body) if body is not None else json.dumps(self.input).encode()
             stdin, body = raw.decode("utf-8", "surrogateescape"), None
         terminal = self.terminal
-        if terminal is None and self.mode is Mode.CONSOLE:
+        if terminal is None and self.mode is Mode.CONSOLE and not self.stdin_open:
             terminal = Terminal()
         content_type = self.content_type
         if content_type is None and self._has_input:

@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 
 from atoll.api.rest.middleware import LastAnswer
+from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
@@ -49,7 +50,11 @@ def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvic
         uvicorn.Config(
             LastAnswer(app),
             http="httptools",
-            ws="none",
+            ws=Protocol,
+            ws_max_size=MAX_MESSAGE,
+            ws_ping_interval=PING_SECONDS,
+            ws_ping_timeout=PING_SECONDS,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,
