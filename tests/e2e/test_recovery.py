@@ -501,6 +501,29 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
 
 
+def test_a_retry_that_is_lost_with_the_server_counts_too(own: Server) -> None:
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, ONCE_MORE.format(enough=3))
+        events = api.events(execution_id)
+        next(name for _, name, _ in events if name == "stdout")
+        kill_instance(own, api, session)
+        next(name for _, name, _ in events if name == "retry")
+        next(name for _, name, _ in events if name == "stdout")
+        pid = handle(own, api.get(session)["container_id"])["child"]
+    own.stop(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not runs(pid))
+    own.start()
+
+    with calling(own) as api:
+        assert api.result(execution_id)["stdout"] == "attempt\ndone\n"
+        shown = api.execution(execution_id)
+        assert shown["retry_count"] == 2
+        causes = [attempt["cause"] for attempt in shown["attempts"]]
+        assert causes == ["instance_lost", "instance_lost", None]
+
+
 @pytest.mark.parametrize(
     "change",
     [
