@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 END_MARGIN = 30.0
 """Seconds beyond its time-out after which an execution that was not ended is given up."""
 REATTACH_SECONDS = 0.5
+LEAVING_SECONDS = 10.0
+"""The longest that an executor takes to end when it was told to."""
 AWAY = frozenset(
     {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
 )
@@ -172,6 +174,11 @@ class Attempts:
                     stdout=b"",
                     stderr=b"",
                 )
+            if error.code == "leaving":
+                # Not begun, and the instance goes: the one that takes its place runs it.
+                running.execution = dataclasses.replace(execution, started_at=None)
+                await asyncio.wait([live.link.closed], timeout=LEAVING_SECONDS)
+                return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )
