@@ -79,14 +79,19 @@ class Api:
         ) as response:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")
-            fields: dict[str, str] = {}
-            for line in response.iter_lines():
-                if line:
-                    name, _, value = line.partition(": ")
-                    fields[name] = value
-                elif "event" in fields:
-                    yield fields["id"], fields["event"], json.loads(fields["data"])
-                    fields = {}
+            yield from heard(response)
+
+
+def heard(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Id ("" where there is none), name and content of each event of a stream."""
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "event" in fields:
+            yield fields.get("id", ""), fields["event"], json.loads(fields["data"])
+            fields = {}
 
 
 def answer(response: httpx.Response, status: int = 200) -> dict[str, Any]:

@@ -566,5 +566,5 @@ def test_an_instance_that_was_being_made_for_a_session_takes_no_files_away(
     with calling(own) as api:
         others = [api.create()["id"] for _ in range(3)]
         for other in others:
-            assert api.run(other, "import os\nprint(os.listdir())")["stdout"] == "[]\n"
+            assert api.run(other, "import os\nprint(os.listdir())")["stdout"] == "['.tmp']\n"
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"

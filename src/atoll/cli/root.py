@@ -11,6 +11,8 @@ from atoll.cli import (
     contexts,
     db,
     doctor,
+    executions,
+    invocations,
     keys,
     nodes,
     output,
@@ -60,6 +62,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(sessions.app, name="session")
+app.add_typer(executions.app, name="execution")
+app.add_typer(invocations.app, name="invocation")
 app.add_typer(contexts.app, name="context")
 app.add_typer(templates.app, name="template")
 app.add_typer(nodes.app, name="node")

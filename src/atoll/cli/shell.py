@@ -23,7 +23,7 @@ from atoll.cli.options import (
 
 if TYPE_CHECKING:
     from atoll.sdk.executions import AsyncExecution
-    from atoll.sdk.sessions import AsyncSession
+    from atoll.sdk.session import AsyncSession
     from atoll.sdk.values import ConsoleExit
 
 TIMED_OUT = 124

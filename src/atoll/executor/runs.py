@@ -83,6 +83,8 @@ class Run:
         self.began = artifacts.coarse_now()
         self.reason: str | None = None
         """Why the supervisor ended it, when it did."""
+        self.over = False
+        """Whether its process has ended; what comes after that cannot be ended, or be its end."""
         self.result: dict[str, Any] | None = None
         self.watched = False
         self.watch: Timer | None = None
@@ -167,7 +169,7 @@ class Runs:
             run = self.make({"id": run_id})
             run.parked = False
             run.log.restore(log, result)
-            run.result = result
+            run.over, run.result = True, result
             self._runs[run_id] = run
             self._reports.ended(run)
 
@@ -420,7 +422,7 @@ class Runs:
 
     def end(self, run: Run, reason: str, grace: float) -> None:
         """End all of a run, at once or after asking it to; the first reason stays."""
-        if run.result is not None or run.reason is not None:
+        if run.over or run.reason is not None:
             return
         self._see_taken()
         run.reason = reason
@@ -451,6 +453,7 @@ class Runs:
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
         self._cancel_timers(run)
+        run.over = True
         run.ending()
         run.result = self._result(run, signal.SIGKILL, dict(NO_USAGE))
         self._settle(run)
@@ -462,6 +465,7 @@ class Runs:
             self.conclude(run, status, usage)
 
     def conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
+        run.over = True
         run.ending()
         result = self._result(run, status, usage)
         self._cancel_timers(run)
@@ -517,7 +521,7 @@ class Runs:
         assert run.result is not None
         self._close(run)
         run.result["entries"] = run.log.last
-        if run.reason != "shutdown":
+        if run.result["reason"] != "shutdown":
             # Before anybody is told: whoever is told may be gone, and this process too. One that
             # was ended for no fault of its own is none the next executor may take for its end.
             self._kept.append(run.id, run.result, run.log.numbered())

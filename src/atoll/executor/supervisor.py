@@ -159,6 +159,9 @@ class Supervisor:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
+        except ImportError as error:
+            # Of an interpreter that was built with less than ours.
+            stream.error("unsupported", str(error))
         except (KeyError, TypeError, ValueError) as error:
             stream.error("bad_request", "%s: %s" % (type(error).__name__, error))
 

@@ -42,6 +42,10 @@ class Connection:
         self._closed = False
         self._app: ASGIApp | None = None
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def open(self) -> httpx.AsyncClient:
         if self._client is not None:
             return self._client
@@ -87,17 +91,19 @@ class Connection:
                 code="bad_answer",
             ) from None
 
-    async def call_once(self, path: str, *, key: str, body: Any, wait: float = 0.0) -> Any:
+    async def call_once(
+        self, path: str, *, key: str | None = None, body: Any, wait: float = 0.0
+    ) -> Any:
         """
-        The answer to a POST that the server does once, as often as it gets this key: when the line
-        breaks it is sent again, and a server that is started again meanwhile is waited for.
+        The answer to a POST that the server does once, as often as it gets this key or, without
+        one, the id in the body: when the line breaks it is sent again, and a server that is started
+        again meanwhile is waited for.
         """
+        headers = {} if key is None else {"idempotency-key": key}
         patience = Patience()
         while True:
             try:
-                return await self.call(
-                    "POST", path, body=body, headers={"idempotency-key": key}, wait=wait
-                )
+                return await self.call("POST", path, body=body, headers=headers, wait=wait)
             except TemporaryError as error:
                 if error.code != "server_unreachable" or not self.answered:
                     raise
@@ -139,7 +145,8 @@ class Connection:
                 yield response
         except httpx.TimeoutException as error:
             raise TemporaryError(
-                f"{self.target.name} did not answer {method} {path} within {self._timeout:g} s.",
+                f"{self.target.name} did not answer {method} {path} within "
+                f"{self._timeout + wait:g} s.",
                 code="server_timeout",
             ) from error
         except httpx.TransportError as error:

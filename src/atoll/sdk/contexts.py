@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from atoll.errors import NotFound
+from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import execute_body
 from atoll.sdk.paths import segment
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from atoll.sdk.callbacks import DisplayCallback, OutputCallback
     from atoll.sdk.connection import Connection
-    from atoll.sdk.executions import AsyncExecution, DisplayCallback, OutputCallback
-    from atoll.sdk.sessions import AsyncSession
+    from atoll.sdk.executions import AsyncExecution
+    from atoll.sdk.session import AsyncSession
     from atoll.sdk.values import Result
 
 
@@ -84,7 +86,8 @@ class AsyncContext:
         cancelled, so is the execution, in the same way.
         """
         body = self._body(code, timeout, stdin, env)
-        return await self._session._run(body, idempotency_key, on_stdout, on_stderr, on_result)
+        callbacks = Callbacks(on_stdout, on_stderr, on_display=on_result)
+        return await self._session._run(body, idempotency_key, callbacks)
 
     async def submit(
         self,

@@ -8,7 +8,7 @@ from several threads, and from code that runs inside an event loop, which they t
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from atoll.sdk.client import AsyncAtoll
 from atoll.sdk.portal import Portal
@@ -19,20 +19,26 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from atoll.sdk.callbacks import ApprovalCallback, DisplayCallback, EventCallback, OutputCallback
     from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.contexts import AsyncContext
-    from atoll.sdk.executions import AsyncExecution, DisplayCallback, OutputCallback
+    from atoll.sdk.executions import AsyncExecution, AsyncExecutions
     from atoll.sdk.files import AsyncFiles
+    from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
-    from atoll.sdk.sessions import AsyncSession, AsyncSessions
+    from atoll.sdk.session import AsyncSession
+    from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
     from atoll.sdk.values import (
+        Answer,
+        Approval,
         ConsoleEvent,
         ConsoleExit,
         ContextInfo,
         Entry,
         Event,
         ExecutionInfo,
+        InvocationInfo,
         NodeHealth,
         NodeInfo,
         NodeMetrics,
@@ -119,19 +125,51 @@ class Execution:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
         return self._portal.call(self._async.result)
 
-    def wait(self, timeout: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `timeout` seconds, and the
+    def wait(self, wait: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
-        return self._portal.call(self._async.wait, timeout)
+        return self._portal.call(self._async.wait, wait)
 
-    def cancel(self) -> Status:
-        """End it; one that has ended already stays as it is."""
-        return self._portal.call(self._async.cancel)
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Everything that happened and happens to it, from behind the event with the sequence
+        `after` on, live; ends after the `result`. A connection that is lost is taken up again where
+        it broke: nothing is left out or told twice. Leaving it early changes nothing."""
+        yield from self._portal.iterate(self._async.events(after))
 
-    def events(self) -> Iterator[Event]:
-        """Everything it did and does, from the start, live; ends after the `result`. A connection
-        that is lost is taken up again where it broke."""
-        yield from self._portal.iterate(self._async.events())
+    def cancel(self, reason: str | None = None) -> Status:
+        """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
+        which is no error: the status says how it ended."""
+        return self._portal.call(self._async.cancel, reason)
+
+    def approval(self) -> Approval | None:
+        """The question that it waits to be answered."""
+        return self._portal.call(self._async.approval)
+
+    def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
+        """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
+        asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
+        return self._portal.call(self._async.approve, answer, approval_id=approval_id)
+
+    def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
+        """Say no to its question; otherwise like `approve`."""
+        return self._portal.call(self._async.refuse, reason, approval_id=approval_id)
+
+    def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
+        """What `approve` and `refuse` do. A question that is named by its id may be news that the
+        server has yet to hear itself, and is given two seconds to get there."""
+        return self._portal.call(self._async.answer, answer, approval_id=approval_id)
+
+    def send(self, message: str) -> Status:
+        """Give it a message, which the code reads with `atoll_session.messages()`. Raises
+        `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
+        when it leaves too many unread."""
+        return self._portal.call(self._async.send, message)
+
+    def write(self, data: str | bytes, *, eof: bool = False) -> Status:
+        """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
+        Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
+        `stdin_closed`."""
+        return self._portal.call(self._async.write, data, eof=eof)
 
     @contextmanager
     def console(self, *, watch: bool = False) -> Iterator[Console]:
@@ -139,6 +177,99 @@ class Execution:
         With `watch` this one never types, and takes nobody's turn to."""
         with self._portal.context(self._async.console(watch=watch)) as value:
             yield Console(value, self._portal)
+
+
+class Executions:
+    """All executions of the server."""
+
+    def __init__(self, inner: AsyncExecutions, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(
+        self,
+        *,
+        session_id: str | None = None,
+        invocation_id: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[ExecutionInfo]:
+        """Executions, newest first, of all sessions, or of one session or one invocation; pages
+        are fetched as they are needed."""
+        yield from self._portal.iterate(
+            self._async.list(session_id=session_id, invocation_id=invocation_id, status=status)
+        )
+
+
+class Invocation:
+    """One request to run something, and its executions."""
+
+    def __init__(self, inner: AsyncInvocation, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> InvocationInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    @property
+    def status(self) -> str:
+        """accepted, running, succeeded, failed or cancelled, as of the last answer about it."""
+        return self._async.status
+
+    @property
+    def execution(self) -> Execution:
+        """Of its executions, the latest: to follow, to cancel, to talk to."""
+        return Execution(self._async.execution, self._portal)
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def refresh(self) -> InvocationInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def result(self) -> Result:
+        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        return self._portal.call(self._async.result)
+
+    def wait(self, wait: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
+        invocation goes on. A server that is started again meanwhile is waited for."""
+        return self._portal.call(self._async.wait, wait)
+
+    def executions(self) -> Iterator[ExecutionInfo]:
+        """Its executions, newest first."""
+        yield from self._portal.iterate(self._async.executions())
+
+    def cancel(self, reason: str | None = None) -> InvocationInfo:
+        """End it, whichever execution it is in; one that has ended already stays as it is, which is
+        no error."""
+        return self._portal.call(self._async.cancel, reason)
+
+
+class Invocations:
+    """All invocations of the server; new ones are made by `session.invoke`."""
+
+    def __init__(self, inner: AsyncInvocations, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def get(self, invocation_id: str) -> Invocation:
+        """The invocation with this id; raises `NotFound` when there is none."""
+        return Invocation(self._portal.call(self._async.get, invocation_id), self._portal)
+
+    def list(
+        self, *, session_id: str | None = None, status: str | None = None
+    ) -> Iterator[Invocation]:
+        """Invocations, newest first; pages are fetched as they are needed. One that runs may be
+        listed as `accepted`."""
+        for item in self._portal.iterate(self._async.list(session_id=session_id, status=status)):
+            yield Invocation(item, self._portal)
 
 
 class Files:
@@ -325,20 +456,32 @@ class Session:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        wait: float | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
 
         Python code that defines `handler` has it called with `event`; what it returns is the
-        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
-        comes. A program that fails is a result, not an exception: see `Result.ok` and
-        `Result.check`. When the call itself is cancelled, so is the execution.
+        result's `return_value`. A program that fails is a result, not an exception: see `Result.ok`
+        and `Result.check`.
 
-        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
-        then survives a connection that breaks, and by others with the same key and arguments.
+        `timeout` is how long the code may run, `wait` how long this call waits, in seconds; after
+        `wait` it raises `TimeoutError`. However the call is left before the end, by that, by an
+        error in a callback or because it was cancelled, the execution is cancelled.
+
+        The callbacks are told what happens as it happens: `on_stdout` and `on_stderr` get text,
+        `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
+        returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
+
+        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
+        it is asked for: by this call, which then survives a connection that breaks, and by others.
         """
         return self._portal.call(
             self._async.run,
@@ -351,9 +494,55 @@ class Session:
             env=env,
             args=args,
             cwd=cwd,
+            stdin_open=stdin_open,
+            wait=wait,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
+            on_event=on_event,
+            on_approval=on_approval,
+            execution_id=execution_id,
             idempotency_key=idempotency_key,
+        )
+
+    def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Iterator[Event]:
+        """
+        Like `run`, giving the events as they happen; the last one is the `result`.
+
+        A connection that breaks is taken up again where it broke, with no gap and no repeat, also
+        when the server was started again. Leaving the iteration before the end cancels the
+        execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
+        which `execution` talks to it meanwhile.
+        """
+        yield from self._portal.iterate(
+            self._async.stream(
+                code,
+                language=language,
+                command=command,
+                event=event,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                args=args,
+                cwd=cwd,
+                stdin_open=stdin_open,
+                execution_id=execution_id,
+                idempotency_key=idempotency_key,
+            )
         )
 
     def submit(
@@ -368,9 +557,14 @@ class Session:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Execution:
-        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        """
+        Like `run`, without waiting for anything but the server's word that it will be run. With
+        `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
+        """
         return Execution(
             self._portal.call(
                 self._async.submit,
@@ -380,6 +574,67 @@ class Session:
                 event=event,
                 timeout=timeout,
                 stdin=stdin,
+                env=env,
+                args=args,
+                cwd=cwd,
+                stdin_open=stdin_open,
+                execution_id=execution_id,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def invoke(
+        self,
+        function: str | None = None,
+        *,
+        code: str | None = None,
+        command: Sequence[str] | None = None,
+        language: str = "python",
+        input: Any = None,
+        content_type: str | None = None,
+        timeout: float | None = None,
+        wait: float | None = None,
+        mode: Literal["sync", "async"] = "sync",
+        metadata: Mapping[str, str] | None = None,
+        invocation_id: str | None = None,
+        execution_id: str | None = None,
+        stdin: str | None = None,
+        stdin_open: bool = False,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Invocation:
+        """
+        Call a `function`: one that `code` defines, or `module:name` in the workspace. Or run `code`
+        or a `command` as `run` does.
+
+        The function is given `input`, a JSON value or bytes with a `content_type`; what it returns
+        is the `return_value` of the result. In mode `sync` this waits for the end, for `wait`
+        seconds at most as `run` does; in mode `async` for nothing. `metadata` is kept with the
+        invocation.
+
+        An `invocation_id` of your own makes it the same invocation however often it is asked for.
+        One that has failed is run again by asking with a new `execution_id` as well.
+        """
+        return Invocation(
+            self._portal.call(
+                self._async.invoke,
+                function,
+                code=code,
+                command=command,
+                language=language,
+                input=input,
+                content_type=content_type,
+                timeout=timeout,
+                wait=wait,
+                mode=mode,
+                metadata=metadata,
+                invocation_id=invocation_id,
+                execution_id=execution_id,
+                stdin=stdin,
+                stdin_open=stdin_open,
                 env=env,
                 args=args,
                 cwd=cwd,
@@ -450,9 +705,9 @@ class Session:
         """The handle of an execution known by its id; the server is not asked."""
         return Execution(self._async.execution(execution_id), self._portal)
 
-    def executions(self) -> Iterator[ExecutionInfo]:
+    def executions(self, *, status: str | None = None) -> Iterator[ExecutionInfo]:
         """What was run in it, newest first."""
-        yield from self._portal.iterate(self._async.executions())
+        yield from self._portal.iterate(self._async.executions(status=status))
 
     def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""
@@ -488,6 +743,7 @@ class Sessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -495,8 +751,9 @@ class Sessions:
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that. With an `idempotency_key`, all calls with the same key and arguments
-        give the same session, also those of other processes.
+        settings after that. `capacity` is how many executions run in it at the same time, 1 by
+        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
+        with the same key and arguments give the same session, also those of other processes.
         """
         return Session(
             self._portal.call(
@@ -508,6 +765,7 @@ class Sessions:
                 disk=disk,
                 max_processes=max_processes,
                 env=env,
+                capacity=capacity,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -648,8 +906,8 @@ class Atoll:
 
     With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
     a server on this machine the key in its data directory). Without, it runs the whole of Atoll
-    inside this process, and `settings` are that one's settings. `timeout` is how long one request
-    may take to be answered, in seconds; it does not limit how long code runs.
+    inside this process, and `settings` are that one's settings. `timeout` is how long the
+    server may take to answer one request, in seconds; it does not limit how long code runs.
     """
 
     def __init__(
@@ -674,6 +932,14 @@ class Atoll:
     @property
     def sessions(self) -> Sessions:
         return Sessions(self._async.sessions, self._portal)
+
+    @property
+    def executions(self) -> Executions:
+        return Executions(self._async.executions, self._portal)
+
+    @property
+    def invocations(self) -> Invocations:
+        return Invocations(self._async.invocations, self._portal)
 
     @property
     def templates(self) -> Templates:
@@ -701,6 +967,7 @@ class Atoll:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -712,6 +979,7 @@ class Atoll:
                 disk=disk,
                 max_processes=max_processes,
                 env=env,
+                capacity=capacity,
             )
         ) as value:
             yield Session(value, self._portal)

@@ -51,6 +51,8 @@ class SessionInfo:
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
+    capacity: int = 1
+    """Executions that may run in it at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
     container_id: str | None = None
     pod_name: str | None = None
@@ -106,7 +108,7 @@ class Result:
     exit_code: int | None = None
     execution_time: float = 0.0
     return_value: Any = None
-    """What `handler(event)` returned."""
+    """What `handler(event)`, or the function that was invoked, returned."""
     results: tuple[Display, ...] = ()
     """What a context showed, in order."""
     metrics: Metrics | None = None
@@ -181,6 +183,63 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A try at an execution that has ended; `cause` says why, none when it completed."""
+
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    container_id: str | None = None
+    cause: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person says to an approval: yes or no, and any JSON value or words with it."""
+
+    approved: bool
+    answer: Any = None
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.approved
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question of running code to a person; the code wrote it, so treat it as untrusted."""
+
+    id: str = ""
+    question: str = ""
+    data: Any = None
+    timeout: float | None = None
+    """Seconds that the code waits in all; then it is refused."""
+    state: str = "asked"
+    """asked, answered or refused. Each question is told of twice: when asked, and how it ended."""
+    approved: bool | None = None
+    answer: Any = None
+    reason: str | None = None
+    """Of a refusal: timeout, cancelled, shutdown, or the person's words."""
+
+    @property
+    def asked(self) -> bool:
+        return self.state == "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt was lost by no fault of the code, and there is to be another."""
+
+    attempt: int
+    """The number of the next one; the first was 1."""
+    cause: str | None = None
+    message: str | None = None
+    delay: float | None = None
+    """Seconds until then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A file that an execution made or changed."""
 
@@ -203,9 +262,11 @@ class ExecutionInfo:
     status: str
     timeout: float
     created_at: datetime
+    invocation_id: str | None = None
     code: str | None = None
     language: str | None = None
     command: tuple[str, ...] | None = None
+    function_name: str | None = None
     container_id: str | None = None
     cause: str | None = None
     stdout: str = ""
@@ -226,6 +287,10 @@ class ExecutionInfo:
     shortened: tuple[str, ...] = ()
     """Fields that are whole only when the execution is asked for by its id, not in a list."""
     retry_count: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    """Those that have ended, in order."""
+    approval: Approval | None = None
+    """What it waits to be told."""
     stale: bool = False
     """The server's database is away: this is what was known last."""
     started_at: datetime | None = None
@@ -233,15 +298,58 @@ class ExecutionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class InvocationInfo:
+    """A request to run something, as the server saw it when it answered."""
+
+    invocation_id: str
+    execution_id: str
+    """Of its executions, the latest."""
+    session_id: str
+    mode: str
+    status: str
+    """accepted, running, succeeded, failed or cancelled."""
+    created_at: datetime
+    function_name: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    completed_at: datetime | None = None
+    result: Result | None = None
+    """Of the latest execution; none in a list, and until it has ended."""
+    console_url: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("accepted", "running")
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """Something that an execution did, in order; the last one is its `result`."""
+    """Something that happened to an execution, in order; the last one is its `result`."""
 
     sequence: int
-    kind: Literal["started", "stdout", "stderr", "display", "result"]
+    """Grows; 0 for `queued` and `heartbeat`, which only tell how things are at the moment."""
+    kind: Literal[
+        "queued",
+        "started",
+        "stdout",
+        "stderr",
+        "display",
+        "approval",
+        "heartbeat",
+        "retry",
+        "result",
+    ]
     data: bytes = b""
     """Output as it was written; a chunk may end in the middle of a character."""
     result: Result | None = None
     display: Display | None = None
+    """What a context showed."""
+    approval: Approval | None = None
+    retry: Retry | None = None
+    ahead: int | None = None
+    """Of `queued`: how many executions are before it in its session."""
+    attempt: int | None = None
+    """Of `started`: which attempt; the first is 1."""
+    execution_id: str = ""
 
     @property
     def text(self) -> str:

@@ -111,7 +111,7 @@ class Executions:
         # which would otherwise take it for a stray.
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
         async with lock:
-            known = await self._known(execution_id, session_id)
+            known = await self._known(execution_id, session_id, invocation_id)
             if known is not None:
                 return known
             return await self._record(
@@ -186,7 +186,7 @@ class Executions:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
         except Conflict:
-            known = await self._known(execution_id, session_id)
+            known = await self._known(execution_id, session_id, invocation_id)
             if known is None:
                 raise
             # The same request, here or at a replica that was taken for lost, was quicker.
@@ -196,7 +196,9 @@ class Executions:
             self._runs.forget(session_id, queue)
         return self._runs.start(dataclasses.replace(execution, kept=stored.kept), capacity)
 
-    async def _known(self, execution_id: str, session_id: str) -> Running | None:
+    async def _known(
+        self, execution_id: str, session_id: str, invocation_id: str | None
+    ) -> Running | None:
         running = self._runs.get(execution_id)
         execution = None if running is None else running.execution
         if execution is None:
@@ -206,6 +208,11 @@ class Executions:
         if execution.session_id != session_id:
             raise Conflict(
                 f"Execution {execution_id} is one of another session.", code="execution_id_in_use"
+            )
+        if invocation_id not in (None, execution.invocation_id):
+            raise Conflict(
+                f"Execution {execution_id} is one of another invocation.",
+                code="execution_id_in_use",
             )
         if running is not None:
             return running
@@ -307,17 +314,18 @@ class Executions:
         if running is not None:
             await self._runs.cancel(running, reason)
             await asyncio.wait([running.done], timeout=grace)
-            return running.execution
-        execution = await self.get(execution_id)
+            execution = running.execution
+        else:
+            execution = await self.get(execution_id)
+            if not execution.status.ended:
+                await self._coordination.cancel(execution_id, reason or "")
+                execution = await self.wait(execution_id, grace)
         if execution.status.ended and execution.status is not ExecutionStatus.CANCELLED:
             raise Conflict(
                 f"Execution {execution_id} has ended ({execution.status}).",
                 code="execution_ended",
                 status_now=execution.status.value,
             )
-        if not execution.status.ended:
-            await self._coordination.cancel(execution_id, reason or "")
-            execution = await self.wait(execution_id, grace)
         return execution
 
     # While it runs
@@ -363,7 +371,11 @@ class Executions:
         """What an execution that runs waits to be told."""
         if execution.status.ended:
             return None
-        return await self._approvals.question(execution.id)
+        try:
+            return await self._approvals.question(execution.id)
+        except TemporaryError:
+            # Redis is away: all else that is known of it can be shown.
+            return None
 
     # What happens to it
 

@@ -17,7 +17,6 @@ import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.link.client import parse_value
-from atoll.model.execution import Attempt
 from atoll.model.outcome import conclude
 from atoll.model.retry import is_retried
 from atoll.service.running import Running
@@ -125,9 +124,7 @@ class Reports:
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise InvalidRequest(f"This is not the result of a run: {problem!r}.") from problem
-        return dataclasses.replace(
-            outcome, log=tuple(heard.log), results_json=bytes(heard.lines) or None
-        )
+        return heard.with_log(outcome)
 
     async def _place(self, instance_id: str) -> tuple[str, str]:
         """Node and instance."""
@@ -139,20 +136,6 @@ class Reports:
         started = execution.started_at
         if started is None:
             started = max(now - timedelta(seconds=outcome.execution_time), execution.created_at)
-        attempt = Attempt(
-            started_at=started,
-            ended_at=now,
-            node_id=place[0],
-            instance_id=place[1],
-            cause=outcome.cause,
-            message=None if outcome.error is None else outcome.error.get("message"),
-        )
-        return dataclasses.replace(
-            execution,
-            status=outcome.status,
-            outcome=outcome,
-            instance_id=place[1],
-            started_at=started,
-            completed_at=now,
-            attempts=(*execution.attempts, attempt),
-        )
+        node_id, instance_id = place
+        there = dataclasses.replace(execution, instance_id=instance_id, started_at=started)
+        return there.ended(outcome, at=now, node_id=node_id)

@@ -16,6 +16,7 @@ from atoll.service.story import Event
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from atoll.model.execution import Outcome
     from atoll.model.session import Session
 
 RING_EVENTS = 8192
@@ -162,6 +163,11 @@ class Running:
             and isinstance(event.content, bytes)
             and (event.number or 0) >= first
         )
+
+    def with_log(self, outcome: Outcome) -> Outcome:
+        """The outcome with what was heard besides output, and in what order."""
+        lines = bytes(self.lines) or None
+        return dataclasses.replace(outcome, log=tuple(self.log), results_json=lines)
 
     def next_attempt(self, execution: Execution, **told: Any) -> None:
         """The attempt is lost and there is another; what the lost one wrote is not its result."""

@@ -21,11 +21,11 @@ from atoll.api.rest import (
     sessions,
     templates,
 )
-from atoll.api.rest.answers import Problem
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
 from atoll.api.rest.requests import Execute
+from atoll.api.rest.schemas import Problem
 from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError
 from atoll.version import __version__

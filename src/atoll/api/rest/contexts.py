@@ -8,9 +8,10 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from atoll import ids
-from atoll.api.rest.answers import ContextOut, ContextPage, timestamp
+from atoll.api.rest.answers import timestamp
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateContext
+from atoll.api.rest.schemas import ContextOut, ContextPage
 
 if TYPE_CHECKING:
     from atoll.service.contexts import Context

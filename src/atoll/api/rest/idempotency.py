@@ -196,7 +196,8 @@ class Idempotency:
         if not body.whole:
             await requests.forget(claim.id, claim.holder)
         elif not answer.whole or _code(answer) in _UNCERTAIN:
-            await requests.take_over(claim, NOBODY)
+            # Whose it is stays known: of an event stream nothing else is kept.
+            await requests.take_over(replace(claim, fingerprint=body.fingerprint), NOBODY)
         elif answer.status in _COME_BACK or "retry-after" in answer.headers:
             await requests.forget(claim.id, claim.holder)
         else:

@@ -9,15 +9,10 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.answers import (
-    ExecutionPage,
-    InvocationOut,
-    InvocationPage,
-    execution_out,
-    invocation_out,
-)
+from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import Cancel, Invoke
+from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.model.invocation import InvocationStatus, Mode
 from atoll.service.story import Event
 
@@ -50,7 +45,6 @@ async def invoke(request: Request, body: Invoke) -> Response:
     `console` gives it a terminal to attach to, or with `stdin_open` and no `terminal` pipes.
     """
     found = services(request)
-    seed = request.scope.get("atoll.seed")
     limits = found.settings.execution
     # Somebody is there to end it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
@@ -60,15 +54,25 @@ async def invoke(request: Request, body: Invoke) -> Response:
         mode=body.mode,
         metadata=body.metadata,
         invocation_id=body.invocation_id,
-        execution_id=body.execution_id
-        or (None if seed is None else ids.execution_id(seed.at, seed)),
+        execution_id=body.execution_id or _seeded(request, body),
     )
     if body.mode is Mode.STREAM:
         return _stream(found, running)
     if body.mode is Mode.SYNC:
         most = found.settings.execution.max_wait.total_seconds()
-        await found.executions.await_end(running, most)
+        await found.executions.await_end(
+            running, most if body.wait_ms is None else body.wait_ms / 1000
+        )
     return await _answer(found, running)
+
+
+def _seeded(request: Request, body: Invoke) -> str | None:
+    """
+    The id that the request's Idempotency-Key stands for. Not where the invocation has an id of its
+    own: that is repeated by it, and another id would ask for another execution.
+    """
+    seed: ids.Seed | None = request.scope.get("atoll.seed")
+    return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
 
 
 async def _answer(found: Services, running: Running) -> Answer:
@@ -103,7 +107,10 @@ async def list_invocations(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Answer:
     """Invocations, newest first, without results. One that runs is listed as `accepted`."""
-    page = await services(request).invocations.list(
+    found = services(request)
+    if session_id is not None:
+        await found.sessions.get(session_id)
+    page = await found.invocations.list(
         session_id=session_id, status=status, cursor=cursor, limit=limit
     )
     return page_answer([invocation_out(item) for item in page.items], page.next_cursor)

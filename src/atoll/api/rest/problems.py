@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ _BEHIND = {
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"
+_NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 
 
 def status_of(error: AtollError) -> HTTPStatus:
@@ -107,19 +109,22 @@ def invalid(errors: list[Any]) -> InvalidRequest:
     What pydantic says, as one sentence and as a list by field. Values are left out: they may be
     secret.
     """
-    listed = [
-        {
-            "field": ".".join(str(part) for part in item["loc"] if part != "body"),
-            "message": item["msg"].removeprefix("Value error, "),
-        }
-        for item in errors[:20]
-    ]
+    listed = [_told(item) for item in errors[:20]]
     if any(item["type"] == "json_invalid" for item in errors):
         return InvalidRequest("The body is not JSON.", code="bad_json", errors=listed)
     words = "; ".join(
         f"{e['field']}: {e['message']}" if e["field"] else e["message"] for e in listed
     )
     return InvalidRequest(words, errors=listed)
+
+
+def _told(item: Any) -> dict[str, str]:
+    field = ".".join(str(part) for part in item["loc"] if part != "body")
+    message = item["msg"].removeprefix("Value error, ")
+    if not field and (named := _NAMED.match(message)):
+        # Said of the whole body, and of one field in it above all.
+        field, message = named.groups()
+    return {"field": field, "message": message}
 
 
 async def on_atoll_error(request: Request, error: Exception) -> Response:

@@ -31,6 +31,12 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r
 
 FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
+MAX_ANSWER = 32 * 1024
+"""Bytes of the answer to a question, as JSON; a question has an entry of the log with it."""
+MAX_STDIN = 1024 * 1024
+"""Bytes of stdin that an executor takes at once."""
+MAX_MESSAGE = 64 * 1024
+"""The same of a message."""
 
 
 class Wire(BaseModel):
@@ -66,7 +72,7 @@ class CreateSession(ResourcesIn):
     def _limits_once(self) -> CreateSession:
         flat = {"cpu", "memory", "disk", "max_processes"} & self.model_fields_set
         if self.resources is not None and flat:
-            raise ValueError(f"give {', '.join(sorted(flat))} or resources, not both")
+            raise ValueError(f"resources: give {', '.join(sorted(flat))} or resources, not both")
         return self
 
     def limits(self, base: Resources) -> Resources:
@@ -94,7 +100,7 @@ class Work(Wire):
     @model_validator(mode="after")
     def _context_runs_code(self) -> Self:
         if self.context_id is not None and self.code is None:
-            raise ValueError("a context runs code, not a command")
+            raise ValueError("context_id: a context runs code, not a command")
         return self
 
 
@@ -117,7 +123,7 @@ class Execute(Work):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.code is None) == (self.command is None):
-            raise ValueError("give code or command, one of the two")
+            raise ValueError("code: give code or command, one of the two")
         return self
 
     def request(self, timeout: float) -> Request:
@@ -166,9 +172,12 @@ class Invoke(Work):
         None, description="An id of your own: sent again, it is the same invocation."
     )
     timeout_ms: int | None = Field(None, ge=1, description="Milliseconds.")
-    input: Any = Field(None, description="JSON, given to the function; else as text to stdin.")
+    input: Any = Field(
+        None,
+        description="JSON for the function; without function_name on stdin, and for `handler`.",
+    )
     input_base64: Annotated[str, StringConstraints(max_length=6 * 1024 * 1024)] | None = Field(
-        None, description="Bytes instead of JSON, given to the function; else to stdin."
+        None, description="Bytes instead of JSON, to the same place."
     )
     content_type: Annotated[str, StringConstraints(max_length=255, pattern=r"^[!-~ ]+$")] | None = (
         None
@@ -180,6 +189,9 @@ class Invoke(Work):
         ],
         Field(max_length=64),
     ] = {}
+    wait_ms: int | None = Field(
+        None, ge=0, description="Milliseconds that mode sync waits, at most `execution.max_wait`."
+    )
     terminal: Terminal | None = Field(
         None,
         description="The terminal to run on; in mode console one of 24 rows and 80 columns, unless "
@@ -204,40 +216,58 @@ class Invoke(Work):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.code is not None and self.command is not None:
-            raise ValueError("give code or command, not both")
+            raise ValueError("command: give code or command, not both")
         if self.command is not None and self.function_name is not None:
-            raise ValueError("a command has no functions")
+            raise ValueError("function_name: a command has no functions")
         if self.code is None and self.command is None:
             if self.function_name is None:
-                raise ValueError("give function_name, code or command")
+                raise ValueError("code: give function_name, code or command")
             if ":" not in self.function_name:
                 raise ValueError("function_name: without code it is module:name")
         elif self.function_name is not None and ":" in self.function_name:
             raise ValueError("function_name: module:name goes without code")
         if self.function_name is not None and self.language is not Language.PYTHON:
             raise ValueError("function_name: only Python has functions here")
-        if self.input is not None and self.input_base64 is not None:
-            raise ValueError("give input or input_base64, not both")
+        if self._has_json and self.input_base64 is not None:
+            raise ValueError("input_base64: give input or input_base64, not both")
+        if self.content_type is not None and not self._has_input:
+            raise ValueError("content_type: there is no input that it is the type of")
         if self.function_name is None and self.stdin is not None and self._has_input:
-            raise ValueError("without a function the input is stdin; give one of the two")
-        if self.terminal is not None and (self.stdin is not None or self.context_id is not None):
-            raise ValueError("terminal: not with stdin or a context")
+            raise ValueError("stdin: without function_name the input is stdin; give one of the two")
+        if self._on_terminal:
+            for name in ("stdin", "context_id"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: not on a terminal")
+            if self._has_input and self.function_name is None:
+                raise ValueError("input: nothing goes to stdin on a terminal but what is typed")
         return self
 
     @property
+    def _has_json(self) -> bool:
+        """Whether there is JSON for it; null too, where it was given."""
+        return "input" in self.model_fields_set
+
+    @property
     def _has_input(self) -> bool:
-        return self.input is not None or self.input_base64 is not None
+        return self._has_json or self.input_base64 is not None
+
+    @property
+    def _runs_python(self) -> bool:
+        return self.command is None and self.language is Language.PYTHON
+
+    @property
+    def _on_terminal(self) -> bool:
+        return self.terminal is not None or (self.mode is Mode.CONSOLE and not self.stdin_open)
 
     def request(self, timeout: float) -> Request:
         """What runs; `timeout` is for one that names none, in seconds."""
-        stdin, body, python = self.stdin, self.input_base64, self.command is None
-        python = python and self.language is Language.PYTHON
-        if self._has_input and not python:
+        stdin, body = self.stdin, self.input_base64
+        if self._has_input and self.function_name is None:
             raw = base64.b64decode(body) if body is not None else json.dumps(self.input).encode()
-            stdin, body = raw.decode("utf-8", "surrogateescape"), None
-        terminal = self.terminal
-        if terminal is None and self.mode is Mode.CONSOLE and not self.stdin_open:
-            terminal = Terminal()
+            stdin = raw.decode("utf-8", "surrogateescape")
+            if not self._runs_python:
+                body = None
+        terminal = (self.terminal or Terminal()) if self._on_terminal else None
         content_type = self.content_type
         if content_type is None and self._has_input:
             content_type = _JSON if self.input_base64 is None else "application/octet-stream"
@@ -245,7 +275,7 @@ class Invoke(Work):
             code=self.code,
             language=None if self.command is not None else self.language,
             command=None if self.command is None else tuple(self.command),
-            event={} if self.input is None else self.input,
+            event=self.input if self._has_json else {},
             stdin=stdin,
             stdin_open=self.stdin_open,
             args=tuple(self.args),
@@ -267,16 +297,17 @@ class Cancel(Wire):
 class Inject(Wire):
     """A `message` that the code reads with `messages()`, or more for its stdin."""
 
-    message: Annotated[str, StringConstraints(max_length=65_536)] | None = None
-    stdin: Annotated[str, StringConstraints(max_length=1024 * 1024)] | None = None
-    stdin_base64: Annotated[str, StringConstraints(max_length=2 * 1024 * 1024)] | None = None
+    message: Annotated[str, StringConstraints(max_length=MAX_MESSAGE)] | None = None
+    stdin: Annotated[str, StringConstraints(max_length=MAX_STDIN)] | None = None
+    stdin_base64: Annotated[str, StringConstraints(max_length=-(-MAX_STDIN // 3) * 4)] | None = None
     eof: bool = Field(False, description="Close stdin after it.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [self.message, self.stdin, self.stdin_base64]
-        if sum(value is not None for value in given) != 1 and not (self.eof and not any(given)):
-            raise ValueError("give message, stdin or stdin_base64, one of them")
+        count = sum(value is not None for value in given)
+        if count > 1 or (count == 0 and not self.eof):
+            raise ValueError("message: give message, stdin or stdin_base64, one of them")
         if self.message is not None and self.eof:
             raise ValueError("eof: a message does not end stdin")
         if self.stdin_base64 is not None:
@@ -284,7 +315,15 @@ class Inject(Wire):
                 base64.b64decode(self.stdin_base64, validate=True)
             except ValueError:
                 raise ValueError("stdin_base64: this is not base64") from None
+        if self._size(self.message) > MAX_MESSAGE:
+            raise ValueError(f"message: at most {MAX_MESSAGE} bytes")
+        if self._size(self.stdin) > MAX_STDIN:
+            raise ValueError(f"stdin: at most {MAX_STDIN} bytes at once")
         return self
+
+    @staticmethod
+    def _size(text: str | None) -> int:
+        return 0 if text is None else len(text.encode("utf-8", "surrogatepass"))
 
     @property
     def data(self) -> str:
@@ -304,14 +343,19 @@ class Resume(Wire):
 
     @field_validator("answer")
     @classmethod
-    def _is_json(cls, answer: Any) -> Any:
-        return _as_json(answer)
+    def _is_short_json(cls, answer: Any) -> Any:
+        if len(json.dumps(answer, allow_nan=False)) > MAX_ANSWER:
+            raise ValueError(f"at most {MAX_ANSWER} bytes of JSON")
+        return answer
 
 
 def _as_json(value: Any) -> Any:
     if value:
         # The parser takes NaN and Infinity, which JSON does not have.
-        json.dumps(value, allow_nan=False)
+        try:
+            json.dumps(value, allow_nan=False)
+        except RecursionError:
+            raise ValueError("this is nested too deeply") from None
     return value
 
 
