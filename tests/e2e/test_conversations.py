@@ -389,6 +389,19 @@ def test_a_question_outlives_the_control_plane(own: Server) -> None:
         assert told == ["asked", "answered"]
 
 
+def test_a_question_outlives_a_control_plane_that_is_told_to_end(own: Server) -> None:
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, ASK, timeout=120)
+        waits(api, execution_id)
+    assert own.stop() == 0
+    own.start()
+    with calling(own) as api:
+        waits(api, execution_id)
+        answer(resume(api, execution_id, approved=True, answer="after"))
+        assert api.result(execution_id)["stdout"] == "True after None\n"
+
+
 def test_what_was_answered_before_a_restart_is_not_asked_again(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
