@@ -53,7 +53,7 @@ async def test_silence_is_told_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_who_leaves_ends_what_it_listened_to() -> None:
-    left = asyncio.Event()
+    heard, left = asyncio.Event(), asyncio.Event()
 
     async def events() -> AsyncIterator[Event]:
         try:
@@ -64,15 +64,14 @@ async def test_who_leaves_ends_what_it_listened_to() -> None:
 
     async def listen() -> None:
         async for _ in sse.answer(events()).body_iterator:
-            pass
+            heard.set()
 
     task = asyncio.ensure_future(listen())
-    await asyncio.sleep(0)
-    while not left.is_set():
-        task.cancel()
-        await asyncio.wait([task], timeout=1)
-        async with asyncio.timeout(5):
-            await left.wait()
+    await heard.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    async with asyncio.timeout(5):
+        await left.wait()
 
 
 async def test_a_defect_in_the_middle_cuts_the_stream() -> None:
