@@ -7,7 +7,11 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
+<<<<<<< HEAD
+.PHONY: run test chaos check bench bench-records bench-backends lock clean
+=======
 .PHONY: run test check bench bench-records bench-backends bench-streams lock clean
+>>>>>>> main
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -16,6 +20,14 @@ run: $(STAMP)
 test: $(STAMP)
 	@scripts/system-packages test
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+# How long in seconds, and the first seed; a random one when it is not given.
+FOR ?= 300
+SEED ?=
+
+chaos: $(STAMP)
+	@scripts/system-packages test
+	@exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

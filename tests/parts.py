@@ -13,6 +13,7 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.leases import Leases
@@ -81,7 +82,18 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
         NODE,
     )
     executions = Executions(
-        store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
+        store,
+        lives,
+        runs,
+        ends,
+        bulk,
+        coordination,
+        leases,
+        approvals,
+        Contexts(lives, driver, settings.execution),
+        tasks,
+        clock,
+        settings,
     )
     await store.open()
     await coordination.open()

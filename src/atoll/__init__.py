@@ -24,24 +24,47 @@ if TYPE_CHECKING:
         Unauthenticated,
     )
     from atoll.sdk.client import AsyncAtoll
+    from atoll.sdk.consoles import AsyncConsole
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.displays import Display
     from atoll.sdk.executions import AsyncExecution
-    from atoll.sdk.sessions import AsyncSession
-    from atoll.sdk.sync import Atoll, Execution, Session
-    from atoll.sdk.values import Event, ExecutionFailed, Result
+    from atoll.sdk.invocations import AsyncInvocation
+    from atoll.sdk.session import AsyncSession
+    from atoll.sdk.sync import Atoll, Console, Context, Execution, Invocation, Session
+    from atoll.sdk.values import (
+        Answer,
+        Approval,
+        ConsoleEvent,
+        ConsoleExit,
+        Event,
+        ExecutionFailed,
+        Result,
+    )
     from atoll.version import __version__
 
 __all__ = [
+    "Answer",
+    "Approval",
     "AsyncAtoll",
+    "AsyncConsole",
+    "AsyncContext",
     "AsyncExecution",
+    "AsyncInvocation",
     "AsyncSession",
     "Atoll",
     "AtollError",
     "Conflict",
+    "Console",
+    "ConsoleEvent",
+    "ConsoleExit",
+    "Context",
+    "Display",
     "Event",
     "Execution",
     "ExecutionFailed",
     "Forbidden",
     "InvalidRequest",
+    "Invocation",
     "NotFound",
     "PermanentError",
     "RequestError",
@@ -54,13 +77,24 @@ __all__ = [
 ]
 
 _HOME = {
+    "Answer": "atoll.sdk.values",
+    "Approval": "atoll.sdk.values",
     "AsyncAtoll": "atoll.sdk.client",
+    "AsyncConsole": "atoll.sdk.consoles",
     "AsyncExecution": "atoll.sdk.executions",
-    "AsyncSession": "atoll.sdk.sessions",
+    "AsyncInvocation": "atoll.sdk.invocations",
+    "AsyncSession": "atoll.sdk.session",
     "Atoll": "atoll.sdk.sync",
+    "Console": "atoll.sdk.sync",
+    "ConsoleEvent": "atoll.sdk.values",
+    "ConsoleExit": "atoll.sdk.values",
+    "AsyncContext": "atoll.sdk.contexts",
+    "Context": "atoll.sdk.sync",
+    "Display": "atoll.sdk.displays",
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",
+    "Invocation": "atoll.sdk.sync",
     "Result": "atoll.sdk.values",
     "Session": "atoll.sdk.sync",
     "__version__": "atoll.version",

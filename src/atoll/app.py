@@ -14,12 +14,14 @@ import mimetypes
 import os
 import secrets
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from atoll import directories, ids, workers
+from atoll.api.internal.app import Internal
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
@@ -30,6 +32,7 @@ from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
+from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.executions import LEAVING, Adoption
@@ -41,6 +44,8 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.consoles import Consoles
+from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -50,10 +55,12 @@ from atoll.service.leases import Leases
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.pool import Pool
+from atoll.service.reports import Reports
 from atoll.service.runs import Runs
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
+from atoll.service.tokens import Tokens
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.dsn import Kind
@@ -70,9 +77,12 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
+    from atoll.stores.base import Store
 
 DATABASE = "atoll.db"
 KEY_FILE = "key"
+TOKEN_BEYOND_SESSION = timedelta(days=7)
+"""How long an instance may have waited in a pool and still report all its session's life."""
 ENVIRONMENT = "environment"
 """Name of the key that comes from ATOLL_API_KEY."""
 
@@ -152,7 +162,16 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
         await templates.ensure_default()
-        pool = Pool(store, driver, clock, node_id, leases.replica, ephemeral=embedded)
+        tokens = None if embedded else await _tokens(store, clock, settings)
+        pool = Pool(
+            store,
+            driver,
+            clock,
+            node_id,
+            leases.replica,
+            ephemeral=embedded,
+            callback=None if tokens is None else _callbacks(tokens, settings),
+        )
         templates.changed = pool.changed.set
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
         sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, node_id)
@@ -176,12 +195,26 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        contexts = Contexts(lives, driver, settings.execution)
         executions = Executions(
-            store, lives, runs, ends, bulk, coordination, leases, approvals, tasks, clock, settings
+            store,
+            lives,
+            runs,
+            ends,
+            bulk,
+            coordination,
+            leases,
+            approvals,
+            contexts,
+            tasks,
+            clock,
+            settings,
         )
         found = Services(
             sessions=sessions,
             executions=executions,
+            consoles=Consoles(executions, lives, coordination, settings),
+            contexts=contexts,
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,
@@ -228,7 +261,25 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         }
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stack.push_async_callback(_stop, running)
-        yield Application(build(found, None if embedded else keys, registry), sessions, keys)
+        web = build(found, None if embedded else keys, registry)
+        if tokens is not None:
+            reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
+            web = Internal(web, reports, tokens, settings.execution)
+        yield Application(web, sessions, keys)
+
+
+async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
+    """None where executors are not to report."""
+    if settings.link.callback_url is None:
+        return None
+    life = settings.session.max_timeout + TOKEN_BEYOND_SESSION
+    return Tokens(await store.secret(), clock, life)
+
+
+def _callbacks(tokens: Tokens, settings: Settings) -> Callable[[str], Callback]:
+    url = settings.link.callback_url
+    assert url is not None
+    return lambda instance_id: Callback(url, tokens.make(instance_id))
 
 
 async def _leave(coordination: Coordination) -> None:

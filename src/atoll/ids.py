@@ -54,13 +54,18 @@ def invocation_id(execution_id: str) -> str:
     return f"inv_{execution_id.removeprefix('exec_')}"[:64]
 
 
-def context_id() -> str:
-    return f"ctx_{secrets.token_hex(10)}"
+def context_id(seed: Seed | None = None) -> str:
+    return f"ctx_{_bits(seed)}"
 
 
 def api_key() -> str:
     """A new secret: 256 random bits."""
     return f"atoll_{secrets.token_urlsafe(32)}"
+
+
+def secret() -> str:
+    """256 random bits."""
+    return secrets.token_hex(32)
 
 
 def _bits(seed: Seed | None) -> str:

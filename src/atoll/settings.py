@@ -126,7 +126,7 @@ class LinkSettings(Group):
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
     """Silence after which the instance is looked at, in seconds."""
-    callback_url: str | None = Field(None, min_length=1)
+    callback_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
     Address of this control plane at which executors report what they did, besides telling it on the
     link; none when they need not.

@@ -80,6 +80,18 @@ def test_an_execution_is_run_once(api: Api, session: str, key: str, wait: int) -
     assert runs(api, session) == 1
 
 
+def test_an_id_that_is_sent_many_times_at_once_is_one_execution(api: Api, session: str) -> None:
+    def send(name: str) -> httpx.Response:
+        return api.execute(session, code=COUNT, execution_id=name, wait=20)
+
+    names = [f"once-{uuid.uuid4()}" for _ in range(10)]
+    with ThreadPoolExecutor(8) as threads:
+        for name in names:
+            results = [answer(response) for response in threads.map(send, [name] * 8)]
+            assert results == [results[0]] * 8
+    assert runs(api, session) == len(names)
+
+
 def test_a_large_result_is_given_again(api: Api, session: str, key: str) -> None:
     path, code = f"sessions/{session}/execute", COUNT + "print('x' * 500_000)"
     first, second = (post(api, path, key, code=code, wait=20) for _ in range(2))

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,61 @@ def test_what_ended_while_nobody_was_there_is_found(own: Server) -> None:
         assert (result["status"], result["stdout"]) == ("success", "begun\nended\n")
 
 
+def journal_of(server: Server, instance_id: str) -> Path:
+    """The file that the executor of an instance begins with."""
+    workspace = str(handle(server, instance_id)["workspace"])
+    return server.data_dir / "node" / "workspaces" / workspace / "journal.0"
+
+
+@pytest.mark.parametrize("fate", ["killed", "garbage"])
+def test_what_ended_before_server_and_instance_died_is_told_and_runs_once(
+    own: Server, fate: str
+) -> None:
+    code = (
+        "import sys\nopen('token', 'a').write('x')\nprint('begun')\n"
+        + until("go")
+        + "print('ended', file=sys.stderr)\ndef handler(event): return {'seen': event}"
+    )
+    with calling(own) as api:
+        session = api.create()
+        execution_id = api.submit(session["id"], code, event=[1])
+        next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+        init = handle(own, session["container_id"])["child"]
+        journal = journal_of(own, session["container_id"])
+        assert journal.stat().st_size == 0
+        own.stop(signal.SIGKILL)
+    (Path(f"/proc/{init}/root/workspace") / "go").touch()
+    eventually(lambda: journal.stat().st_size > 0)
+    os.kill(init, signal.SIGKILL)
+    eventually(lambda: not runs(init))
+    if fate == "garbage":
+        journal.write_bytes(os.urandom(100_000))
+    own.start()
+
+    with calling(own) as api:
+        result = api.result(execution_id)
+        if fate == "killed":
+            assert (result["status"], result["stdout"]) == ("success", "begun\n")
+            assert (result["stderr"], result["return_value"]) == ("ended\n", {"seen": [1]})
+            assert api.run(session["id"], "print(open('token').read())")["stdout"] == "x\n"
+        else:
+            # Nobody can know that it ended; but the session goes on.
+            assert api.run(session["id"], "print(6 * 7)")["stdout"] == "42\n"
+        assert api.get(session["id"])["container_id"] != session["container_id"]
+
+
+def test_a_journal_goes_with_its_workspace(own: Server) -> None:
+    with calling(own) as api:
+        session = api.create()
+        journal = journal_of(own, session["container_id"])
+        api.run(session["id"], "print(1)")
+        # By now the result is acknowledged; the record may stay until the file is emptied.
+        assert journal.exists()
+        assert journal.stat().st_mode & 0o777 == 0o600
+        api.end(session["id"])
+        eventually(lambda: not journal.parent.exists())
+
+
 def sandboxed_code(init: int) -> list[int]:
     """The processes beneath an instance's zygote that have been given something to run."""
     waiting = [pid for zygote in children(init) for pid in children(zygote)]
@@ -243,6 +299,27 @@ def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_pat
             api.put(session, "go")
             assert api.result(running)["stdout"] == "1\n"
             assert api.result(waiting)["stdout"] == "2\n"
+
+
+def test_those_who_wait_when_the_server_ends_are_told_to_come_back(own: Server) -> None:
+    with calling(own) as api, ThreadPoolExecutor(2) as threads:
+        session = api.create()["id"]
+        execution_id = api.submit(session, "print(1, flush=True)\n" + until("go") + "print(2)")
+        events = api.events(execution_id)
+        heard = next(number for number, name, _ in events if name == "stdout")
+        waiting = threads.submit(
+            api.http.get, f"{V1}/executions/{execution_id}/result", params={"wait": 40}
+        )
+        assert own.stop() == 0
+
+        problem(waiting.result(), 503, "shutting_down")
+        assert [name for _, name, _ in events if name != "heartbeat"] == []
+        assert "Traceback" not in own.stderr()
+    own.start()
+    with calling(own) as api:
+        api.put(session, "go")
+        rest = [(name, data.get("text")) for _, name, data in api.events(execution_id, heard)]
+        assert rest == [("stdout", "2\n"), ("result", None)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -449,5 +526,5 @@ def test_an_instance_that_was_being_made_for_a_session_takes_no_files_away(
     with calling(own) as api:
         others = [api.create()["id"] for _ in range(3)]
         for other in others:
-            assert api.run(other, "import os\nprint(os.listdir())")["stdout"] == "[]\n"
+            assert api.run(other, "import os\nprint(os.listdir())")["stdout"] == "['.tmp']\n"
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"

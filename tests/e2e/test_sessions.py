@@ -135,7 +135,7 @@ def test_sessions_do_not_see_each_others_files(api: Api, session: str) -> None:
     api.put(session, "secret", b"mine")
 
     assert api.names(other) == []
-    assert api.run(other, "import os\nprint(os.listdir('/workspace'))")["stdout"] == "[]\n"
+    assert api.run(other, "import os\nprint(os.listdir('/workspace'))")["stdout"] == "['.tmp']\n"
     api.end(other)
 
 

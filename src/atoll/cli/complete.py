@@ -33,3 +33,17 @@ def template_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     except AtollError:
         return []
     return [(found.id, found.name) for found in templates if found.id.startswith(incomplete)]
+
+
+def execution_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    from itertools import islice
+
+    from atoll.cli.options import connect
+    from atoll.errors import AtollError
+
+    try:
+        with connect(ctx.params.get("url"), ctx.params.get("api_key"), _PATIENCE) as atoll:
+            found = list(islice(atoll.executions.list(status="running"), 50))
+    except AtollError:
+        return []
+    return [(info.id, info.session_id) for info in found if info.id.startswith(incomplete)]

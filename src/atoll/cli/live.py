@@ -1,8 +1,9 @@
 """
 A program's output while it runs, and its end as an exit code.
 
-Bytes are passed on as they are, stdout to stdout and stderr to stderr. Whatever ends the watching
-early, Ctrl-C or a reader that left, cancels the execution.
+Bytes are passed on as they are, stdout to stdout and stderr to stderr. What the program asks a
+person is asked on the terminal, where there is one. Whatever ends the watching early, Ctrl-C or a
+reader that left, cancels the execution, unless it was only looked at.
 """
 
 import signal
@@ -12,19 +13,24 @@ from json import dumps as encode
 from typing import TYPE_CHECKING, cast
 
 from atoll.cli import output
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from atoll.sdk.displays import Display
     from atoll.sdk.sync import Execution
-    from atoll.sdk.values import Event, Result
+    from atoll.sdk.values import Approval, Event, Result
 
 TIMED_OUT = 124
+_NOBODY = "There is nobody to ask."
 
 
-def show(execution: "Execution", *, json: bool) -> int:
-    """Until it ends; the exit code is for this process."""
+def show(execution: "Execution", *, json: bool, own: bool = True, others: bool = True) -> int:
+    """
+    Until it ends; the exit code is for this process. `own` is whether the execution ends with the
+    watching, `others` whether somebody else could answer its questions.
+    """
     sinks = {} if json else {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     seen = {"stdout": bytearray(), "stderr": bytearray()}
     sizes = {"stdout": 0, "stderr": 0}
@@ -33,15 +39,25 @@ def show(execution: "Execution", *, json: bool) -> int:
         with closing(cast("Generator[Event]", execution.events())) as events:
             for event in events:
                 result = event.result
+                if event.display is not None and not json:
+                    sys.stdout.buffer.write(_shown(event.display))
+                    sys.stdout.buffer.flush()
                 if (sink := sinks.get(event.kind)) is not None:
                     sink.write(event.data)
                     sink.flush()
                     sizes[event.kind] += len(event.data)
                     # The end is enough to know whether an error was told already.
                     seen[event.kind] = (seen[event.kind] + event.data)[-65536:]
+                else:
+                    _comment(event, json=json)
+                if event.approval is not None and event.approval.asked:
+                    _ask(execution, event.approval, others=others)
+    except KeyboardInterrupt:
+        output.note(f"{execution.id} " + (_cancelled(execution) if own else "goes on."))
+        raise
     except BaseException:
-        with suppress(AtollError, RuntimeError):
-            execution.cancel()
+        if own:
+            _cancelled(execution)
         raise
     assert result is not None, "events end with a result"
     if json:
@@ -56,6 +72,14 @@ def show(execution: "Execution", *, json: bool) -> int:
     return exit_code(result)
 
 
+def _shown(display: "Display") -> bytes:
+    """As text; what has no such form is named."""
+    text = display.text
+    if text is None:
+        text = f"<{', '.join(display.data)}>"
+    return f"{text}\n".encode("utf-8", "replace")
+
+
 def exit_code(result: "Result") -> int:
     if result.ok:
         return result.exit_code or 0
@@ -65,6 +89,43 @@ def exit_code(result: "Result") -> int:
         with suppress(KeyError):
             return 128 + signal.Signals[result.signal]
     return result.exit_code or 1
+
+
+def _cancelled(execution: "Execution") -> str:
+    try:
+        status = execution.cancel().status
+    except (AtollError, RuntimeError) as error:
+        return f"could not be cancelled: {error}"
+    return "was cancelled." if status == "cancelled" else f"had ended: {status}."
+
+
+def _comment(event: "Event", *, json: bool) -> None:
+    """What a person who waits would like to know."""
+    if json:
+        return
+    if event.retry is not None:
+        cause = event.retry.message or event.retry.cause or "lost"
+        output.note(f"attempt {event.retry.attempt - 1} was lost ({cause}); it is tried again.")
+    elif event.ahead and sys.stderr.isatty():
+        output.note(f"waits behind {event.ahead} other(s).")
+
+
+def _ask(execution: "Execution", approval: "Approval", *, others: bool) -> None:
+    data = "" if approval.data is None else f" {encode(approval.data)}"
+    output.note(f"it asks: {approval.question}{data}")
+    # Answered by somebody else, or too late: the program was told.
+    with suppress(Conflict):
+        if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+            sys.stderr.write("approve? [y/N] ")
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() in ("y", "yes"):
+                execution.approve(approval_id=approval.id)
+            else:
+                execution.refuse(approval_id=approval.id)
+        elif others:
+            output.note(f"answer with: atoll execution approve {execution.id}, or refuse")
+        else:
+            execution.refuse(_NOBODY, approval_id=approval.id)
 
 
 def _explain(result: "Result", told: str) -> None:

@@ -35,6 +35,9 @@ Env = Annotated[
 Cpu = Annotated[str | None, typer.Option("--cpu", help='Cores: "1", "0.5", "500m".')]
 Memory = Annotated[str | None, typer.Option("--memory", help='Like "512Mi".')]
 Disk = Annotated[str | None, typer.Option("--disk", help='Size of the workspace, like "1Gi".')]
+Capacity = Annotated[
+    int | None, typer.Option("--capacity", min=1, help="Executions at the same time; 1.")
+]
 MaxProcesses = Annotated[int | None, typer.Option("--max-processes", help="With threads.")]
 
 

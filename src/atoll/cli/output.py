@@ -21,7 +21,7 @@ def visible(value: object) -> str:
 
 
 def as_json(value: Any) -> None:
-    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(value, default=plain, indent=2, ensure_ascii=False))
 
 
 def line(text: str) -> None:
@@ -53,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 def details(value: Any) -> None:
     """One thing, a field a line."""
-    table(("", ""), [(name, _short(item)) for name, item in _plain(value).items()])
+    table(("", ""), [(name, _short(item)) for name, item in plain(value).items()])
 
 
 def age(moment: datetime) -> str:
@@ -66,7 +66,7 @@ def age(moment: datetime) -> str:
 
 def _short(value: object) -> str:
     if dataclasses.is_dataclass(value):
-        value = _plain(value)
+        value = plain(value)
     if isinstance(value, dict):
         return ", ".join(f"{name}={_short(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -76,7 +76,8 @@ def _short(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """As JSON can have it, one level of it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, datetime):

@@ -47,12 +47,16 @@ def read_script(words: list[str], language: str | None) -> Program:
 
 
 def read_event(text: str | None) -> Any:
+    return read_json(text, "--event")
+
+
+def read_json(text: str | None, option: str) -> Any:
     if text is None:
         return None
     try:
         return json.loads(text)
     except ValueError as error:
-        raise typer.BadParameter(f"this is not JSON: {error}", param_hint="--event") from None
+        raise typer.BadParameter(f"this is not JSON: {error}", param_hint=option) from None
 
 
 def read_stdin(wanted: bool | None) -> str | None:

@@ -7,7 +7,21 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli import db, doctor, keys, nodes, output, run, serve, sessions, templates, version
+from atoll.cli import (
+    contexts,
+    db,
+    doctor,
+    executions,
+    invocations,
+    keys,
+    nodes,
+    output,
+    run,
+    serve,
+    sessions,
+    templates,
+    version,
+)
 from atoll.errors import AtollError
 
 
@@ -48,6 +62,9 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(sessions.app, name="session")
+app.add_typer(executions.app, name="execution")
+app.add_typer(invocations.app, name="invocation")
+app.add_typer(contexts.app, name="context")
 app.add_typer(templates.app, name="template")
 app.add_typer(nodes.app, name="node")
 app.add_typer(keys.app, name="key")

@@ -36,7 +36,9 @@ def run(
         ),
     ] = None,
     event: Annotated[str | None, typer.Option(metavar="JSON", help="Given to handler().")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", "-t", help="Seconds that it may run.")
+    ] = None,
     env: Env = None,
     stdin: Annotated[
         bool | None,
@@ -97,7 +99,7 @@ def run(
             env=variables,
             args=program.args,
         )
-        status = show(execution, json=json)
+        status = show(execution, json=json, others=atoll.url is not None)
     _end(status)
 
 

@@ -9,6 +9,7 @@ from atoll.cli import output
 from atoll.cli.complete import session_ids, template_ids
 from atoll.cli.options import (
     ApiKey,
+    Capacity,
     Cpu,
     Disk,
     Env,
@@ -19,6 +20,7 @@ from atoll.cli.options import (
     connect,
     environment,
 )
+from atoll.cli.shell import shell
 
 app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -37,6 +39,7 @@ def create(
     memory: Memory = None,
     disk: Disk = None,
     max_processes: MaxProcesses = None,
+    capacity: Capacity = None,
     env: Env = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -53,6 +56,7 @@ def create(
             disk=disk,
             max_processes=max_processes,
             env=variables,
+            capacity=capacity,
         )
     output.as_json(session.info) if json else output.line(session.id)
 
@@ -134,18 +138,31 @@ def exec_(
         str, typer.Option("--language", "-l", help="Of the code: python, javascript, shell.")
     ] = "python",
     event: Annotated[str | None, typer.Option(metavar="JSON", help="Given to handler().")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", "-t", help="Seconds that it may run.")
+    ] = None,
     env: Env = None,
     cwd: Annotated[str | None, typer.Option(help="Where to run it; /workspace.")] = None,
     stdin: Annotated[
         bool | None,
         typer.Option("--stdin/--no-stdin", help="Give stdin to the program; by default if piped."),
     ] = None,
+    execution_id: Annotated[
+        str | None,
+        typer.Option("--execution-id", help="An id of your own: given again, nothing runs twice."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Or only print the execution's id.")
+    ] = True,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Run a command, or code, in a session and end with its exit code."""
+    """
+    Run a command, or code, in a session and end with its exit code.
+
+    Its output is passed on as it comes. Ctrl-C cancels it.
+    """
     from atoll.cli.live import show as show_live
     from atoll.cli.program import read_event, read_stdin
 
@@ -163,7 +180,11 @@ def exec_(
             stdin=fed,
             env=variables,
             cwd=cwd,
+            execution_id=execution_id,
         )
+        if not follow:
+            output.as_json(execution.status()) if json else output.line(execution.id)
+            return
         status = show_live(execution, json=json)
     raise typer.Exit(status)
 
@@ -201,3 +222,6 @@ def rm(
         return
     for info in infos:
         output.line(info.id)
+
+
+app.command("shell")(shell)

@@ -61,6 +61,10 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
 def _run(job: dict[str, Any], value: int) -> int:
     global _leader
     _leader = os.getpid()
+    # Who started the instance may ignore these for its own sake; code hears of them as usual.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.
@@ -76,6 +80,10 @@ def _run(job: dict[str, Any], value: int) -> int:
             return 1
         if job["kind"] == "python":
             return _python(job, value)
+        if job["kind"] == "context":
+            from . import kernel
+
+            kernel.serve(job, value)
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY
@@ -119,7 +127,8 @@ def _report(fd: int, kind: bytes, body: bytes) -> None:
 
 def _execute(job: dict[str, Any], value: int) -> int:
     """Replace this process by the command; comes back only when that cannot be done."""
-    # Python ignores these; a program that it starts should not.
+    # Python takes these for itself; a program that it starts should not find them so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if job["kind"] == "command":

@@ -11,6 +11,8 @@ A log with a ring keeps the last bytes and lets old entries go; their numbers ar
 
 from __future__ import annotations
 
+import time
+
 from . import frames
 from .connection import LAZY_SECONDS, Stream
 from .loop import Loop, Timer
@@ -25,6 +27,12 @@ GATHER_SECONDS = 0.1
 """The longest wait for more, of a run that has written often."""
 OFTEN = 4096
 """From so many entries on the wait is longer still: an entry costs more than its bytes."""
+
+RING_SECONDS = 0.02
+"""The wait for more in a ring that was sent just before: echoes of keys are not held up longer."""
+QUIET_SECONDS = 0.05
+RING_ENTRIES = 8192
+"""The most entries of a ring, however small they are."""
 
 
 class Follower:
@@ -49,6 +57,7 @@ class Log:
         self._gathered = 0
         """Bytes that came since they were last sent."""
         self._gathering: Timer | None = None
+        self._sent_at = 0.0
         self.entries: list[tuple[int, bytes | bytearray]] = []
         """Channel and content."""
         self.dropped = 0
@@ -62,6 +71,17 @@ class Log:
     def last(self) -> int:
         """The number of the last entry."""
         return self.dropped + len(self.entries)
+
+    def numbered(self) -> list[tuple[int, int, bytes | bytearray]]:
+        """Number, channel and content of what is there."""
+        first = self.dropped + 1
+        return [(first + n, channel, data) for n, (channel, data) in enumerate(self.entries)]
+
+    def restore(self, numbered: list[tuple[int, int, bytes]], result: dict[str, Any]) -> None:
+        """Be the log of a run that ended in another executor."""
+        self.dropped = numbered[0][0] - 1 if numbered else 0
+        self.entries = [(channel, data) for _, channel, data in numbered]
+        self.result = result
 
     def keep(self, channel: int, data: bytes) -> None:
         """Sent soon, with what follows it, or at once if it is much."""
@@ -79,10 +99,18 @@ class Log:
         if self._gathered >= GATHER:
             self.send()
         elif self._gathering is None and self.followers:
-            seconds = min(LAZY_SECONDS * (1 + self.last / 256), GATHER_SECONDS)
-            if self.last > OFTEN:
-                seconds = min(1.0, seconds * self.last / OFTEN)
-            self._gathering = self._loop.after(seconds, self.send)
+            self._gathering = self._loop.after(self._wait(), self.send)
+
+    def _wait(self) -> float:
+        """How long to wait for more, in seconds."""
+        if self._ring is not None:
+            # A terminal may be used for hours; who types sees it at once, first and last.
+            quiet = time.monotonic() - self._sent_at > QUIET_SECONDS
+            return LAZY_SECONDS if quiet else RING_SECONDS
+        seconds = min(LAZY_SECONDS * (1 + self.last / 256), GATHER_SECONDS)
+        if self.last > OFTEN:
+            seconds = min(1.0, seconds * self.last / OFTEN)
+        return seconds
 
     def add(self, channel: int, line: bytes) -> None:
         """A line of JSON, sent at once."""
@@ -94,7 +122,9 @@ class Log:
         self.send()
 
     def _forget(self) -> None:
-        while self._ring is not None and self._size > self._ring and len(self.entries) > 1:
+        while self._ring is not None and (
+            (self._size > self._ring and len(self.entries) > 1) or len(self.entries) > RING_ENTRIES
+        ):
             channel, data = self.entries.pop(0)
             self.dropped += 1
             self._size -= len(data)
@@ -133,6 +163,7 @@ class Log:
 
     def send(self) -> None:
         self._gathered = 0
+        self._sent_at = time.monotonic()
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None

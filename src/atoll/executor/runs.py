@@ -19,8 +19,10 @@ import time
 from . import artifacts, frames, processes, terminal
 from .child import OUT_OF_MEMORY
 from .connection import Stream
+from .journal import Journal
 from .log import Follower, Log
 from .loop import READ, WRITE, Loop, Timer
+from .reports import Reports
 from .staging import Staging
 
 TYPE_CHECKING = False
@@ -33,6 +35,8 @@ STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
+SIGNAL_SECONDS = 0.01
+"""Pause before a signal to a run that no process has taken yet."""
 REMEMBERED = 512
 """How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
@@ -79,6 +83,8 @@ class Run:
         self.began = artifacts.coarse_now()
         self.reason: str | None = None
         """Why the supervisor ended it, when it did."""
+        self.over = False
+        """Whether its process has ended; what comes after that cannot be ended, or be its end."""
         self.result: dict[str, Any] | None = None
         self.watched = False
         self.watch: Timer | None = None
@@ -104,6 +110,8 @@ class Runs:
         staging: Staging,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
         see_taken: Callable[[], None],
+        kept: Journal,
+        reports: Reports,
     ) -> None:
         self._loop = loop
         self._scanner = scanner
@@ -111,6 +119,8 @@ class Runs:
         self._hash_files = hash_files
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
+        self._kept = kept
+        self._reports = reports
         self._runs: dict[str, Run] = {}
         self._over: dict[str, None] = {}
         self._expected: dict[str, list[Follower]] = {}
@@ -119,6 +129,8 @@ class Runs:
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
+        self.hosts: dict[int, Run | None] = {}
+        """Processes that carry runs one after the other, with the one that is in it now."""
 
     def active(self) -> list[Run]:
         return [run for run in self._runs.values() if run.result is None]
@@ -133,7 +145,7 @@ class Runs:
         """The run that a process belongs to, as long as it runs."""
         self._see_taken()
         for _ in range(MAX_ANCESTORS):
-            run = self._by_pid.get(pid)
+            run = self._by_pid.get(pid) or self.hosts.get(pid)
             if run is not None:
                 return run
             process = processes.read(pid)
@@ -150,6 +162,16 @@ class Runs:
 
     def journal(self) -> list[dict[str, Any]]:
         return [{"id": run.id, "ended": run.result is not None} for run in self._runs.values()]
+
+    def recall(self) -> None:
+        """Know again what ended before this executor began, and was not acknowledged."""
+        for run_id, result, log in self._kept.load():
+            run = self.make({"id": run_id})
+            run.parked = False
+            run.log.restore(log, result)
+            run.over, run.result = True, result
+            self._runs[run_id] = run
+            self._reports.ended(run)
 
     # Start
 
@@ -210,6 +232,7 @@ class Runs:
     def begin(self, run: Run) -> None:
         """The run is on its way to a process."""
         run.parked = False
+        self._reports.began(run)
         run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
         self._feed(run)
 
@@ -264,7 +287,7 @@ class Runs:
         for zygote in self.own:
             for pid in processes.children_of(zygote):
                 child = processes.read(pid)
-                if child is not None and child.state in "Tt" and pid not in self._by_pid:
+                if child is not None and child.state in "Tt" and not self._is_known(pid):
                     processes.send(pid, signal.SIGKILL)
         self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
 
@@ -355,6 +378,14 @@ class Runs:
             run.log.keep(pipe.channel, data[:room])
         return True
 
+    def take_output(self, run: Run) -> None:
+        """Read what is there already."""
+        for pipe in run.pipes:
+            # A process left running may write on and on; nobody is kept waiting for it.
+            rounds = 0
+            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
+                rounds += 1
+
     def add_entry(self, run: Run, channel: int, line: bytes) -> None:
         """A line of JSON into the run's log, sent at once."""
         if run.result is None:
@@ -372,6 +403,13 @@ class Runs:
                 os.killpg(group or run.pid, number)
             except ProcessLookupError:
                 pass  # It ends right now.
+        elif run.result is None and not run.parked:
+            # On its way to a process, which is to hear of it.
+            self._loop.after(SIGNAL_SECONDS, lambda: self._signal_later(run, number))
+
+    def _signal_later(self, run: Run, number: int) -> None:
+        self._see_taken()
+        self.send_signal(run, number)
 
     def resize(self, run: Run, rows: int, columns: int) -> bool:
         if run.terminal is None or run.pipes[0].fd < 0:
@@ -384,7 +422,7 @@ class Runs:
 
     def end(self, run: Run, reason: str, grace: float) -> None:
         """End all of a run, at once or after asking it to; the first reason stays."""
-        if run.result is not None or run.reason is not None:
+        if run.over or run.reason is not None:
             return
         self._see_taken()
         run.reason = reason
@@ -415,6 +453,7 @@ class Runs:
     def never_began(self, run: Run) -> None:
         """A run that no process took, for good."""
         self._cancel_timers(run)
+        run.over = True
         run.ending()
         run.result = self._result(run, signal.SIGKILL, dict(NO_USAGE))
         self._settle(run)
@@ -426,14 +465,11 @@ class Runs:
             self.conclude(run, status, usage)
 
     def conclude(self, run: Run, status: int, usage: dict[str, float]) -> None:
+        run.over = True
         run.ending()
         result = self._result(run, status, usage)
         self._cancel_timers(run)
-        for pipe in run.pipes:
-            # A process left running may write on and on; the result is not kept waiting for it.
-            rounds = 0
-            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
-                rounds += 1
+        self.take_output(run)
         if run.reason is None:
             self._leave_background(run)
         else:
@@ -485,6 +521,11 @@ class Runs:
         assert run.result is not None
         self._close(run)
         run.result["entries"] = run.log.last
+        if run.result["reason"] != "shutdown":
+            # Before anybody is told: whoever is told may be gone, and this process too. One that
+            # was ended for no fault of its own is none the next executor may take for its end.
+            self._kept.append(run.id, run.result, run.log.numbered())
+            self._reports.ended(run)
         run.log.end(run.result)
 
     def _strays(self) -> list[int]:
@@ -492,8 +533,15 @@ class Runs:
         return [
             pid
             for pid in processes.children_of(1)
-            if pid not in self.background and pid not in self.own and pid not in self._by_pid
+            if pid not in self.background and pid not in self.own and not self._is_known(pid)
         ]
+
+    def _is_known(self, pid: int) -> bool:
+        return pid in self._by_pid or pid in self.hosts
+
+    def end_strays(self) -> None:
+        """End what a process left that was not meant to outlive it."""
+        self._end_strays(0)
 
     def _leave_background(self, run: Run) -> None:
         for pid in self._strays():
@@ -529,6 +577,8 @@ class Runs:
         run = self._runs.get(run_id)
         if run is not None and run.result is not None:
             del self._runs[run_id]
+            self._kept.drop(run_id)
+            self._reports.acknowledged(run_id)
             self._over[run_id] = None
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
@@ -537,13 +587,19 @@ class Runs:
         """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""
         for pipe in run.pipes:
             if pipe.fd >= 0:
-                if pipe.channel != frames.VALUE and self.background:
+                if pipe.channel != frames.VALUE and (self.background or run.stop is not None):
                     if not run.watched:
                         self._loop.add(pipe.fd, READ, self._reader(run, pipe))
                 else:
                     self._close_pipe(run, pipe)
-        run.watched = run.watched or bool(self.background)
+        run.watched = run.watched or bool(self.background) or run.stop is not None
         self._close_stdin(run)
+
+    def abandon(self, run: Run) -> None:
+        """Read no more of what is still written to its output."""
+        for pipe in run.pipes:
+            if pipe.fd >= 0:
+                self._close_pipe(run, pipe)
 
     def _close_pipe(self, run: Run, pipe: Pipe) -> None:
         self._loop.remove(pipe.fd)

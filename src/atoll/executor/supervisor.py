@@ -16,9 +16,12 @@ import sys
 
 from . import artifacts, files, frames, minijson, processes, system, terminal, zygote
 from .connection import Connection, Stream
+from .contexts import ContextError, Contexts
 from .conversations import Conversations
 from .file_requests import FileRequests
+from .journal import Journal
 from .loop import READ, Loop
+from .reports import Reports
 from .runs import Run, Runs
 from .staging import Staging
 from .watch import Watch
@@ -54,11 +57,27 @@ class Supervisor:
         self._workspace = files.Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
         self._staging = Staging(self._loop, self._root)
+        self._reports = Reports(self._loop, config.get("callback"))
+        self._reports.on_process = self._note_own
         self._runs = Runs(
-            self._loop, self._scanner, self._staging, self._hash_files, self._see_taken
+            self._loop,
+            self._scanner,
+            self._staging,
+            self._hash_files,
+            self._see_taken,
+            Journal(config.get("journal_fds", ())),
+            self._reports,
         )
         self._conversations = Conversations(self._loop, self._runs)
         self._watch = Watch(self._loop, self._runs, self._root)
+        self._contexts = Contexts(
+            self._loop,
+            self._runs,
+            self._submit,
+            self._see_taken,
+            self._settle_want,
+            self._watch.limit,
+        )
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
@@ -76,6 +95,7 @@ class Supervisor:
             "shutdown": self._shutdown,
             **self._conversations.operations,
             **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **self._contexts.operations,
         }
 
     def run(self, listener: _socket.socket) -> None:
@@ -83,6 +103,8 @@ class Supervisor:
             # Before the zygote, whose modules are the template's: nobody else may have the name.
             self._conversations.listen(self._config["inside"])
         self._start_zygote()
+        # After the fork: what it reads is not in the zygote's memory.
+        self._runs.recall()
         self._staging.clear()
         self._catch_children()
         self._catch_end()
@@ -133,10 +155,13 @@ class Supervisor:
                     "unsupported", "this executor has no operation %r" % request.get("op")
                 )
             operation(stream, request)
-        except (Refusal, files.FileError) as error:
+        except (Refusal, ContextError, files.FileError) as error:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
+        except ImportError as error:
+            # Of an interpreter that was built with less than ours.
+            stream.error("unsupported", str(error))
         except (KeyError, TypeError, ValueError) as error:
             stream.error("bad_request", "%s: %s" % (type(error).__name__, error))
 
@@ -155,11 +180,14 @@ class Supervisor:
         self._zygote_pid, self._control, self._jobs = zygote.start(
             self._config.get("preload", []), bool(self._config.get("hooks", True))
         )
-        self._runs.own = frozenset((self._zygote_pid,))
+        self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}
         for connection in self._connections:
             connection.write(frames.encode_json(0, frames.EVENT, event))
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
+
+    def _note_own(self) -> None:
+        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0}
 
     def _from_zygote(self) -> None:
         while True:
@@ -175,6 +203,7 @@ class Supervisor:
             if message[:1] == zygote.READY:
                 self._zygote_ready = True
                 self._zygote_starts = 0
+                self._reports.ready()
                 self._preload_failed = minijson.loads(message[1:])
                 releases, self._releases = self._releases, []
                 for stream in releases:
@@ -191,6 +220,7 @@ class Supervisor:
                 }
                 self._see_taken()
                 self._runs.exited(pid, status, usage)
+                self._contexts.exited(pid, status, usage)
                 self._settle_want()
 
     def _zygote_lost(self) -> None:
@@ -205,8 +235,9 @@ class Supervisor:
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()
+        self._contexts.zygote_lost()
         for run in self._runs.active():
-            if run.parked:
+            if run.parked or run.stop is not None:
                 continue
             if run.pid:
                 self._runs.crashed(run.pid)
@@ -229,9 +260,12 @@ class Supervisor:
             run = self._runs.by_number(number)
             if run is not None:
                 self._runs.taken(run, pid)
+            else:
+                self._contexts.taken(number, pid, self._zygote_pid)
 
     def _settle_want(self) -> None:
-        want = max(1, len(self._runs.active()))
+        runs = [run for run in self._runs.active() if run.stop is None]
+        want = max(1, len(runs)) + self._contexts.children(self._zygote_pid)
         if want != self._want and self._released:
             self._want = want
             try:
@@ -258,16 +292,14 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
-            self._runs.exited(
-                pid,
-                status,
-                {
-                    "cpu": usage.ru_utime + usage.ru_stime,
-                    "peak": usage.ru_maxrss * 1024,
-                    "read": usage.ru_inblock * zygote.BLOCK,
-                    "written": usage.ru_oublock * zygote.BLOCK,
-                },
-            )
+            used = {
+                "cpu": usage.ru_utime + usage.ru_stime,
+                "peak": usage.ru_maxrss * 1024,
+                "read": usage.ru_inblock * zygote.BLOCK,
+                "written": usage.ru_oublock * zygote.BLOCK,
+            }
+            self._runs.exited(pid, status, used)
+            self._contexts.exited(pid, status, used)
 
     def _free_zygote(self) -> None:
         """User code can stop the zygote, which then sees no end of any run: it is replaced."""
@@ -294,9 +326,12 @@ class Supervisor:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
             raise Refusal("busy", active[0].id)
         self._watch.limit(request["watch"])
+        context = self._contexts.check(request["context"]) if request.get("context") else None
         request["workspace"] = self._root
         run = self._runs.make(request)
-        if self._released:
+        if context is not None:
+            self._contexts.begin(context, run)
+        elif self._released:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
@@ -314,6 +349,12 @@ class Supervisor:
                 os.close(fd)
         self._runs.begin(run)
 
+    def _submit(self, number: int, job: dict[str, Any], descriptors: list[int]) -> bool:
+        """Hand over what is not a run; False when nobody is there to take it."""
+        if self._released:
+            zygote.send_job(self._jobs, number, job, descriptors)
+        return self._released
+
     def _unpark(self) -> None:
         """Hand over the runs that came before the zygote was ready for them."""
         for run in self._runs.active():
@@ -324,6 +365,7 @@ class Supervisor:
                     # More than the socket takes at a time.
                     self._loop.after(UNPARK_SECONDS, self._unpark)
                     break
+        self._contexts.unpark()
         self._settle_want()
 
     def _release(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -480,5 +522,9 @@ def main() -> None:
     system.set_dumpable(False)
     system.set_name("atoll")
     listener = _socket.socket(fileno=config["listen_fd"])
-    os.set_inheritable(listener.fileno(), False)
+    ours = [listener.fileno(), *config.get("journal_fds", ())]
+    if config.get("callback"):
+        ours.append(config["callback"]["fd"])
+    for fd in ours:
+        os.set_inheritable(fd, False)
     Supervisor(config).run(listener)

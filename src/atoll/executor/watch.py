@@ -49,7 +49,8 @@ class Watch:
         return max(0, self._disk - disk_use(self._root)[0]) if self._disk else None
 
     def _turn(self) -> None:
-        self._scheduled = bool(self._runs.active() or self._runs.background)
+        runs = self._runs
+        self._scheduled = bool(runs.active() or runs.background or runs.hosts)
         if not self._scheduled:
             return
         try:
@@ -97,7 +98,7 @@ class Watch:
     def _end_all(self, reason: str) -> None:
         for run in self._runs.active():
             self._runs.end(run, reason, 0.0)
-        for pid in list(self._runs.background):
+        for pid in [*self._runs.background, *self._runs.hosts]:
             processes.kill_tree(pid)
 
 

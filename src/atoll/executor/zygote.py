@@ -24,7 +24,7 @@ from . import child, minijson, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 READY = b"r"  # JSON: what could not be imported
 EXITED = b"x"  # EXIT
@@ -251,6 +251,13 @@ def warm() -> None:
 
 def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
     """Wait for a job: its number, its description and the descriptors that came with it."""
+    return receive(jobs, lambda number: jobs.send(TAKEN.pack(number, os.getpid())))
+
+
+def receive(
+    jobs: _socket.socket, taken: Callable[[int], object] = lambda number: None
+) -> tuple[int, dict[str, Any], list[int]]:
+    """The same without a word to the supervisor, but for what `taken` says."""
     data, ancillary, _, _ = jobs.recvmsg(
         # Kept from the programs that a run starts, unless it is made one of their three.
         MAX_MESSAGE,
@@ -265,7 +272,7 @@ def receive_job(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
         os._exit(0)  # The supervisor is gone, and the namespace with it.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
-    jobs.send(TAKEN.pack(number, os.getpid()))
+    taken(number)
     if not body:
         # Too large for a message: it is in the last descriptor.
         with open(descriptors.pop(), "rb") as file:

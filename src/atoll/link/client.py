@@ -2,8 +2,9 @@
 One connection to an executor, with many requests under way at once.
 
 A request is a stream: `call` for those that answer once, `read` and `write` for files, `run` and
-`attach` for executions. When the connection ends, every open request raises `LinkLost`; what was
-running inside goes on, and a new connection attaches to it.
+`attach` for executions, `watch` for who follows one at a pace of their own. When the connection
+ends, every open request raises `LinkLost`; what was running inside goes on, and a new connection
+attaches to it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.executor import frames
@@ -46,13 +47,21 @@ class RunListener(Protocol):
     def heartbeat(self) -> None: ...
 
 
+class Piece(NamedTuple):
+    """A piece of what a run wrote."""
+
+    sequence: int
+    channel: int
+    data: bytes
+
+
 class _Stream:
     __slots__ = ("credit", "done", "drained", "incoming", "listener", "number", "owed")
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
         self.done: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.incoming: asyncio.Queue[bytes | dict[str, Any] | None] | None = None
+        self.incoming: asyncio.Queue[bytes | Piece | dict[str, Any] | None] | None = None
         self.listener: RunListener | None = None
         self.credit = frames.WINDOW
         self.owed = 0
@@ -161,6 +170,10 @@ class Link(asyncio.Protocol):
             return
         if kind == frames.OUTPUT:
             sequence, channel, data = frames.decode_output(payload)
+            if stream.incoming is not None:
+                # Credited when it is taken.
+                stream.incoming.put_nowait(Piece(sequence, channel, data))
+                return
             if stream.listener is not None:
                 stream.listener.output(sequence, channel, data)
             stream.owed += len(payload)
@@ -288,18 +301,59 @@ class Link(asyncio.Protocol):
         run that has not come yet is waited for.
         """
         request = {"id": run_id, "after": after, "expected": expected}
-        return await self._follow(self._open("attach", request), listener)
+        # One that has not come yet is not heard of either.
+        return await self._follow(self._open("attach", request), listener, heard=not expected)
 
-    async def _follow(self, stream: _Stream, listener: RunListener) -> dict[str, Any]:
+    async def _follow(
+        self, stream: _Stream, listener: RunListener, *, heard: bool = True
+    ) -> dict[str, Any]:
         stream.listener = listener
-        self._followed += 1
-        if self._look is None:
-            self._look_later(silent=0)
+        if heard:
+            self._look_after()
         try:
             return await stream.done
         finally:
-            self._followed -= 1
+            self._followed -= heard
             self._reset(stream)
+
+    async def watch(
+        self, run_id: str, after: int, *, expected: bool = False
+    ) -> AsyncIterator[Piece | dict[str, Any]]:
+        """
+        Follow a run from behind sequence number `after` on, as fast as the caller takes it: pieces,
+        events, and at the end `{"event": "end", "result": …}`.
+
+        No more than a window waits here. Who is slower than that misses what the executor does not
+        keep for so long, and slows nobody else.
+        """
+        request = {"id": run_id, "after": after, "expected": expected}
+        stream = self._open("attach", request)
+        stream.incoming = asyncio.Queue()
+        taken, begun = 0, False
+        try:
+            while (item := await stream.incoming.get()) is not None:
+                if isinstance(item, Piece):
+                    yield item
+                    taken += len(item.data) + frames.OUTPUT_HEADER.size
+                    if stream.incoming.empty() or taken >= frames.WINDOW // 4:
+                        self._grant(stream.number, taken)
+                        taken = 0
+                elif isinstance(item, dict):
+                    if not begun:
+                        # From now on: one that has not begun is not heard of.
+                        begun = True
+                        self._look_after()
+                    yield item
+            yield {"event": "end", "result": await stream.done}
+        finally:
+            self._followed -= begun
+            self._reset(stream)
+
+    def _look_after(self) -> None:
+        """See that the executor is heard of, as long as somebody follows a run."""
+        self._followed += 1
+        if self._look is None:
+            self._look_later(silent=0)
 
     def _look_later(self, silent: int) -> None:
         pause = self._settings.lost_after.total_seconds() / LOOKS
@@ -399,7 +453,7 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
                 "code": "return_value_too_large",
                 "message": f"the return value has more than {limit} bytes of JSON",
             }
-        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        value = strict_json(body)
         if kind == b"V":
             return body, None
         if kind == b"E" and isinstance(value, dict):
@@ -411,6 +465,11 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
         "code": "return_value_not_json",
         "message": "the process wrote something to its result that is not JSON",
     }
+
+
+def strict_json(text: bytes) -> Any:
+    """What JSON allows and nothing else; raises ValueError or RecursionError."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(constant: str) -> Any:

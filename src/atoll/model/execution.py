@@ -8,7 +8,7 @@ the end of one whose instance was lost, by no fault of the code, as often as tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -171,3 +171,37 @@ class Execution:
     kept: dict[str, str] = field(default_factory=dict)
     """Parts that are too large for a row, by name, and where they are in the blob store."""
     version: int = 1
+
+    def attempted(self, outcome: Outcome, *, at: datetime, node_id: str) -> tuple[Attempt, ...]:
+        """Its attempts with the one that came to this, if it began at all."""
+        if self.started_at is None:
+            return self.attempts
+        last = Attempt(
+            started_at=self.started_at,
+            ended_at=at,
+            node_id=node_id,
+            instance_id=self.instance_id,
+            cause=outcome.cause,
+            message=None if outcome.error is None else outcome.error.get("message"),
+        )
+        return (*self.attempts, last)
+
+    def ended(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
+        return replace(
+            self,
+            status=outcome.status,
+            outcome=outcome,
+            completed_at=at,
+            attempts=self.attempted(outcome, at=at, node_id=node_id),
+        )
+
+    def retried(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
+        """As it waits for its next attempt, which has begun nowhere yet."""
+        return replace(
+            self,
+            status=ExecutionStatus.PENDING,
+            instance_id=None,
+            started_at=None,
+            retry_count=self.retry_count + 1,
+            attempts=self.attempted(outcome, at=at, node_id=node_id),
+        )

@@ -27,6 +27,14 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
+class Callback:
+    """Where an executor reports, and by what right."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """What a driver makes an instance from."""
 
@@ -37,6 +45,8 @@ class InstanceSpec:
     """An existing workspace to take over; a new one is made when none is named."""
     ephemeral: bool = False
     """Whether the instance must end with the process that made it."""
+    callback: Callback | None = None
+    """None when the executor tells its link alone."""
 
 
 class State(StrEnum):

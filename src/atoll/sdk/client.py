@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
+from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
-from atoll.sdk.sessions import AsyncSession, AsyncSessions, end
+from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 
+    from atoll.sdk.session import AsyncSession
+
 
 class AsyncAtoll:
     """
@@ -23,8 +27,8 @@ class AsyncAtoll:
 
     With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
     a server on this machine the key in its data directory). Without, it runs the whole of Atoll
-    inside this process, and `settings` are that one's settings. `timeout` is how long one request
-    may take to be answered, in seconds; it does not limit how long code runs.
+    inside this process, and `settings` are that one's settings. `timeout` is how long the
+    server may take to answer one request, in seconds; it does not limit how long code runs.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class AsyncAtoll:
         self._sessions = AsyncSessions(self._connection)
         self._templates = AsyncTemplates(self._connection)
         self._nodes = AsyncNodes(self._connection)
+        self._executions = AsyncExecutions(self._connection)
+        self._invocations = AsyncInvocations(self._connection)
 
     @property
     def url(self) -> str | None:
@@ -51,12 +57,24 @@ class AsyncAtoll:
         return self._sessions
 
     @property
+    def executions(self) -> AsyncExecutions:
+        return self._executions
+
+    @property
+    def invocations(self) -> AsyncInvocations:
+        return self._invocations
+
+    @property
     def templates(self) -> AsyncTemplates:
         return self._templates
 
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    def execution(self, execution_id: str) -> AsyncExecution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return AsyncExecution(self._connection, execution_id)
 
     def __repr__(self) -> str:
         return f"<Atoll at {self._connection.target.name}>"
@@ -72,6 +90,7 @@ class AsyncAtoll:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -82,6 +101,7 @@ class AsyncAtoll:
             disk=disk,
             max_processes=max_processes,
             env=env,
+            capacity=capacity,
         )
         try:
             yield session

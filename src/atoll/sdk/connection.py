@@ -22,7 +22,9 @@ from atoll.version import __version__
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping
 
+    from atoll.sdk.sockets import Socket
     from atoll.sdk.target import Target
+    from atoll.sdk.transport import ASGIApp
 
 _CONNECT_TIMEOUT = 5.0
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -38,6 +40,11 @@ class Connection:
         self._resources = AsyncExitStack()
         self._client: httpx.AsyncClient | None = None
         self._closed = False
+        self._app: ASGIApp | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     async def open(self) -> httpx.AsyncClient:
         if self._client is not None:
@@ -84,17 +91,19 @@ class Connection:
                 code="bad_answer",
             ) from None
 
-    async def call_once(self, path: str, *, key: str, body: Any, wait: float = 0.0) -> Any:
+    async def call_once(
+        self, path: str, *, key: str | None = None, body: Any, wait: float = 0.0
+    ) -> Any:
         """
-        The answer to a POST that the server does once, as often as it gets this key: when the line
-        breaks it is sent again, and a server that is started again meanwhile is waited for.
+        The answer to a POST that the server does once, as often as it gets this key or, without
+        one, the id in the body: when the line breaks it is sent again, and a server that is started
+        again meanwhile is waited for.
         """
+        headers = {} if key is None else {"idempotency-key": key}
         patience = Patience()
         while True:
             try:
-                return await self.call(
-                    "POST", path, body=body, headers={"idempotency-key": key}, wait=wait
-                )
+                return await self.call("POST", path, body=body, headers=headers, wait=wait)
             except TemporaryError as error:
                 if error.code != "server_unreachable" or not self.answered:
                     raise
@@ -136,7 +145,8 @@ class Connection:
                 yield response
         except httpx.TimeoutException as error:
             raise TemporaryError(
-                f"{self.target.name} did not answer {method} {path} within {self._timeout:g} s.",
+                f"{self.target.name} did not answer {method} {path} within "
+                f"{self._timeout + wait:g} s.",
                 code="server_timeout",
             ) from error
         except httpx.TransportError as error:
@@ -151,6 +161,16 @@ class Connection:
                 "Start one with `atoll serve`, or name another one (ATOLL_URL).",
                 code="server_unreachable",
             ) from error
+
+    async def socket(self, path: str, query: Mapping[str, str]) -> Socket:
+        """A WebSocket."""
+        from atoll.sdk.sockets import connect
+
+        await self.open()
+        timeout = min(_CONNECT_TIMEOUT, self._timeout) if self._app is None else self._timeout
+        opened = await connect(self.target, path, query, timeout, self._app)
+        self.answered = True
+        return opened
 
     async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
         """The items of all pages; a page is asked for when the one before it is used up."""
@@ -174,7 +194,8 @@ class Connection:
             from atoll.sdk.transport import InProcessTransport
 
             host = Host(application(target.settings))
-            transport = InProcessTransport(await host.start())
+            self._app = await host.start()
+            transport = InProcessTransport(self._app)
             stack.push_async_callback(host.stop)
         elif target.loopback:
             # A transport of its own takes no proxy from the environment.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.sdk.decode import decode
-from atoll.sdk.values import Event, Result
+from atoll.sdk.displays import Display
+from atoll.sdk.values import Approval, Event, Result, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 
 class Message(NamedTuple):
@@ -39,22 +40,36 @@ async def messages(chunks: AsyncIterable[bytes]) -> AsyncIterator[Message]:
             fields = {}
 
 
-async def events(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:
+async def events(chunks: AsyncIterable[bytes], execution_id: str = "") -> AsyncIterator[Event]:
     """Kinds of events that this client does not know are left out."""
     async for message in messages(chunks):
-        sequence = int(message.id) if message.id.isdecimal() else 0
-        if message.event == "started":
-            yield Event(sequence, "started")
-        elif message.event in ("stdout", "stderr"):
-            payload = json.loads(message.data)
-            data = (
-                base64.b64decode(payload["base64"])
-                if "base64" in payload
-                else payload["text"].encode("utf-8", "surrogatepass")
-            )
-            yield Event(sequence, "stdout" if message.event == "stdout" else "stderr", data)
-        elif message.event == "result":
-            yield Event(sequence, "result", result=decode(Result, json.loads(message.data)))
+        read = _READERS.get(message.event)
+        if read is not None:
+            sequence = int(message.id) if message.id.isdecimal() else 0
+            content = json.loads(message.data)
+            yield Event(sequence, execution_id=execution_id, **read(content))
+
+
+def _output(kind: str) -> Callable[[Any], dict[str, Any]]:
+    def read(content: Any) -> dict[str, Any]:
+        if "base64" in content:
+            return {"kind": kind, "data": base64.b64decode(content["base64"])}
+        return {"kind": kind, "data": content["text"].encode("utf-8", "surrogatepass")}
+
+    return read
+
+
+_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "queued": lambda content: {"kind": "queued", "ahead": content.get("ahead")},
+    "started": lambda content: {"kind": "started", "attempt": content.get("attempt")},
+    "stdout": _output("stdout"),
+    "stderr": _output("stderr"),
+    "display": lambda content: {"kind": "display", "display": decode(Display, content)},
+    "approval": lambda content: {"kind": "approval", "approval": decode(Approval, content)},
+    "heartbeat": lambda content: {"kind": "heartbeat"},
+    "retry": lambda content: {"kind": "retry", "retry": decode(Retry, content)},
+    "result": lambda content: {"kind": "result", "result": decode(Result, content)},
+}
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:

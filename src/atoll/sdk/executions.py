@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
-import inspect
-from collections.abc import Callable
+import base64
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
 from atoll.sdk.events import events
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import Patience
-from atoll.sdk.values import Event, ExecutionInfo, Result, Status
+from atoll.sdk.values import Answer, Approval, Event, ExecutionInfo, Result, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
 
-OutputCallback = Callable[[str], object]
-"""Is given output as it comes; an awaitable that it returns is awaited."""
-
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
 # Longer than the server leaves between two pings.
 _SILENCE = 45.0
+# A connection that stood this long shows that the server is there, whatever cut it.
+_STOOD = 1.0
+# In which a question gets from its event to where it can be answered.
+_NEWS = 2.0
+# Of stdin, in one request.
+_PIECE = 256 * 1024
 
 
 class AsyncExecution:
@@ -55,17 +58,17 @@ class AsyncExecution:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
         return decode(Result, await self._connection.call("GET", f"{self._path}/result"))
 
-    async def wait(self, timeout: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `timeout` seconds, and the
+    async def wait(self, wait: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
         now = asyncio.get_running_loop().time
-        deadline = None if timeout is None else now() + timeout
+        deadline = None if wait is None else now() + wait
         patience = Patience()
         while True:
-            wait = _WAIT if deadline is None else max(0.0, min(_WAIT, deadline - now()))
+            some = _WAIT if deadline is None else max(0.0, min(_WAIT, deadline - now()))
             try:
                 answer = await self._connection.call(
-                    "GET", f"{self._path}/result", query={"wait": round(wait, 3)}, wait=wait
+                    "GET", f"{self._path}/result", query={"wait": round(some, 3)}, wait=some
                 )
                 return decode(Result, answer)
             except Conflict as error:
@@ -75,26 +78,26 @@ class AsyncExecution:
             except TemporaryError as error:
                 await self._endure(patience, error)
             if deadline is not None and now() >= deadline:
-                raise TimeoutError(f"{self._id} did not end within {timeout:g} s; it goes on.")
+                raise TimeoutError(f"{self._id} did not end within {wait:g} s; it goes on.")
 
-    async def cancel(self) -> Status:
-        """End it; one that has ended already stays as it is."""
-        return decode(Status, await self._connection.call("POST", f"{self._path}/cancel"))
-
-    async def events(self) -> AsyncIterator[Event]:
-        """Everything it did and does, from the start, live; ends after the `result`. A connection
-        that is lost is taken up again where it broke."""
-        last, ended = 0, False
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """Everything that happened and happens to it, from behind the event with the sequence
+        `after` on, live; ends after the `result`. A connection that is lost is taken up again where
+        it broke: nothing is left out or told twice. Leaving it early changes nothing."""
+        last, ended, over = after, False, False
         patience = Patience()
+        now = asyncio.get_running_loop().time
         while not ended:
             headers = {"accept": "text/event-stream"}
             if last:
                 headers["last-event-id"] = str(last)
+            since: float | None = None
             try:
                 async with self._connection.stream(
                     "GET", f"{self._path}/events", headers=headers, wait=_SILENCE
                 ) as response:
-                    async for event in events(response.aiter_raw()):
+                    since = now()
+                    async for event in events(response.aiter_raw(), self._id):
                         patience.renew()
                         if event.sequence and event.sequence <= last:
                             continue
@@ -102,13 +105,105 @@ class AsyncExecution:
                         # Read on to the end of the answer: then the connection can be used again.
                         ended = event.kind == "result"
                         yield event
+                if not ended and over:
+                    return  # `after` is behind the result
                 if not ended:
+                    over = (await self.status()).ended
                     raise TemporaryError(
                         f"The events of {self._id} ended without a result.", code="stream_cut"
                     )
             except TemporaryError as error:
                 if not ended:
+                    if since is not None and now() - since > _STOOD:
+                        patience.renew()
                     await self._endure(patience, error)
+
+    async def cancel(self, reason: str | None = None) -> Status:
+        """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
+        which is no error: the status says how it ended."""
+        body = {} if reason is None else {"reason": reason}
+        try:
+            return await self._post("cancel", body)
+        except Conflict as error:
+            if error.code != "execution_ended":
+                raise
+            return await self.status()
+
+    async def approval(self) -> Approval | None:
+        """The question that it waits to be answered."""
+        return (await self.info()).approval
+
+    async def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
+        """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
+        asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
+        return await self.answer(Answer(True, answer), approval_id=approval_id)
+
+    async def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
+        """Say no to its question; otherwise like `approve`."""
+        return await self.answer(Answer(False, reason=reason), approval_id=approval_id)
+
+    async def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
+        """What `approve` and `refuse` do. A question that is named by its id may be news that the
+        server has yet to hear itself, and is given two seconds to get there."""
+        body = {
+            "approved": answer.approved,
+            "answer": answer.answer,
+            "reason": answer.reason,
+            "approval_id": approval_id,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        now = asyncio.get_running_loop().time
+        deadline, pause = now() + (0.0 if approval_id is None else _NEWS), 0.01
+        while True:
+            try:
+                return await self._post("resume", given)
+            except Conflict as error:
+                running = error.details.get("status_now") in ("pending", "running")
+                if error.code != "no_approval" or not running or now() >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def send(self, message: str) -> Status:
+        """Give it a message, which the code reads with `atoll_session.messages()`. Raises
+        `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
+        when it leaves too many unread."""
+        return await self._post("inject", {"message": message})
+
+    async def write(self, data: str | bytes, *, eof: bool = False) -> Status:
+        """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
+        Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
+        `stdin_closed`."""
+        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+        pieces = [raw[start : start + _PIECE] for start in range(0, len(raw), _PIECE)] or [b""]
+        if not raw and not eof:
+            return await self.status()
+        patience = Patience()
+        while True:
+            body = {"stdin_base64": base64.b64encode(pieces[0]).decode()}
+            try:
+                status = await self._post("inject", body | {"eof": eof and len(pieces) == 1})
+            except TemporaryError as error:
+                if error.code != "queue_full":
+                    raise
+                await patience.endure(error)
+                continue
+            patience.renew()
+            del pieces[0]
+            if not pieces:
+                return status
+
+    async def _post(self, verb: str, body: dict[str, Any]) -> Status:
+        return decode(
+            Status, await self._connection.call("POST", f"{self._path}/{verb}", body=body)
+        )
+
+    @asynccontextmanager
+    async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
+        """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        async with opened(self._connection, f"{self._path}/console", watch=watch) as console:
+            yield console
 
     async def _endure(self, patience: Patience, error: TemporaryError) -> None:
         if not self._connection.answered:
@@ -116,27 +211,24 @@ class AsyncExecution:
         await patience.endure(error)
 
 
-async def follow(
-    execution: AsyncExecution, on_stdout: OutputCallback | None, on_stderr: OutputCallback | None
-) -> Result:
-    """Hand output to the callbacks until the result comes."""
-    decoder = codecs.getincrementaldecoder("utf-8")
-    outputs = {
-        kind: (decoder("replace"), callback)
-        for kind, callback in (("stdout", on_stdout), ("stderr", on_stderr))
-        if callback is not None
-    }
-    result: Result | None = None
-    async for event in execution.events():
-        result = event.result
-        for kind, (text, callback) in outputs.items():
-            ended = event.kind == "result"
-            if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
-                outcome = callback(piece)
-                if inspect.isawaitable(outcome):
-                    await outcome
-    assert result is not None, "events end with a result"
-    return result
+class AsyncExecutions:
+    """All executions of the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def list(
+        self,
+        *,
+        session_id: str | None = None,
+        invocation_id: str | None = None,
+        status: str | None = None,
+    ) -> AsyncIterator[ExecutionInfo]:
+        """Executions, newest first, of all sessions, or of one session or one invocation; pages
+        are fetched as they are needed."""
+        query = {"session_id": session_id, "invocation_id": invocation_id, "status": status}
+        async for item in self._connection.pages("executions", query):
+            yield decode(ExecutionInfo, item)
 
 
 def execute_body(
@@ -149,14 +241,11 @@ def execute_body(
     env: Mapping[str, str] | None,
     args: Sequence[str],
     cwd: str | None,
+    execution_id: str | None = None,
+    stdin_open: bool = False,
 ) -> dict[str, Any]:
     """What `execute` is sent; what was not given is left to the server."""
-    for name, value in (("command", command), ("args", args)):
-        if isinstance(value, str):
-            raise InvalidRequest(
-                f'{name} is a list of strings. A line for the shell is code with language="shell".',
-                field=name,
-            )
+    check_words(command=command, args=args)
     body = {
         "code": code,
         "language": str(language) if code is not None else None,
@@ -167,5 +256,17 @@ def execute_body(
         "env": dict(env) if env else None,
         "args": list(args) or None,
         "cwd": cwd,
+        "execution_id": execution_id,
+        "stdin_open": stdin_open or None,
     }
     return {name: value for name, value in body.items() if value is not None}
+
+
+def check_words(**lists: Any) -> None:
+    """A string is a sequence of strings too, but never the one that was meant."""
+    for name, value in lists.items():
+        if isinstance(value, str):
+            raise InvalidRequest(
+                f'{name} is a list of strings. A line for the shell is code with language="shell".',
+                field=name,
+            )

@@ -165,9 +165,10 @@ class _Call(Generic[T]):
             self._task.add_done_callback(lambda _: self._jobs.put(None))
 
     def _cancel(self) -> None:
-        # In the loop's order: either the task is there, or it will never start.
+        # In the loop's order: either the task is there, or it will never start. Of one that is done
+        # the word may have been on its way out of the queue when the interrupt came.
         self._cancelled = True
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._jobs.put(None)
         else:
             self._task.cancel()

@@ -1,151 +1,20 @@
-"""Sessions: making, finding and ending them, and running code in one."""
+"""Sessions: making, finding and ending them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.errors import NotFound
 from atoll.sdk.decode import decode
-from atoll.sdk.executions import AsyncExecution, execute_body, follow
-from atoll.sdk.files import AsyncFiles
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
-from atoll.sdk.values import ExecutionInfo, ProcessInfo, Result, SessionInfo
+from atoll.sdk.session import AsyncSession
+from atoll.sdk.values import SessionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping
 
     from atoll.sdk.connection import Connection
-    from atoll.sdk.executions import OutputCallback
-
-# Short executions are answered by the request that submits them. It must not wait much longer: only
-# its answer tells the id, without which an execution cannot be cancelled.
-_FIRST_WAIT = 1.0
-
-
-class AsyncSession:
-    """A sandbox that lives until it is deleted or its time is over."""
-
-    def __init__(self, connection: Connection, info: SessionInfo) -> None:
-        self._connection = connection
-        self._info = info
-        self._path = f"sessions/{segment(info.id)}"
-        self._files = AsyncFiles(connection, self._path)
-
-    @property
-    def id(self) -> str:
-        return self._info.id
-
-    @property
-    def info(self) -> SessionInfo:
-        """As of the last answer about it; `refresh` asks again."""
-        return self._info
-
-    @property
-    def files(self) -> AsyncFiles:
-        """Its workspace."""
-        return self._files
-
-    def __repr__(self) -> str:
-        return f"<Session {self._info.id} {self._info.status}>"
-
-    async def run(
-        self,
-        code: str | None = None,
-        *,
-        language: str = "python",
-        command: Sequence[str] | None = None,
-        event: Any = None,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        on_stdout: OutputCallback | None = None,
-        on_stderr: OutputCallback | None = None,
-        idempotency_key: str | None = None,
-    ) -> Result:
-        """
-        Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
-
-        Python code that defines `handler` has it called with `event`; what it returns is the
-        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
-        comes. A program that fails is a result, not an exception: see `Result.ok` and
-        `Result.check`. When the call itself is cancelled, so is the execution.
-
-        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
-        then survives a connection that breaks, and by others with the same key and arguments.
-        """
-        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
-        if on_stdout is not None or on_stderr is not None:
-            execution = await self._submit(body, idempotency_key)
-            return await _to_the_end(execution, follow(execution, on_stdout, on_stderr))
-        answer = await undoable(self._execute(body, idempotency_key, _FIRST_WAIT), self._cancel)
-        if answer["status"] != "submitted":
-            return decode(Result, answer)
-        execution = AsyncExecution(self._connection, answer["execution_id"])
-        return await _to_the_end(execution, execution.wait())
-
-    async def submit(
-        self,
-        code: str | None = None,
-        *,
-        language: str = "python",
-        command: Sequence[str] | None = None,
-        event: Any = None,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        idempotency_key: str | None = None,
-    ) -> AsyncExecution:
-        """Like `run`, without waiting for anything but the server's word that it will be run."""
-        body = execute_body(code, language, command, event, timeout, stdin, env, args, cwd)
-        return await self._submit(body, idempotency_key)
-
-    def execution(self, execution_id: str) -> AsyncExecution:
-        """The handle of an execution known by its id; the server is not asked."""
-        return AsyncExecution(self._connection, execution_id)
-
-    async def executions(self) -> AsyncIterator[ExecutionInfo]:
-        """What was run in it, newest first."""
-        async for item in self._connection.pages(f"{self._path}/executions"):
-            yield decode(ExecutionInfo, item)
-
-    async def processes(self) -> list[ProcessInfo]:
-        """What its executions left running in the background."""
-        answer = await self._connection.call("GET", f"{self._path}/processes")
-        return [decode(ProcessInfo, item) for item in answer["items"]]
-
-    async def end_processes(self) -> list[ProcessInfo]:
-        """End those, with everything they started; what they were."""
-        answer = await self._connection.call("DELETE", f"{self._path}/processes")
-        return [decode(ProcessInfo, item) for item in answer["items"]]
-
-    async def refresh(self) -> SessionInfo:
-        """Ask the server how it is."""
-        self._info = decode(SessionInfo, await self._connection.call("GET", self._path))
-        return self._info
-
-    async def delete(self) -> SessionInfo:
-        """End it; its record and the results stay readable. Doing so again changes nothing."""
-        self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
-        return self._info
-
-    async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
-        answer = await undoable(self._execute(body, key), self._cancel)
-        return AsyncExecution(self._connection, answer["execution_id"])
-
-    async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
-        path, body = f"{self._path}/execute", {**body, "wait": wait} if wait else body
-        if key is not None:
-            return await self._connection.call_once(path, key=key, body=body, wait=wait)
-        return await self._connection.call("POST", path, body=body, wait=wait)
-
-    async def _cancel(self, answer: Any) -> None:
-        if answer["status"] == "submitted":
-            await AsyncExecution(self._connection, answer["execution_id"]).cancel()
 
 
 class AsyncSessions:
@@ -164,6 +33,7 @@ class AsyncSessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -171,8 +41,9 @@ class AsyncSessions:
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that. With an `idempotency_key`, all calls with the same key and arguments
-        give the same session, also those of other processes.
+        settings after that. `capacity` is how many executions run in it at the same time, 1 by
+        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
+        with the same key and arguments give the same session, also those of other processes.
         """
         body = {
             "template_id": template,
@@ -182,6 +53,7 @@ class AsyncSessions:
             "disk": None if disk is None else str(disk),
             "max_processes": max_processes,
             "env_vars": dict(env) if env else None,
+            "capacity": capacity,
         }
         given = {name: value for name, value in body.items() if value is not None}
         if idempotency_key is None:
@@ -208,15 +80,6 @@ class AsyncSessions:
         """End a session; its record and the results stay readable."""
         answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
         return decode(SessionInfo, answer)
-
-
-async def _to_the_end(execution: AsyncExecution, waiting: Coroutine[None, None, Result]) -> Result:
-    try:
-        return await waiting
-    except BaseException:
-        # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
-        await quietly(execution.cancel())
-        raise
 
 
 async def end(session: AsyncSession, error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ from several threads, and from code that runs inside an event loop, which they t
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from atoll.sdk.client import AsyncAtoll
 from atoll.sdk.portal import Portal
@@ -19,15 +19,26 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from atoll.sdk.executions import AsyncExecution, OutputCallback
+    from atoll.sdk.callbacks import ApprovalCallback, DisplayCallback, EventCallback, OutputCallback
+    from atoll.sdk.consoles import AsyncConsole
+    from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.executions import AsyncExecution, AsyncExecutions
     from atoll.sdk.files import AsyncFiles
+    from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
-    from atoll.sdk.sessions import AsyncSession, AsyncSessions
+    from atoll.sdk.session import AsyncSession
+    from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
     from atoll.sdk.values import (
+        Answer,
+        Approval,
+        ConsoleEvent,
+        ConsoleExit,
+        ContextInfo,
         Entry,
         Event,
         ExecutionInfo,
+        InvocationInfo,
         NodeHealth,
         NodeInfo,
         NodeMetrics,
@@ -37,6 +48,56 @@ if TYPE_CHECKING:
         Status,
         TemplateInfo,
     )
+
+
+class Console:
+    """One who watches an execution; the first of them types, and the next when that one leaves."""
+
+    def __init__(self, inner: AsyncConsole, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def typing(self) -> bool:
+        """Whether this one may type."""
+        return self._async.typing
+
+    @property
+    def status(self) -> str:
+        """Where the execution is, as far as was heard."""
+        return self._async.status
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the execution runs on a terminal, and not on pipes."""
+        return self._async.terminal
+
+    def send(self, data: str | bytes, *, eof: bool = False) -> None:
+        """
+        Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
+        is told by an event of kind `error`: `console_taken` while somebody else types.
+        """
+        self._portal.call(self._async.send, data, eof=eof)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """The size of the terminal, which is that of the one who types."""
+        self._portal.call(self._async.resize, rows, cols)
+
+    def signal(self, name: str) -> None:
+        """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
+        self._portal.call(self._async.signal, name)
+
+    def end(self) -> None:
+        """Cancel the execution; what is left of its output and its exit still come."""
+        self._portal.call(self._async.end)
+
+    def __iter__(self) -> Iterator[ConsoleEvent]:
+        """What happens, from what is left of the output on; the last one is the `exit`."""
+        yield from self._portal.iterate(self._async.__aiter__())
+
+    def wait(self) -> ConsoleExit:
+        """How it ended, when it has; what nobody has iterated over is passed by."""
+        return self._portal.call(self._async.wait)
 
 
 class Execution:
@@ -64,19 +125,151 @@ class Execution:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
         return self._portal.call(self._async.result)
 
-    def wait(self, timeout: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `timeout` seconds, and the
+    def wait(self, wait: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
-        return self._portal.call(self._async.wait, timeout)
+        return self._portal.call(self._async.wait, wait)
 
-    def cancel(self) -> Status:
-        """End it; one that has ended already stays as it is."""
-        return self._portal.call(self._async.cancel)
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Everything that happened and happens to it, from behind the event with the sequence
+        `after` on, live; ends after the `result`. A connection that is lost is taken up again where
+        it broke: nothing is left out or told twice. Leaving it early changes nothing."""
+        yield from self._portal.iterate(self._async.events(after))
 
-    def events(self) -> Iterator[Event]:
-        """Everything it did and does, from the start, live; ends after the `result`. A connection
-        that is lost is taken up again where it broke."""
-        yield from self._portal.iterate(self._async.events())
+    def cancel(self, reason: str | None = None) -> Status:
+        """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
+        which is no error: the status says how it ended."""
+        return self._portal.call(self._async.cancel, reason)
+
+    def approval(self) -> Approval | None:
+        """The question that it waits to be answered."""
+        return self._portal.call(self._async.approval)
+
+    def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
+        """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
+        asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
+        return self._portal.call(self._async.approve, answer, approval_id=approval_id)
+
+    def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
+        """Say no to its question; otherwise like `approve`."""
+        return self._portal.call(self._async.refuse, reason, approval_id=approval_id)
+
+    def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
+        """What `approve` and `refuse` do. A question that is named by its id may be news that the
+        server has yet to hear itself, and is given two seconds to get there."""
+        return self._portal.call(self._async.answer, answer, approval_id=approval_id)
+
+    def send(self, message: str) -> Status:
+        """Give it a message, which the code reads with `atoll_session.messages()`. Raises
+        `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
+        when it leaves too many unread."""
+        return self._portal.call(self._async.send, message)
+
+    def write(self, data: str | bytes, *, eof: bool = False) -> Status:
+        """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
+        Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
+        `stdin_closed`."""
+        return self._portal.call(self._async.write, data, eof=eof)
+
+    @contextmanager
+    def console(self, *, watch: bool = False) -> Iterator[Console]:
+        """Its terminal, or its pipes, for the length of an `with`; it goes on after that.
+        With `watch` this one never types, and takes nobody's turn to."""
+        with self._portal.context(self._async.console(watch=watch)) as value:
+            yield Console(value, self._portal)
+
+
+class Executions:
+    """All executions of the server."""
+
+    def __init__(self, inner: AsyncExecutions, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(
+        self,
+        *,
+        session_id: str | None = None,
+        invocation_id: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[ExecutionInfo]:
+        """Executions, newest first, of all sessions, or of one session or one invocation; pages
+        are fetched as they are needed."""
+        yield from self._portal.iterate(
+            self._async.list(session_id=session_id, invocation_id=invocation_id, status=status)
+        )
+
+
+class Invocation:
+    """One request to run something, and its executions."""
+
+    def __init__(self, inner: AsyncInvocation, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> InvocationInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    @property
+    def status(self) -> str:
+        """accepted, running, succeeded, failed or cancelled, as of the last answer about it."""
+        return self._async.status
+
+    @property
+    def execution(self) -> Execution:
+        """Of its executions, the latest: to follow, to cancel, to talk to."""
+        return Execution(self._async.execution, self._portal)
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def refresh(self) -> InvocationInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def result(self) -> Result:
+        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        return self._portal.call(self._async.result)
+
+    def wait(self, wait: float | None = None) -> Result:
+        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
+        invocation goes on. A server that is started again meanwhile is waited for."""
+        return self._portal.call(self._async.wait, wait)
+
+    def executions(self) -> Iterator[ExecutionInfo]:
+        """Its executions, newest first."""
+        yield from self._portal.iterate(self._async.executions())
+
+    def cancel(self, reason: str | None = None) -> InvocationInfo:
+        """End it, whichever execution it is in; one that has ended already stays as it is, which is
+        no error."""
+        return self._portal.call(self._async.cancel, reason)
+
+
+class Invocations:
+    """All invocations of the server; new ones are made by `session.invoke`."""
+
+    def __init__(self, inner: AsyncInvocations, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def get(self, invocation_id: str) -> Invocation:
+        """The invocation with this id; raises `NotFound` when there is none."""
+        return Invocation(self._portal.call(self._async.get, invocation_id), self._portal)
+
+    def list(
+        self, *, session_id: str | None = None, status: str | None = None
+    ) -> Iterator[Invocation]:
+        """Invocations, newest first; pages are fetched as they are needed. One that runs may be
+        listed as `accepted`."""
+        for item in self._portal.iterate(self._async.list(session_id=session_id, status=status)):
+            yield Invocation(item, self._portal)
 
 
 class Files:
@@ -122,6 +315,111 @@ class Files:
         return self._portal.call(self._async.download, path, local_path)
 
 
+class Context:
+    """
+    A Python process of a session that keeps variables, imports and open files between runs.
+
+    It is deleted when a `with` block of it is left, and in any case with its session.
+    """
+
+    def __init__(self, inner: AsyncContext, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def info(self) -> ContextInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._async.info
+
+    def __repr__(self) -> str:
+        return repr(self._async)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._async.__aexit__, kind, error, trace)
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+        on_result: DisplayCallback | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """
+        Run `code` and wait for its end. `Result.results` has the value of its last expression and
+        all that it displayed; `on_result` is given each as it comes.
+
+        After `timeout` seconds it is interrupted, and what was there before is kept; code that does
+        not heed that is ended two seconds later, and the context with it. When the call is
+        cancelled, so is the execution, in the same way.
+        """
+        return self._portal.call(
+            self._async.run,
+            code,
+            timeout=timeout,
+            stdin=stdin,
+            env=env,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+            idempotency_key=idempotency_key,
+        )
+
+    def submit(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        return Execution(
+            self._portal.call(
+                self._async.submit,
+                code,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def interrupt(self) -> ContextInfo:
+        """KeyboardInterrupt in what runs now, if anything does; the variables stay."""
+        return self._portal.call(self._async.interrupt)
+
+    def restart(self) -> ContextInfo:
+        """Begin anew, with nothing; what runs is cancelled. This is what a dead one needs."""
+        return self._portal.call(self._async.restart)
+
+    def refresh(self) -> ContextInfo:
+        """Ask the server how it is."""
+        return self._portal.call(self._async.refresh)
+
+    def delete(self) -> None:
+        """End it; what runs is cancelled."""
+        self._portal.call(self._async.delete)
+
+
 class Session:
     """A sandbox that lives until it is deleted or its time is over."""
 
@@ -158,20 +456,32 @@ class Session:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        wait: float | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
 
         Python code that defines `handler` has it called with `event`; what it returns is the
-        result's `return_value`. `timeout` is in seconds. Output is handed to the callbacks as it
-        comes. A program that fails is a result, not an exception: see `Result.ok` and
-        `Result.check`. When the call itself is cancelled, so is the execution.
+        result's `return_value`. A program that fails is a result, not an exception: see `Result.ok`
+        and `Result.check`.
 
-        With an `idempotency_key` it is run once, however often it is asked for: by this call, which
-        then survives a connection that breaks, and by others with the same key and arguments.
+        `timeout` is how long the code may run, `wait` how long this call waits, in seconds; after
+        `wait` it raises `TimeoutError`. However the call is left before the end, by that, by an
+        error in a callback or because it was cancelled, the execution is cancelled.
+
+        The callbacks are told what happens as it happens: `on_stdout` and `on_stderr` get text,
+        `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
+        returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
+
+        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
+        it is asked for: by this call, which then survives a connection that breaks, and by others.
         """
         return self._portal.call(
             self._async.run,
@@ -184,9 +494,55 @@ class Session:
             env=env,
             args=args,
             cwd=cwd,
+            stdin_open=stdin_open,
+            wait=wait,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
+            on_event=on_event,
+            on_approval=on_approval,
+            execution_id=execution_id,
             idempotency_key=idempotency_key,
+        )
+
+    def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Iterator[Event]:
+        """
+        Like `run`, giving the events as they happen; the last one is the `result`.
+
+        A connection that breaks is taken up again where it broke, with no gap and no repeat, also
+        when the server was started again. Leaving the iteration before the end cancels the
+        execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
+        which `execution` talks to it meanwhile.
+        """
+        yield from self._portal.iterate(
+            self._async.stream(
+                code,
+                language=language,
+                command=command,
+                event=event,
+                timeout=timeout,
+                stdin=stdin,
+                env=env,
+                args=args,
+                cwd=cwd,
+                stdin_open=stdin_open,
+                execution_id=execution_id,
+                idempotency_key=idempotency_key,
+            )
         )
 
     def submit(
@@ -201,9 +557,14 @@ class Session:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Execution:
-        """Like `run`, without waiting for anything but the server's word that it will be run."""
+        """
+        Like `run`, without waiting for anything but the server's word that it will be run. With
+        `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
+        """
         return Execution(
             self._portal.call(
                 self._async.submit,
@@ -216,18 +577,137 @@ class Session:
                 env=env,
                 args=args,
                 cwd=cwd,
+                stdin_open=stdin_open,
+                execution_id=execution_id,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
         )
 
+    def invoke(
+        self,
+        function: str | None = None,
+        *,
+        code: str | None = None,
+        command: Sequence[str] | None = None,
+        language: str = "python",
+        input: Any = None,
+        content_type: str | None = None,
+        timeout: float | None = None,
+        wait: float | None = None,
+        mode: Literal["sync", "async"] = "sync",
+        metadata: Mapping[str, str] | None = None,
+        invocation_id: str | None = None,
+        execution_id: str | None = None,
+        stdin: str | None = None,
+        stdin_open: bool = False,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Invocation:
+        """
+        Call a `function`: one that `code` defines, or `module:name` in the workspace. Or run `code`
+        or a `command` as `run` does.
+
+        The function is given `input`, a JSON value or bytes with a `content_type`; what it returns
+        is the `return_value` of the result. In mode `sync` this waits for the end, for `wait`
+        seconds at most as `run` does; in mode `async` for nothing. `metadata` is kept with the
+        invocation.
+
+        An `invocation_id` of your own makes it the same invocation however often it is asked for.
+        One that has failed is run again by asking with a new `execution_id` as well.
+        """
+        return Invocation(
+            self._portal.call(
+                self._async.invoke,
+                function,
+                code=code,
+                command=command,
+                language=language,
+                input=input,
+                content_type=content_type,
+                timeout=timeout,
+                wait=wait,
+                mode=mode,
+                metadata=metadata,
+                invocation_id=invocation_id,
+                execution_id=execution_id,
+                stdin=stdin,
+                stdin_open=stdin_open,
+                env=env,
+                args=args,
+                cwd=cwd,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Execution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        return Execution(
+            self._portal.call(
+                self._async.interactive,
+                command,
+                rows=rows,
+                cols=cols,
+                timeout=timeout,
+                env=env,
+                cwd=cwd,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
+    def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Context:
+        """
+        A new context, whose runs find what earlier ones left behind; python is the only `language`
+        that has them. It begins in `cwd`, by default the workspace.
+        """
+        return Context(
+            self._portal.call(
+                self._async.context, language, cwd=cwd, idempotency_key=idempotency_key
+            ),
+            self._portal,
+        )
+
+    def contexts(self) -> Iterator[Context]:
+        """The contexts that it has, oldest first."""
+        for item in self._portal.iterate(self._async.contexts()):
+            yield Context(item, self._portal)
+
+    def get_context(self, context_id: str) -> Context:
+        """The context with this id; raises `NotFound` when there is none, or no more."""
+        return Context(self._portal.call(self._async.get_context, context_id), self._portal)
+
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""
         return Execution(self._async.execution(execution_id), self._portal)
 
-    def executions(self) -> Iterator[ExecutionInfo]:
+    def executions(self, *, status: str | None = None) -> Iterator[ExecutionInfo]:
         """What was run in it, newest first."""
-        yield from self._portal.iterate(self._async.executions())
+        yield from self._portal.iterate(self._async.executions(status=status))
 
     def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""
@@ -263,6 +743,7 @@ class Sessions:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -270,8 +751,9 @@ class Sessions:
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
-        settings after that. With an `idempotency_key`, all calls with the same key and arguments
-        give the same session, also those of other processes.
+        settings after that. `capacity` is how many executions run in it at the same time, 1 by
+        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
+        with the same key and arguments give the same session, also those of other processes.
         """
         return Session(
             self._portal.call(
@@ -283,6 +765,7 @@ class Sessions:
                 disk=disk,
                 max_processes=max_processes,
                 env=env,
+                capacity=capacity,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -423,8 +906,8 @@ class Atoll:
 
     With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
     a server on this machine the key in its data directory). Without, it runs the whole of Atoll
-    inside this process, and `settings` are that one's settings. `timeout` is how long one request
-    may take to be answered, in seconds; it does not limit how long code runs.
+    inside this process, and `settings` are that one's settings. `timeout` is how long the
+    server may take to answer one request, in seconds; it does not limit how long code runs.
     """
 
     def __init__(
@@ -451,12 +934,24 @@ class Atoll:
         return Sessions(self._async.sessions, self._portal)
 
     @property
+    def executions(self) -> Executions:
+        return Executions(self._async.executions, self._portal)
+
+    @property
+    def invocations(self) -> Invocations:
+        return Invocations(self._async.invocations, self._portal)
+
+    @property
     def templates(self) -> Templates:
         return Templates(self._async.templates, self._portal)
 
     @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
+
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return Execution(self._async.execution(execution_id), self._portal)
 
     def __repr__(self) -> str:
         return repr(self._async)
@@ -472,6 +967,7 @@ class Atoll:
         disk: str | int | None = None,
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
+        capacity: int | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -483,6 +979,7 @@ class Atoll:
                 disk=disk,
                 max_processes=max_processes,
                 env=env,
+                capacity=capacity,
             )
         ) as value:
             yield Session(value, self._portal)

@@ -11,6 +11,7 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 from typing import Any, Literal
 
 from atoll.errors import AtollError
+from atoll.sdk.displays import Display  # noqa: TC001 - the same
 
 _TAIL = 20
 
@@ -50,6 +51,8 @@ class SessionInfo:
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
+    capacity: int = 1
+    """Executions that may run in it at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
     container_id: str | None = None
     pod_name: str | None = None
@@ -58,6 +61,21 @@ class SessionInfo:
     message: str | None = None
     stale: bool = False
     """The server's database is away: this is what was known last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """A context as the server saw it when it answered."""
+
+    id: str
+    session_id: str
+    language: str
+    cwd: str
+    state: str
+    """idle, busy or dead."""
+    created_at: datetime
+    execution_count: int = 0
+    """Executions since it was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +108,9 @@ class Result:
     exit_code: int | None = None
     execution_time: float = 0.0
     return_value: Any = None
-    """What `handler(event)` returned."""
+    """What `handler(event)`, or the function that was invoked, returned."""
+    results: tuple[Display, ...] = ()
+    """What a context showed, in order."""
     metrics: Metrics | None = None
     artifacts: tuple[str, ...] = ()
     """Files made or changed by this execution, relative to the workspace."""
@@ -114,6 +134,13 @@ class Result:
         if not self.ok:
             raise ExecutionFailed(self)
         return self
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """For a notebook: the last image that was shown, else the last thing."""
+        images = [shown for shown in self.results if shown.png or shown.jpeg]
+        for shown in [*self.results, *images][-1:]:
+            return {"text/plain": repr(self), **shown._repr_mimebundle_()}
+        return {"text/plain": repr(self)}
 
 
 class ExecutionFailed(AtollError):
@@ -156,6 +183,63 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A try at an execution that has ended; `cause` says why, none when it completed."""
+
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    container_id: str | None = None
+    cause: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person says to an approval: yes or no, and any JSON value or words with it."""
+
+    approved: bool
+    answer: Any = None
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.approved
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question of running code to a person; the code wrote it, so treat it as untrusted."""
+
+    id: str = ""
+    question: str = ""
+    data: Any = None
+    timeout: float | None = None
+    """Seconds that the code waits in all; then it is refused."""
+    state: str = "asked"
+    """asked, answered or refused. Each question is told of twice: when asked, and how it ended."""
+    approved: bool | None = None
+    answer: Any = None
+    reason: str | None = None
+    """Of a refusal: timeout, cancelled, shutdown, or the person's words."""
+
+    @property
+    def asked(self) -> bool:
+        return self.state == "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt was lost by no fault of the code, and there is to be another."""
+
+    attempt: int
+    """The number of the next one; the first was 1."""
+    cause: str | None = None
+    message: str | None = None
+    delay: float | None = None
+    """Seconds until then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A file that an execution made or changed."""
 
@@ -178,9 +262,11 @@ class ExecutionInfo:
     status: str
     timeout: float
     created_at: datetime
+    invocation_id: str | None = None
     code: str | None = None
     language: str | None = None
     command: tuple[str, ...] | None = None
+    function_name: str | None = None
     container_id: str | None = None
     cause: str | None = None
     stdout: str = ""
@@ -189,6 +275,7 @@ class ExecutionInfo:
     signal: str | None = None
     execution_time: float | None = None
     return_value: Any = None
+    results: tuple[Display, ...] = ()
     metrics: Metrics | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: ErrorInfo | None = None
@@ -200,6 +287,10 @@ class ExecutionInfo:
     shortened: tuple[str, ...] = ()
     """Fields that are whole only when the execution is asked for by its id, not in a list."""
     retry_count: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    """Those that have ended, in order."""
+    approval: Approval | None = None
+    """What it waits to be told."""
     stale: bool = False
     """The server's database is away: this is what was known last."""
     started_at: datetime | None = None
@@ -207,14 +298,90 @@ class ExecutionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class InvocationInfo:
+    """A request to run something, as the server saw it when it answered."""
+
+    invocation_id: str
+    execution_id: str
+    """Of its executions, the latest."""
+    session_id: str
+    mode: str
+    status: str
+    """accepted, running, succeeded, failed or cancelled."""
+    created_at: datetime
+    function_name: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    completed_at: datetime | None = None
+    result: Result | None = None
+    """Of the latest execution; none in a list, and until it has ended."""
+    console_url: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("accepted", "running")
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """Something that an execution did, in order; the last one is its `result`."""
+    """Something that happened to an execution, in order; the last one is its `result`."""
 
     sequence: int
-    kind: Literal["started", "stdout", "stderr", "result"]
+    """Grows; 0 for `queued` and `heartbeat`, which only tell how things are at the moment."""
+    kind: Literal[
+        "queued",
+        "started",
+        "stdout",
+        "stderr",
+        "display",
+        "approval",
+        "heartbeat",
+        "retry",
+        "result",
+    ]
     data: bytes = b""
     """Output as it was written; a chunk may end in the middle of a character."""
     result: Result | None = None
+    display: Display | None = None
+    """What a context showed."""
+    approval: Approval | None = None
+    retry: Retry | None = None
+    ahead: int | None = None
+    """Of `queued`: how many executions are before it in its session."""
+    attempt: int | None = None
+    """Of `started`: which attempt; the first is 1."""
+    execution_id: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleExit:
+    """How an execution ended that was watched on a console."""
+
+    status: str
+    """completed, failed, timeout, crashed or cancelled."""
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleEvent:
+    """Something that a console tells; the last one is the `exit`."""
+
+    kind: Literal["stdout", "stderr", "status", "error", "exit"]
+    data: bytes = b""
+    """Output as it was written; a terminal has only stdout."""
+    status: str | None = None
+    typing: bool = False
+    """With `status`: whether this console may type."""
+    code: str | None = None
+    message: str | None = None
+    """With `error`: what of this console's input was refused, and why."""
+    exit: ConsoleExit | None = None
 
     @property
     def text(self) -> str:

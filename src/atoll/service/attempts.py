@@ -46,6 +46,9 @@ AWAY = frozenset(
 )
 """Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 
+CONTEXT_CODES = frozenset({"context_not_found", "context_dead", "context_busy"})
+"""Why a context cannot run it; another try would not change that."""
+
 
 class Superseded(Exception):
     """Another replica sees to it now."""
@@ -155,6 +158,15 @@ class Attempts:
                     running.in_line = True
                     await self._let_end(live, str(error.message))
                 return None
+            if error.code in CONTEXT_CODES:
+                return lost(
+                    ExecutionStatus.FAILED,
+                    Cause.DEPENDENCY,
+                    error.message,
+                    code=error.code,
+                    stdout=b"",
+                    stderr=b"",
+                )
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )
@@ -277,8 +289,13 @@ class Attempts:
             "event": request.event,
             "stdin": request.stdin,
             "args": request.args,
-            "env": {**session.env_vars, **request.env, **_told(execution)},
-            "cwd": _inside(request.cwd),
+            # A context has the session's since it was made, and may have changed them.
+            "env": {
+                **(session.env_vars if request.context_id is None else {}),
+                **request.env,
+                **_told(execution),
+            },
+            "cwd": inside(request.cwd),
             "timeout": request.timeout,
             "output_limit": settings.output_limit,
             "return_limit": settings.return_limit,
@@ -361,7 +378,7 @@ def _not_found(running: Running) -> Outcome:
     )
 
 
-def _inside(cwd: str | None) -> str:
+def inside(cwd: str | None) -> str:
     """The working directory: beneath the workspace unless it is absolute."""
     if cwd is None:
         return "/workspace"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.service.approvals import Approvals
     from atoll.service.bulk import Bulk
+    from atoll.service.contexts import Contexts
     from atoll.service.ends import Ends
     from atoll.service.leases import Leases
     from atoll.service.lives import Lives
@@ -59,6 +61,7 @@ class Executions:
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
+        contexts: Contexts,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -71,10 +74,13 @@ class Executions:
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
+        self._contexts = contexts
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks)
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
+        self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the id that is being submitted, as long as somebody does."""
 
     async def submit(
         self,
@@ -97,10 +103,33 @@ class Executions:
             raise InvalidRequest(
                 f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
             )
-        if execution_id is not None:
+        if execution_id is None:
+            return await self._record(
+                session_id, request, None, invocation_id, mode, metadata, instead_of
+            )
+        # One after the other: what the first has recorded it has started too when the next looks,
+        # which would otherwise take it for a stray.
+        lock = self._submitting.setdefault(execution_id, asyncio.Lock())
+        async with lock:
             known = await self._known(execution_id, session_id, invocation_id)
             if known is not None:
                 return known
+            return await self._record(
+                session_id, request, execution_id, invocation_id, mode, metadata, instead_of
+            )
+
+    async def _record(
+        self,
+        session_id: str,
+        request: Request,
+        execution_id: str | None,
+        invocation_id: str | None,
+        mode: Mode,
+        metadata: dict[str, str] | None,
+        instead_of: Invocation | None,
+    ) -> Running:
+        if request.context_id is not None:
+            await self._contexts.check(session_id, request)
         live = self._lives.reachable(session_id)
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity

@@ -75,7 +75,7 @@ class Lives:
         self._lives: dict[str, Live] = {}
         self._recovering: dict[str, asyncio.Future[Live]] = {}
         self.reconnected: Callable[[Live], None] = lambda live: None
-        """Told when an instance that was running already is reached again."""
+        """Told when an instance is reached that may have results of before."""
         self.kept: Callable[[Session], None] = lambda session: None
         """Told of each session that is reached."""
 
@@ -230,7 +230,10 @@ class Lives:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
             raise
-        return self.keep(session, ready.instance, ready.link)
+        live = self.keep(session, ready.instance, ready.link)
+        # It has the journal of the one before.
+        self.reconnected(live)
+        return live
 
     def keep(self, session: Session, instance: Instance, link: Link) -> Live:
         """Reach the session by this link from now on."""

@@ -28,10 +28,11 @@ AGAIN_SECONDS = 1.0
 
 
 class Mirrors:
-    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks) -> None:
+    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks, output_limit: int) -> None:
         self._lives = lives
         self._ends = ends
         self._tasks = tasks
+        self._output_limit = output_limit
         self._mirrors: dict[str, Running] = {}
         self._listeners: dict[Running, int] = {}
 
@@ -40,6 +41,8 @@ class Mirrors:
         mirror = self._mirrors.get(execution.id)
         if mirror is None:
             mirror = self._mirrors[execution.id] = Running(execution)
+            if execution.request.terminal is not None:
+                mirror.ring = self._output_limit
             mirror.task = self._tasks.start(
                 self._follow(mirror), f"mirror {execution.id}", waits=True
             )

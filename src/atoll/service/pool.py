@@ -17,11 +17,13 @@ from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
+    from atoll.model.instance import Callback
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.stores.base import Store
@@ -48,6 +50,7 @@ class Pool:
         replica: str,
         *,
         ephemeral: bool,
+        callback: Callable[[str], Callback] | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
@@ -55,6 +58,8 @@ class Pool:
         self._node_id = node_id
         self._replica = replica
         self._ephemeral = ephemeral
+        self._callback = callback
+        """Where the executor of an instance is to report, if anywhere."""
         self._ready: dict[tuple[str, datetime], list[Ready]] = {}
         self.changed = asyncio.Event()
         """Set when there may be something to refill."""
@@ -119,7 +124,15 @@ class Pool:
         One that is made for a session is recorded as its own from the first, so that nobody who
         finds it after a crash takes it for one of the pool.
         """
-        spec = InstanceSpec(ids.instance_id(), template, resources, workspace, self._ephemeral)
+        instance_id = ids.instance_id()
+        spec = InstanceSpec(
+            instance_id,
+            template,
+            resources,
+            workspace,
+            self._ephemeral,
+            None if self._callback is None else self._callback(instance_id),
+        )
         handle = await self._driver.ensure(spec)
         try:
             instance = Instance(

@@ -16,7 +16,11 @@ from atoll.service.story import Event
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from atoll.model.execution import Outcome
     from atoll.model.session import Session
+
+RING_EVENTS = 8192
+"""The most events that are kept of a terminal, however small they are."""
 
 
 class Running:
@@ -65,6 +69,8 @@ class Running:
         """Whether it was called out of that line, by a cancellation of its task."""
         self._partial = {channel: story.Lines() for channel in story.LINES}
         self._size = 0
+        self._gone = 0
+        """How many items of `log` are before the first output that is kept."""
 
     @property
     def stopped(self) -> bool:
@@ -107,7 +113,10 @@ class Running:
             self._forget()
         elif channel in story.LINES:
             self.lines += data
-            for line in self._partial[channel].feed(data):
+            for said in self._partial[channel].feed(data):
+                line = story.told_of(channel, said)
+                if line is None:
+                    continue
                 self._tell(here, story.LINES[channel], line)
                 if channel == frames.APPROVAL:
                     self.on_question(line)
@@ -121,10 +130,28 @@ class Running:
         self.changed.set()
 
     def _forget(self) -> None:
-        while self.ring is not None and self._size > self.ring and len(self.events) > 1:
-            content = self.events.pop(0).content
+        while self.ring is not None and (
+            (self._size > self.ring and len(self.events) > 1) or len(self.events) > RING_EVENTS
+        ):
+            event = self.events.pop(0)
             self.forgotten += 1
-            self._size -= len(content) if isinstance(content, bytes) else 0
+            if isinstance(event.content, bytes):
+                self._size -= len(event.content)
+                if (event.number or 0) >= story.number(self.execution.retry_count, 0):
+                    self._forget_entry()
+
+    def _forget_entry(self) -> None:
+        """The first entry of the log whose output is still kept becomes part of a gap."""
+        place = self._gone
+        while self.log[place][0] not in story.OUTPUTS:
+            place += 1
+        if place and self.log[place - 1][0] == story.GAP:
+            self.log[place - 1] = (story.GAP, self.log[place - 1][1] + 1)
+            del self.log[place]
+            self._gone = place
+        else:
+            self.log[place] = (story.GAP, 1)
+            self._gone = place + 1
 
     def gathered(self, name: str) -> bytes:
         """Output of this attempt."""
@@ -137,11 +164,17 @@ class Running:
             and (event.number or 0) >= first
         )
 
+    def with_log(self, outcome: Outcome) -> Outcome:
+        """The outcome with what was heard besides output, and in what order."""
+        lines = bytes(self.lines) or None
+        return dataclasses.replace(outcome, log=tuple(self.log), results_json=lines)
+
     def next_attempt(self, execution: Execution, **told: Any) -> None:
         """The attempt is lost and there is another; what the lost one wrote is not its result."""
         self.execution = execution
         self.sequence = 0
         self.log, self.value, self.lines = [], bytearray(), bytearray()
+        self._gone = 0
         self._partial = {channel: story.Lines() for channel in story.LINES}
         attempt = execution.retry_count
         self._tell(story.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})

@@ -25,7 +25,7 @@ import structlog
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model import retry
-from atoll.model.execution import Attempt, ExecutionStatus
+from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.attempts import AWAY, Superseded, cut_short
@@ -342,15 +342,7 @@ class Runs:
     async def _again(self, running: Running, outcome: Outcome) -> None:
         """Record that the attempt is lost, tell, and pause before the next one."""
         execution = running.execution
-        following = dataclasses.replace(
-            execution,
-            status=ExecutionStatus.PENDING,
-            # It has begun nowhere yet.
-            instance_id=None,
-            started_at=None,
-            retry_count=execution.retry_count + 1,
-            attempts=(*execution.attempts, self._attempt(execution, outcome)),
-        )
+        following = execution.retried(outcome, at=self._clock.now(), node_id=self._node_id)
         try:
             following = await self._store.executions.save(following)
         except Conflict:
@@ -374,33 +366,10 @@ class Runs:
             async with asyncio.timeout(pause):
                 await running.stopping.wait()
 
-    def _attempt(self, execution: Execution, outcome: Outcome) -> Attempt:
-        now = self._clock.now()
-        return Attempt(
-            started_at=execution.started_at or now,
-            ended_at=now,
-            node_id=self._node_id,
-            instance_id=execution.instance_id,
-            cause=outcome.cause,
-            message=None if outcome.error is None else outcome.error.get("message"),
-        )
-
     async def _finish(self, running: Running, outcome: Outcome) -> None:
         """Store the result, then tell: not before, however long the store is away."""
-        execution = running.execution
-        outcome = dataclasses.replace(
-            outcome, log=tuple(running.log), results_json=bytes(running.lines) or None
-        )
-        attempts = execution.attempts
-        if execution.started_at is not None:
-            attempts = (*attempts, self._attempt(execution, outcome))
-        execution = dataclasses.replace(
-            execution,
-            status=outcome.status,
-            outcome=outcome,
-            completed_at=self._clock.now(),
-            attempts=attempts,
-        )
+        outcome = running.with_log(outcome)
+        execution = running.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
         backoff = Backoff()
         while True:
             try:

@@ -11,10 +11,11 @@ no number and are not told again.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
+from atoll.link.client import strict_json
+from atoll.service.displays import is_shallow, shaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,11 +62,18 @@ class Lines:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
             try:
-                value = json.loads(line)
+                value = strict_json(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value
+
+
+def told_of(channel: int, line: dict[str, Any]) -> dict[str, Any] | None:
+    """What is told of a line; nothing of one that is not what its channel is for."""
+    if channel == frames.DISPLAY:
+        return shaped(line)
+    return line if is_shallow(line) else None
 
 
 def lines_of(outcome: Outcome) -> list[dict[str, Any]]:
@@ -106,5 +114,6 @@ def _entries(outcome: Outcome, attempt: int) -> Iterator[Event]:
                 yield Event(here, name, piece)
         elif channel in LINES:
             for line in lines.feed(shown[taken : taken + size]):
-                yield Event(here, LINES[channel], line)
+                if (content := told_of(channel, line)) is not None:
+                    yield Event(here, LINES[channel], content)
             taken += size

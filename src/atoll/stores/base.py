@@ -201,6 +201,9 @@ class Store(Protocol):
     async def cluster(self) -> str:
         """An id of this database, made when it is first asked for and the same for all."""
 
+    async def secret(self) -> str:
+        """256 random bits that the replicas of this database share, made in the same way."""
+
     async def open(self) -> None:
         """Bring the schema up where the back-end may, and connect."""
 

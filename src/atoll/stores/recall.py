@@ -141,6 +141,9 @@ class RecallingStore:
     async def cluster(self) -> str:
         return await self._store.cluster()
 
+    async def secret(self) -> str:
+        return await self._store.secret()
+
     async def ping(self) -> None:
         await self.noting(self._store.ping())
 

@@ -58,6 +58,14 @@ async def test_replicas_that_ask_at_once_agree_on_the_cluster(replicas: list[Sql
     assert len(set(answers)) == 1
 
 
+async def test_replicas_that_ask_at_once_agree_on_the_secret(replicas: list[SqlStore]) -> None:
+    answers = await asyncio.gather(*(store.secret() for store in replicas for _ in range(5)))
+
+    assert len(set(answers)) == 1
+    assert len(answers[0]) == 64
+    assert answers[0] != await replicas[0].cluster()
+
+
 async def test_a_key_that_replicas_add_at_once_is_there_once(replicas: list[SqlStore]) -> None:
     keys = [make_key(digest=b"same".ljust(32)) for _ in range(15)]
 

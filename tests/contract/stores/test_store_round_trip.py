@@ -34,6 +34,14 @@ shared = settings(
 )
 
 
+async def test_a_database_keeps_its_id_and_its_secret(store: Store) -> None:
+    cluster, secret = await store.cluster(), await store.secret()
+
+    assert (await store.cluster(), await store.secret()) == (cluster, secret)
+    assert len({cluster, secret}) == 2
+    assert len(secret) == 64
+
+
 @shared
 @given(execution=make.executions)
 async def test_an_execution_comes_back_equal(store: Store, execution: Execution) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from atoll.api.rest import answers, files, requests
+from atoll.api.rest import answers, files, requests, schemas
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
@@ -54,28 +54,28 @@ TEMPLATE = Template("t", "T", NOW, NOW, RESOURCES, require=("seccomp",))
 ENTRY = Entry("dir/a", "file", 1, 0o644, NOW)
 
 ANSWERS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "resources": (answers.ResourcesOut, answers.resources_out(RESOURCES)),
-    "session": (answers.SessionOut, answers.session_out(SESSION)),
+    "resources": (schemas.ResourcesOut, answers.resources_out(RESOURCES)),
+    "session": (schemas.SessionOut, answers.session_out(SESSION)),
     "an ended session": (
-        answers.SessionOut,
+        schemas.SessionOut,
         answers.session_out(
             replace(SESSION, status=SessionStatus.TIMEOUT, ended_at=NOW, cause=Cause.TIMEOUT)
         ),
     ),
-    "submitted": (answers.Submitted, answers.submitted_out(RUNNING)),
-    "result": (answers.ResultOut, answers.result_out(ENDED, OUTCOME)),
-    "metrics": (answers.MetricsOut, answers.result_out(ENDED, OUTCOME)["metrics"]),
-    "status": (answers.StatusOut, answers.status_out(RUNNING)),
-    "status at the end": (answers.StatusOut, answers.status_out(ENDED)),
-    "artifact": (answers.ArtifactOut, answers.artifact_out(ARTIFACT)),
-    "execution": (answers.ExecutionOut, answers.execution_out(RUNNING)),
-    "execution at the end": (answers.ExecutionOut, answers.execution_out(ENDED)),
+    "submitted": (schemas.Submitted, answers.submitted_out(RUNNING)),
+    "result": (schemas.ResultOut, answers.result_out(ENDED, OUTCOME)),
+    "metrics": (schemas.MetricsOut, answers.result_out(ENDED, OUTCOME)["metrics"]),
+    "status": (schemas.StatusOut, answers.status_out(RUNNING)),
+    "status at the end": (schemas.StatusOut, answers.status_out(ENDED)),
+    "artifact": (schemas.ArtifactOut, answers.artifact_out(ARTIFACT)),
+    "execution": (schemas.ExecutionOut, answers.execution_out(RUNNING)),
+    "execution at the end": (schemas.ExecutionOut, answers.execution_out(ENDED)),
     "execution of which parts are elsewhere": (
-        answers.ExecutionOut,
+        schemas.ExecutionOut,
         answers.execution_out(LONG),
     ),
-    "template": (answers.TemplateOut, answers.template_out(TEMPLATE)),
-    "entry": (answers.EntryOut, files._entry_out(ENTRY)),
+    "template": (schemas.TemplateOut, answers.template_out(TEMPLATE)),
+    "entry": (schemas.EntryOut, files._entry_out(ENTRY)),
 }
 
 
@@ -100,7 +100,7 @@ def test_a_result_that_was_lost_has_the_fields_too() -> None:
     )
     answer = answers.result_out(replace(ENDED, outcome=outcome), outcome)
 
-    assert answers.ResultOut.model_validate(answer).status == "error"
+    assert schemas.ResultOut.model_validate(answer).status == "error"
     assert answer["metrics"] is None
 
 
@@ -144,8 +144,8 @@ def test_every_status_is_described() -> None:
     def words(model: type[BaseModel]) -> set[str]:
         return set(model.model_json_schema()["properties"]["status"]["enum"])
 
-    assert words(answers.SessionOut) == set(SessionStatus)
-    assert words(answers.ExecutionOut) == words(answers.StatusOut) == set(ExecutionStatus)
+    assert words(schemas.SessionOut) == set(SessionStatus)
+    assert words(schemas.ExecutionOut) == words(schemas.StatusOut) == set(ExecutionStatus)
 
 
 def test_what_a_template_requires_is_one_of_the_known_names() -> None:

@@ -60,11 +60,14 @@ def test_ctrl_c_cancels_the_execution_and_leaves_the_session(
     start: Start, atoll: Command, outside: Outside
 ) -> None:
     session_id = atoll("session", "create").stdout.strip()
-    process = start("session", "exec", session_id, "--code", '{"hold": true}')
-    outside.started.acquire()
+    script = json.dumps({"out": [["stdout", "hi"]], "hold": True})
+    process = start("session", "exec", session_id, "--code", script)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"hi"
     process.send_signal(signal.SIGINT)
-    process.communicate()
+    _, err = process.communicate()
     assert process.returncode == 130
+    assert err == b"atoll: exec_20240501_0 was cancelled.\n"
     assert [execution.cancelled for execution in outside.executions.values()] == [True]
     assert outside.sessions[session_id]["status"] == "running"
 

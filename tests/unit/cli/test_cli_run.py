@@ -139,7 +139,8 @@ def test_an_interrupt_cancels_the_execution_and_ends_the_session(
     assert process.stdout.read(2) == b"hi"
     process.send_signal(number)
     _, err = process.communicate()
-    assert (process.returncode, err) == (code, b"")
+    said = b"atoll: exec_20240501_0 was cancelled.\n" if number == signal.SIGINT else b""
+    assert (process.returncode, err) == (code, said)
     (execution,) = outside.executions.values()
     assert execution.cancelled
     (session,) = outside.sessions.values()

@@ -32,6 +32,7 @@ def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
         "instance": name, "argv": ["/bin/sh", "-c", SCRIPT, "x" * padding],
         "directory": str(directory), "log": str(directory / "log"), "seccomp": None, "groups": [],
         "uid": None, "rlimits": {}, "stage": None, "binds": [], "image": None,
+        "journal": [], "callback": None,
     }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ class Heard:
 
     def started(self) -> None: ...
 
+    def heartbeat(self) -> None: ...
+
     def output(self, sequence: int, channel: int, data: bytes) -> None:
         if channel == frames.APPROVAL:
             self.approvals.put_nowait(json.loads(data))
@@ -65,7 +67,7 @@ class Box:
         """Run Python code that finds `atoll_session` imported."""
         heard = Heard()
         code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
-        request = {
+        request: dict[str, Any] = {
             "id": run_id, "kind": "python", "code": code, "command": None, "event": {},
             "stdin": None, "args": [], "env": {"PYTHONPATH": INSIDE}, "cwd": "/", "timeout": 30.0,
             "output_limit": 1 << 20, "return_limit": 1 << 20, "artifact_limit": 10, "limits": {},

@@ -1,9 +1,11 @@
 """
 A server as the client sees one: the wire, and a sandbox that only does what the test wrote.
 
-Code that is a JSON object says what "running" it does: `out` is a list of [stream, text], `hold`
-keeps it running until the test releases it or it is cancelled, `result` overrides members of the
-result. Any other code is written to stdout.
+Code that is a JSON object says what "running" it does: `events` is a list of [kind, content] that
+are told first, `out` is a list of [stream, text], `ask` a list of questions that are asked one
+after the other and whose answers are the return value, `hold` keeps it running until the test
+releases it or it is cancelled, `result` overrides members of the result. Any other code is written
+to stdout.
 """
 
 from __future__ import annotations
@@ -47,12 +49,22 @@ class Running:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
+    reason: str | None = None
+    invocation: dict[str, Any] | None = None
+    question: dict[str, Any] | None = None
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    injected: list[Any] = field(default_factory=list)
 
 
 @dataclass
 class Outside:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     executions: dict[str, Running] = field(default_factory=dict)
+    invocations: dict[str, Running] = field(default_factory=dict)
+    unread: int = 0
+    """How many times stdin is full before it takes anything."""
+    unheard: int = 0
+    """How many answers come before the question is where it can be answered."""
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     links: set[str] = field(default_factory=set)
@@ -117,6 +129,13 @@ class Outside:
                 Route(e + "/status", self.status),
                 Route(e + "/result", self.result),
                 Route(e + "/cancel", self.cancel, methods=["POST"]),
+                Route(e + "/inject", self.inject, methods=["POST"]),
+                Route(e + "/resume", self.resume, methods=["POST"]),
+                Route("/api/v1/executions", self.list_executions),
+                Route("/api/v1/invocations", self.all_invocations, methods=["GET", "POST"]),
+                Route("/api/v1/invocations/{id}", self.one_invocation),
+                Route("/api/v1/invocations/{id}/executions", self.executions_of),
+                Route("/api/v1/invocations/{id}/cancel", self.cancel_invocation, methods=["POST"]),
                 Route(e + "/events", self.stream),
                 Route(s + "/{id}/files", self.list_files),
                 Route(s + "/{id}/files/mkdir", self.mkdir, methods=["POST"]),
@@ -149,6 +168,7 @@ class Outside:
             "resources": {"cpu": "1", "memory": "512Mi", "disk": "1Gi", "max_processes": 128},
             "env_vars": body.get("env_vars", {}),
             "timeout": body.get("timeout", 300),
+            "capacity": body.get("capacity", 1),
             "created_at": NOW,
             "updated_at": NOW,
             "expires_at": NOW,
@@ -185,15 +205,22 @@ class Outside:
     async def execute(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
-        running = Running(f"exec_20240501_{len(self.executions)}", request.path_params["id"], body)
-        self.executions[running.id] = running
-        task = asyncio.create_task(self.play(running))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        running = self.begin(request.path_params["id"], body)
         if (result := await self.finished(running, body.get("wait", 0))) is not None:
             return JSONResponse(result)
         submitted = {"execution_id": running.id, "status": "submitted", "submitted_at": NOW}
         return JSONResponse(submitted, 202)
+
+    def begin(self, session_id: str, body: dict[str, Any]) -> Running:
+        execution_id = body.get("execution_id") or f"exec_20240501_{len(self.executions)}"
+        if execution_id in self.executions:
+            return self.executions[execution_id]
+        running = Running(execution_id, session_id, body)
+        self.executions[running.id] = running
+        task = asyncio.create_task(self.play(running))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return running
 
     async def play(self, running: Running) -> None:
         code = running.request.get("code") or json.dumps(
@@ -202,13 +229,24 @@ class Outside:
         script: dict[str, Any] = (
             json.loads(code) if code.startswith("{") else {"out": [["stdout", code]]}
         )
-        await self.note(running, "started", {})
+        for kind, content in script.get("events", []):
+            await self.note(running, kind, content)
+        await self.note(running, "started", {"attempt": 1})
         outputs = {"stdout": "", "stderr": ""}
         for stream, text in script.get("out", []):
             outputs[stream] += text
             await self.note(running, stream, {"text": text})
         for stream, text in script.get("raw", []):
             await self.note(running, stream, {"base64": text})
+        for number, question in enumerate(script.get("ask", []), 1):
+            asked = {"id": str(number), "state": "asked", "question": question, "data": [number]}
+            running.question = asked | {"timeout": 300}
+            await self.note(running, "approval", running.question)
+            async with running.changed:
+                while len(running.answers) < number:
+                    await running.changed.wait()
+            settled = {"id": str(number), "state": "answered", **running.answers[-1]}
+            await self.note(running, "approval", settled)
         if script.get("hold"):
             self.started.release()
             await running.released.wait()
@@ -218,7 +256,8 @@ class Outside:
             **outputs,
             "exit_code": None if running.cancelled else 0,
             "execution_time": 0.01,
-            "return_value": running.request.get("event"),
+            "return_value": running.answers or running.request.get("event"),
+            "results": [],
             "metrics": {
                 "duration_ms": 1.0,
                 "cpu_time_ms": 1.0,
@@ -259,9 +298,24 @@ class Outside:
         return (running.result or {}) | {
             "id": running.id,
             "session_id": running.session_id,
-            "status": "completed" if running.result else "running",
+            "status": self.status_of(running)["status"],
+            "invocation_id": None
+            if running.invocation is None
+            else running.invocation["invocation_id"],
             "timeout": 30.0,
             "command": None,
+            "approval": running.question,
+            "retry_count": 1,
+            "attempts": [
+                {
+                    "started_at": NOW,
+                    "ended_at": NOW,
+                    "node_id": "local",
+                    "container_id": "inst_1",
+                    "cause": "node_lost",
+                    "message": None,
+                }
+            ],
             "created_at": NOW,
             "artifacts": [
                 {
@@ -277,7 +331,9 @@ class Outside:
         }
 
     async def list_executions(self, request: Request) -> Response:
-        return self.page(request, [self.record(r) for r in self.executions.values()])
+        wanted = request.query_params.get("status")
+        found = [self.record(running) for running in self.executions.values()]
+        return self.page(request, [r for r in found if wanted in (None, r["status"])])
 
     def status_of(self, running: Running) -> dict[str, Any]:
         ended = "cancelled" if running.cancelled else "completed"
@@ -302,10 +358,88 @@ class Outside:
 
     async def cancel(self, request: Request) -> Response:
         running = self.executions[request.path_params["id"]]
-        running.cancelled = running.result is None
+        if running.result is not None and not running.cancelled:
+            return problem(409, "execution_ended", status_now="completed")
+        await self.end(running, await request.body())
+        return JSONResponse(self.status_of(running))
+
+    async def end(self, running: Running, body: bytes) -> None:
+        running.cancelled = True
+        running.reason = json.loads(body or b"{}").get("reason")
         running.released.set()
         await self.finished(running, 10)
+
+    async def inject(self, request: Request) -> Response:
+        running = self.executions[request.path_params["id"]]
+        body = await request.json()
+        if running.result is not None:
+            return problem(409, "execution_not_running", status_now="completed")
+        if self.unread:
+            self.unread -= 1
+            return problem(429, "queue_full")
+        running.injected.append(body)
         return JSONResponse(self.status_of(running))
+
+    async def resume(self, request: Request) -> Response:
+        running = self.executions[request.path_params["id"]]
+        body = await request.json()
+        asked = running.question
+        if self.unheard:
+            self.unheard -= 1
+            asked = None
+        if asked is None or body.get("approval_id", asked["id"]) != asked["id"]:
+            return problem(409, "no_approval", status_now=self.status_of(running)["status"])
+        running.question = None
+        async with running.changed:
+            running.answers.append({name: body[name] for name in body if name != "approval_id"})
+            running.changed.notify_all()
+        return JSONResponse(self.status_of(running))
+
+    # invocations
+
+    async def all_invocations(self, request: Request) -> Response:
+        if request.method == "GET":
+            wanted = request.query_params.get("status")
+            found = [self.invocation_of(running) for running in self.invocations.values()]
+            return self.page(request, [i for i in found if wanted in (None, i["status"])])
+        body = await request.json()
+        self.bodies.append(body)
+        running = self.begin(body["session_id"], body)
+        if running.invocation is None:
+            running.invocation = {
+                "invocation_id": body.get("invocation_id", f"inv_{len(self.invocations)}"),
+                "execution_id": running.id,
+                "session_id": running.session_id,
+                "function_name": body.get("function_name"),
+                "mode": body["mode"],
+                "metadata": body.get("metadata", {}),
+                "created_at": NOW,
+                "completed_at": None,
+                "console_url": None,
+            }
+            self.invocations[running.invocation["invocation_id"]] = running
+        return JSONResponse(self.invocation_of(running), 202)
+
+    def invocation_of(self, running: Running) -> dict[str, Any]:
+        words = {"completed": "succeeded", "cancelled": "cancelled", "running": "running"}
+        status = words[self.status_of(running)["status"]]
+        return {**(running.invocation or {}), "status": status, "result": running.result}
+
+    async def one_invocation(self, request: Request) -> Response:
+        running = self.invocations.get(request.path_params["id"])
+        if running is None:
+            return problem(404, "invocation_not_found", "There is no such invocation.")
+        return JSONResponse(self.invocation_of(running))
+
+    async def executions_of(self, request: Request) -> Response:
+        return self.page(request, [self.record(self.invocations[request.path_params["id"]])])
+
+    async def cancel_invocation(self, request: Request) -> Response:
+        running = self.invocations[request.path_params["id"]]
+        if running.result is not None and not running.cancelled:
+            return problem(409, "invocation_ended", status_now="succeeded")
+        await self.end(running, await request.body())
+        return JSONResponse(self.invocation_of(running))
 
     async def stream(self, request: Request) -> Response:
         running = self.executions[request.path_params["id"]]
@@ -315,6 +449,8 @@ class Outside:
             sequence, sent = after, 0
             yield b": ping\n\n"
             while True:
+                if running.result is not None and sequence >= len(running.events):
+                    return
                 async with running.changed:
                     while len(running.events) <= sequence:
                         await running.changed.wait()

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -230,3 +231,26 @@ print(next(items))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )
     assert (done.stdout, done.stderr) == ("1\nclosed\n", "")
+
+
+def test_an_interrupt_that_meets_the_answer_does_not_wait_for_another(
+    portal: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(SimpleQueue[object]):
+        """Ctrl-C as the last word leaves the queue: it is out of it, and nobody has it."""
+
+        late = True
+
+        def get(self, block: bool = True, timeout: float | None = None) -> object:
+            item = super().get(block, timeout)
+            if item is None and self.late:
+                self.late = False
+                raise KeyboardInterrupt
+            return item
+
+    async def answer() -> int:
+        return 1
+
+    monkeypatch.setattr("atoll.sdk.portal.SimpleQueue", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(answer)

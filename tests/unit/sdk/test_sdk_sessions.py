@@ -147,7 +147,7 @@ def test_an_execution_can_be_watched_waited_for_and_cancelled(
             execution.result()
         assert early.value.code == "execution_not_finished"
         with pytest.raises(TimeoutError):
-            execution.wait(timeout=0)
+            execution.wait(0)
         assert execution.cancel().ended
         result = session.execution(execution.id).wait()
         assert (result.status, result.cause) == ("error", "user")

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
+    contexts,
     executions,
     files,
     invocations,
@@ -20,11 +21,12 @@ from atoll.api.rest import (
     sessions,
     templates,
 )
-from atoll.api.rest.answers import Problem
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
 from atoll.api.rest.requests import Execute
+from atoll.api.rest.schemas import Problem
+from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError
 from atoll.version import __version__
 
@@ -57,7 +59,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
-    for module in (sessions, executions, invocations, files, templates, runtimes):
+    for module in (sessions, executions, invocations, contexts, files, templates, runtimes):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return _guarded(app, found, keys)
@@ -65,7 +67,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
 
 def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
-    app = HotRoutes(JsonByDefault(app), found)
+    app = ConsoleRoute(HotRoutes(JsonByDefault(app), found), found)
     app = Idempotency(
         app,
         store=found.store,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.service.consoles import Consoles
+    from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 class Services:
     sessions: Sessions
     executions: Executions
+    consoles: Consoles
+    contexts: Contexts
     invocations: Invocations
     files: Files
     templates: Templates

@@ -9,18 +9,10 @@ from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot, sse
-from atoll.api.rest.answers import (
-    ExecutionOut,
-    ExecutionPage,
-    ResultOut,
-    StatusOut,
-    Submitted,
-    execution_out,
-    result_out,
-    status_out,
-)
+from atoll.api.rest.answers import execution_out, result_out, status_out
 from atoll.api.rest.context import Answer, page_answer, services, shown
 from atoll.api.rest.requests import Cancel, Inject, Resume
+from atoll.api.rest.schemas import ExecutionOut, ExecutionPage, ResultOut, StatusOut, Submitted
 from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
 

@@ -11,10 +11,11 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from atoll.api.rest.answers import EntryOut, EntryPage, Uploaded, timestamp
+from atoll.api.rest.answers import timestamp
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.multipart import parts
 from atoll.api.rest.requests import Mkdir, Move
+from atoll.api.rest.schemas import EntryOut, EntryPage, Uploaded
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -9,15 +9,10 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.answers import (
-    ExecutionPage,
-    InvocationOut,
-    InvocationPage,
-    execution_out,
-    invocation_out,
-)
+from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import Cancel, Invoke
+from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.model.invocation import InvocationStatus, Mode
 from atoll.service.story import Event
 
@@ -47,12 +42,15 @@ async def invoke(request: Request, body: Invoke) -> Response:
     """
     Run something. In mode `sync` it answers with the result, or with 202 when that takes longer
     than a request may wait; `async` answers at once; `stream` with the events as they come;
-    `console` gives it a terminal to attach to.
+    `console` gives it a terminal to attach to, or with `stdin_open` and no `terminal` pipes.
     """
     found = services(request)
+    limits = found.settings.execution
+    # Somebody is there to end it.
+    timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
     running = await found.invocations.submit(
         body.session_id,
-        body.request(found.settings.execution.timeout.total_seconds()),
+        body.request(timeout.total_seconds()),
         mode=body.mode,
         metadata=body.metadata,
         invocation_id=body.invocation_id,

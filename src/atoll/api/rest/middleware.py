@@ -4,11 +4,12 @@ Who may call, and how much they may send. Pure ASGI: a base class would cost mor
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest.problems import problem
-from atoll.errors import AtollError, Forbidden, TooLarge, Unauthenticated
+from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.key import Scope
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
 FORM = b"application/x-www-form-urlencoded"
+KEY_PROTOCOL = "atoll.key."
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -46,23 +48,84 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _check(self, scope: ASGIScope, keys: Keys) -> None:
-        secret = ""
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                kind, _, secret = value.decode("latin-1").partition(" ")
-                if kind.lower() != "bearer":
-                    secret = ""
+        secret = _secret(scope)
         if not secret:
             raise Unauthenticated(
                 "This needs an API key, as the header Authorization: Bearer <key>.",
                 code="key_missing",
             )
-        key = await keys.find(secret.strip())
+        key = await keys.find(secret)
         if key is None:
             raise Unauthenticated("This API key is not known.", code="key_unknown")
         if key.scope is Scope.READ and scope.get("method", "GET") not in SAFE_METHODS:
             raise Forbidden("This API key may only read.", code="key_read_only")
         scope["atoll.key"] = key.id
+        scope["atoll.read_only"] = key.scope is Scope.READ
+        if scope["type"] == "websocket":
+            # What lasts asks now and then whether it may go on.
+            scope["atoll.recheck"] = lambda: self._check(scope, keys)
+
+
+def _secret(scope: ASGIScope) -> str:
+    """
+    The key as the header has it. A web page cannot set that on a WebSocket: from there it comes as
+    one of the subprotocols that are offered, and is never the one that is chosen.
+    """
+    secret = ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, secret = value.decode("latin-1").partition(" ")
+            if kind.lower() != "bearer":
+                secret = ""
+    if not secret and scope["type"] == "websocket":
+        for offered in scope.get("subprotocols", ()):
+            if offered.startswith(KEY_PROTOCOL):
+                secret = offered.removeprefix(KEY_PROTOCOL)
+    return secret.strip()
+
+
+class LastAnswer:
+    """
+    An answer for those who still wait when a server that ends has given them all its time: it then
+    cancels them, which would be told as an error of its own.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, may_end = False, False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun, may_end
+            if message["type"] == "http.response.start":
+                begun = True
+                may_end = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            elif not message.get("more_body"):
+                may_end = False
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except asyncio.CancelledError:
+            if not begun:
+                await problem(_ends())(scope, receive, send)
+            elif may_end:
+                # Events: whoever reads them comes back with the last number.
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                raise
+
+
+def _ends() -> TemporaryError:
+    return TemporaryError(
+        "This server ends. What was asked for may be under way: ask for it by its id, or send the "
+        "same again if it has an id or a key of yours.",
+        code="shutting_down",
+    )
 
 
 class JsonByDefault:

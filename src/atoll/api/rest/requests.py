@@ -33,6 +33,8 @@ FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
 MAX_MS = 2**53
 """Beyond it JSON's numbers are not exact; what is allowed here is far less."""
+MAX_ANSWER = 32 * 1024
+"""Bytes of the answer to a question, as JSON; a question has an entry of the log with it."""
 MAX_STDIN = 1024 * 1024
 """Bytes of stdin that an executor takes at once."""
 MAX_MESSAGE = 64 * 1024
@@ -143,6 +145,15 @@ class Execute(Work):
         )
 
 
+class CreateContext(Wire):
+    language: Annotated[str, StringConstraints(max_length=64)] = Field(
+        "python", description="python is the only one that has contexts."
+    )
+    cwd: Path | None = Field(
+        None, description="Where it begins: beneath /workspace, which is the default."
+    )
+
+
 class Terminal(Wire):
     rows: int = Field(24, ge=1, le=65_535)
     cols: int = Field(80, ge=1, le=65_535)
@@ -187,7 +198,9 @@ class Invoke(Work):
         description="Milliseconds that mode sync waits, at most `execution.max_wait`.",
     )
     terminal: Terminal | None = Field(
-        None, description="The terminal to run on; one of 24 rows and 80 columns in mode console."
+        None,
+        description="The terminal to run on; in mode console one of 24 rows and 80 columns, unless "
+        "`stdin_open` asks for pipes.",
     )
 
     @field_validator("input")
@@ -249,7 +262,7 @@ class Invoke(Work):
 
     @property
     def _on_terminal(self) -> bool:
-        return self.terminal is not None or self.mode is Mode.CONSOLE
+        return self.terminal is not None or (self.mode is Mode.CONSOLE and not self.stdin_open)
 
     def request(self, timeout: float) -> Request:
         """What runs; `timeout` is for one that names none, in seconds."""
@@ -335,8 +348,10 @@ class Resume(Wire):
 
     @field_validator("answer")
     @classmethod
-    def _is_json(cls, answer: Any) -> Any:
-        return _as_json(answer)
+    def _is_short_json(cls, answer: Any) -> Any:
+        if len(json.dumps(answer, allow_nan=False)) > MAX_ANSWER:
+            raise ValueError(f"at most {MAX_ANSWER} bytes of JSON")
+        return answer
 
 
 def _as_json(value: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from atoll.api.rest.answers import RuntimeHealth, RuntimeMetrics, RuntimePage, timestamp
+from atoll.api.rest.answers import timestamp
 from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.schemas import RuntimeHealth, RuntimeMetrics, RuntimePage
 
 router = APIRouter(prefix="/runtimes", tags=["runtimes"])
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from atoll.api.rest.middleware import LastAnswer
+from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
@@ -46,9 +48,13 @@ def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvic
     """
     server = _Uvicorn(
         uvicorn.Config(
-            app,
+            LastAnswer(app),
             http="httptools",
-            ws="none",
+            ws=Protocol,
+            ws_max_size=MAX_MESSAGE,
+            ws_ping_interval=PING_SECONDS,
+            ws_ping_timeout=PING_SECONDS,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

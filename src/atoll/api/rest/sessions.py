@@ -7,9 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request
 
 from atoll import ids
-from atoll.api.rest.answers import ProcessPage, SessionOut, SessionPage, session_out
+from atoll.api.rest.answers import session_out
 from atoll.api.rest.context import Answer, page_answer, services, shown
 from atoll.api.rest.requests import CreateSession
+from atoll.api.rest.schemas import ProcessPage, SessionOut, SessionPage
 from atoll.model.session import SessionStatus
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from atoll import ids
-from atoll.api.rest.answers import TemplateOut, TemplatePage, template_out
+from atoll.api.rest.answers import template_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateTemplate, TemplateIn
+from atoll.api.rest.schemas import TemplateOut, TemplatePage
 from atoll.errors import Conflict
 from atoll.model.template import Template
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 NODE = "node"
 """The driver's directory in the data directory."""
 HANDLE_VERSION = 1
+CALLBACK = "callback.json"
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
@@ -200,6 +201,8 @@ class LocalDriver:
         else:
             raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
         directory.mkdir(mode=0o700)
+        if spec.callback is not None:
+            _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -229,6 +232,7 @@ class LocalDriver:
             hooks=bool(spec.template.image or spec.template.python),
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
+            reports_as=spec.instance_id if spec.callback is not None else None,
         )
 
         def source(host_path: str) -> str:
@@ -256,6 +260,8 @@ class LocalDriver:
             "stage": stage,
             "binds": list(binds.items()),
             "image": path if workspace.kind == IMAGE else None,
+            "callback": str(directory / CALLBACK) if spec.callback is not None else None,
+            "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
 
     @staticmethod
@@ -522,6 +528,12 @@ def _translated(instance_id: str) -> Iterator[None]:
             f"Instance {instance_id} could not be started: {words}",
             code=NODE_FULL if full else NOT_STARTED,
         ) from error
+
+
+def _write_secret(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
 
 
 def _tail(path: Path) -> str:

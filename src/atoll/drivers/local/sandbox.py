@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.bundle import BOOT, SOCKET
-from atoll.drivers.local.spawner import INFO_FD, LISTEN_FD, SECCOMP_FD
+from atoll.drivers.local.spawner import (
+    CALLBACK_FD,
+    INFO_FD,
+    JOURNAL_FDS,
+    LISTEN_FD,
+    SECCOMP_FD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +68,8 @@ class Sandbox:
     """Whether start-up code that the interpreter's packages bring is run."""
     seccomp: bool = True
     ephemeral: bool = False
+    reports_as: str | None = None
+    """The instance's id, when its executor reports to a callback address."""
 
 
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
@@ -70,8 +78,11 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
     config = json.dumps(
         {
             "listen_fd": LISTEN_FD,
+            "journal_fds": JOURNAL_FDS,
             "preload": list(sandbox.preload),
             "hooks": sandbox.hooks,
+            # Address and token are in the file: a command line is open to user code.
+            "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
             "inside": SOCKET,
         }
     )

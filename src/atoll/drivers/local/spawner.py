@@ -32,6 +32,9 @@ TRY = "try-image"
 """First argument, before an image and a directory, of a process that only tries to mount it."""
 
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
+JOURNAL_FDS = (6, 7)
+CALLBACK_FD = 8
+JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CLONE_NEWNS = 0x0002_0000
 _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
@@ -225,6 +228,14 @@ class Spawner:
             if request["seccomp"]:
                 fds[SECCOMP_FD] = os.open(request["seccomp"], os.O_RDONLY | os.O_CLOEXEC)
                 held.callback(os.close, fds[SECCOMP_FD])
+            for number, path in zip(JOURNAL_FDS, request["journal"], strict=False):
+                fds[number] = os.open(path, JOURNAL_FLAGS, 0o600)
+                held.callback(os.close, fds[number])
+                if request["uid"] is not None:
+                    os.fchown(fds[number], request["uid"], request["uid"])
+            if request["callback"]:
+                fds[CALLBACK_FD] = os.open(request["callback"], os.O_RDONLY | os.O_CLOEXEC)
+                held.callback(os.close, fds[CALLBACK_FD])
             read, write = os.pipe2(os.O_CLOEXEC)
             fds[INFO_FD] = write
             held.callback(os.close, write)

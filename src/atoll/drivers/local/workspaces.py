@@ -62,6 +62,14 @@ class Workspaces:
         """The directory to bind, or the image to mount."""
         return self._root / workspace.name / ("disk" if workspace.kind == IMAGE else "files")
 
+    def journal(self, workspace: Workspace) -> tuple[Path, Path]:
+        """
+        Where the executor keeps results that nobody has taken: beside the files, so that the next
+        instance has them too, and not among them, so that user code has not.
+        """
+        place = self._root / workspace.name
+        return place / "journal.0", place / "journal.1"
+
     def make(self, name: str, size: int) -> Workspace:
         """A new, empty workspace; the one of that name when it is there."""
         place = self._root / name

@@ -62,7 +62,15 @@ class SqlStore:
 
     async def cluster(self) -> str:
         """An id of this database, made when it is first asked for and the same for all."""
-        new = {"id": "cluster", "value": ids.cluster_id()}
+        return await self._property("cluster", ids.cluster_id())
+
+    async def secret(self) -> str:
+        """256 random bits that the replicas of this database share, made in the same way."""
+        return await self._property("secret", ids.secret())
+
+    async def _property(self, name: str, value: str) -> str:
+        """What the database knows under this name; `value`, from now on, if that is nothing."""
+        new = {"id": name, "value": value}
 
         def write(connection: Connection) -> str:
             found = connection.execute(_PROPERTY, new).fetchone()

@@ -1,0 +1,140 @@
+"""
+The routes under /internal, beside the API and not of it.
+
+They stand before the check of API keys and have their own: the token of one instance. Who has none
+is refused before any of the body is read. No web page can call them, as CORS does not cover them.
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from atoll.api.rest import problems
+from atoll.api.rest.context import Answer
+from atoll.api.rest.middleware import BodyLimit
+from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from atoll.service.reports import Reports
+    from atoll.service.tokens import Tokens
+    from atoll.settings import ExecutionSettings
+
+PREFIX = "/internal/"
+BEYOND_OUTPUT = 8 * 1024 * 1024
+"""Bytes of a report that are not output: artifacts, what was shown, the JSON around it all."""
+MOST_ENTRIES = 1_000_000
+
+Number = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
+
+
+class ResultReport(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    result: dict[str, Any]
+    log: Annotated[list[tuple[Number, Number, str]], Field(max_length=MOST_ENTRIES)] = []
+
+
+class StatusReport(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    status: Annotated[str, Field(pattern="^running$")]
+
+
+class Internal:
+    """Takes what is under /internal; all else goes on to the API."""
+
+    def __init__(
+        self, app: ASGIApp, reports: Reports, tokens: Tokens, settings: ExecutionSettings
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        # Base64 is a third more than what it stands for; twice as much leaves room for both.
+        limit = 2 * (2 * settings.output_limit + settings.return_limit) + BEYOND_OUTPUT
+        self._routes = BodyLimit(_routes(reports), limit=limit, upload_limit=limit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope["atoll.instance"] = self._tokens.instance(_bearer(scope))
+        except AtollError as error:
+            await problems.problem(error)(scope, receive, send)
+            return
+        await self._routes(scope, receive, send)
+
+
+def _bearer(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, token = value.decode("latin-1").partition(" ")
+            if kind.lower() == "bearer" and token.strip():
+                return str(token.strip())
+    raise Unauthenticated(
+        "This needs an instance's token, as the header Authorization: Bearer <token>.",
+        code="token_missing",
+    )
+
+
+def _routes(reports: Reports) -> ASGIApp:
+    async def ready(request: Request) -> Response:
+        instance_id = _instance(request)
+        if request.path_params["instance_id"] != instance_id:
+            raise Forbidden("This token is another instance's.", code="token_of_another")
+        await reports.ready(instance_id)
+        return Answer({})
+
+    async def status(request: Request) -> Response:
+        told = StatusReport.model_validate_json(await request.body())
+        await reports.status(_instance(request), _execution(request), told.status)
+        return Answer({})
+
+    async def heartbeat(request: Request) -> Response:
+        await reports.heartbeat(_instance(request), _execution(request))
+        return Answer({})
+
+    async def result(request: Request) -> Response:
+        told = ResultReport.model_validate_json(await request.body())
+        try:
+            entries = [
+                (sequence, channel, binascii.a2b_base64(data, strict_mode=True))
+                for sequence, channel, data in told.log
+            ]
+        except ValueError as error:
+            raise InvalidRequest(f"The log is not base64: {error}.") from error
+        stored = await reports.result(_instance(request), _execution(request), told.result, entries)
+        return Answer({"stored": stored})
+
+    execution = "/internal/executions/{execution_id}"
+    return Starlette(
+        routes=[
+            Route("/internal/instances/{instance_id}/ready", ready, methods=["POST"]),
+            Route(f"{execution}/status", status, methods=["POST"]),
+            Route(f"{execution}/heartbeat", heartbeat, methods=["POST"]),
+            Route(f"{execution}/result", result, methods=["POST"]),
+        ],
+        exception_handlers={
+            AtollError: problems.on_atoll_error,
+            ValidationError: problems.on_validation_error,
+            HTTPException: problems.on_http_exception,
+            Exception: problems.on_unexpected,
+        },
+    )
+
+
+def _instance(request: Request) -> str:
+    return str(request.scope["atoll.instance"])
+
+
+def _execution(request: Request) -> str:
+    return str(request.path_params["execution_id"])

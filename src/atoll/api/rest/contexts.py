@@ -1,0 +1,84 @@
+"""Routes of a session's contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from starlette.responses import Response
+
+from atoll import ids
+from atoll.api.rest.answers import timestamp
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.requests import CreateContext
+from atoll.api.rest.schemas import ContextOut, ContextPage
+
+if TYPE_CHECKING:
+    from atoll.service.contexts import Context
+
+router = APIRouter(prefix="/sessions/{session_id}/contexts", tags=["contexts"])
+
+
+def context_out(context: Context) -> dict[str, Any]:
+    return {
+        "id": context.id,
+        "session_id": context.session_id,
+        "language": context.language,
+        "cwd": context.cwd,
+        "state": context.state,
+        "created_at": timestamp(context.created_at),
+        "execution_count": context.execution_count,
+    }
+
+
+@router.post("", status_code=201, responses={201: {"model": ContextOut}})
+async def create_context(
+    request: Request, session_id: str, body: Annotated[CreateContext | None, Body()] = None
+) -> Answer:
+    """
+    Create a context: a process that keeps variables, imports and open files from one execution with
+    its `context_id` to the next. It is ready when this answers.
+    """
+    body = body or CreateContext()
+    seed = request.scope.get("atoll.seed")
+    context = await services(request).contexts.create(
+        session_id,
+        language=body.language,
+        cwd=body.cwd,
+        context_id=None if seed is None else ids.context_id(seed),
+    )
+    return Answer(context_out(context), 201)
+
+
+@router.get("", responses={200: {"model": ContextPage}})
+async def list_contexts(request: Request, session_id: str) -> Answer:
+    """A session's contexts, oldest first."""
+    found = await services(request).contexts.list(session_id)
+    return page_answer([context_out(context) for context in found], None)
+
+
+@router.get("/{context_id}", responses={200: {"model": ContextOut}})
+async def get_context(request: Request, session_id: str, context_id: str) -> Answer:
+    return Answer(context_out(await services(request).contexts.get(session_id, context_id)))
+
+
+@router.post("/{context_id}/restart", responses={200: {"model": ContextOut}})
+async def restart_context(request: Request, session_id: str, context_id: str) -> Answer:
+    """Begin anew under the same id, without state. What runs in it is cancelled."""
+    return Answer(context_out(await services(request).contexts.restart(session_id, context_id)))
+
+
+@router.post("/{context_id}/interrupt", responses={200: {"model": ContextOut}})
+async def interrupt_context(request: Request, session_id: str, context_id: str) -> Answer:
+    """
+    SIGINT to what runs in it, which is KeyboardInterrupt in Python; its state stays. Nothing
+    happens to one that is idle.
+    """
+    return Answer(context_out(await services(request).contexts.interrupt(session_id, context_id)))
+
+
+@router.delete("/{context_id}", status_code=204)
+async def delete_context(request: Request, session_id: str, context_id: str) -> Response:
+    """End a context, and what runs in it."""
+    await services(request).contexts.delete(session_id, context_id)
+    return Response(status_code=204)

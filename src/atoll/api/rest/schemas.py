@@ -1,0 +1,322 @@
+"""
+The shapes of answers, for OpenAPI. The functions of `answers` write them; a test holds the two to
+each other.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+_SHORTENED = "Fields of which only the beginning is here, or nothing."
+
+
+class ResourcesOut(BaseModel):
+    cpu: str
+    memory: str
+    disk: str
+    max_processes: int
+
+
+class Stale(BaseModel):
+    """What may come from memory while the database is away."""
+
+    stale: bool = Field(
+        False, description="Only there, and true, when the database is away: what was known last."
+    )
+
+
+class SessionOut(Stale):
+    id: str
+    template_id: str
+    status: Literal["creating", "running", "completed", "failed", "timeout", "terminated"]
+    wanted: Literal["running", "destroyed"]
+    runtime_type: str
+    runtime_node: str
+    container_id: str | None = Field(description="The instance, by whatever driver.")
+    pod_name: str | None
+    resources: ResourcesOut
+    env_vars: dict[str, str]
+    timeout: int
+    capacity: int = Field(description="Executions at the same time.")
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None
+    cause: str | None
+    message: str | None
+
+
+class SessionPage(BaseModel):
+    items: list[SessionOut]
+    next_cursor: str | None
+
+
+class ProcessOut(BaseModel):
+    pid: int = Field(description="As the session sees it.")
+    execution_id: str
+    name: str
+
+
+class ProcessPage(BaseModel):
+    items: list[ProcessOut]
+    next_cursor: str | None
+
+
+class Submitted(BaseModel):
+    execution_id: str
+    invocation_id: str | None
+    status: Literal["submitted"]
+    submitted_at: datetime
+
+
+class ErrorOut(BaseModel):
+    code: str
+    message: str
+    name: str | None = None
+    traceback: str | None = None
+
+
+class MetricsOut(BaseModel):
+    duration_ms: float
+    cpu_time_ms: float
+    peak_memory_mb: float
+    bytes_read: int
+    bytes_written: int
+
+
+class DisplayOut(BaseModel):
+    """Something that a context showed, in all the forms it has."""
+
+    type: Literal["display", "result"]
+    data: dict[str, Any] = Field(description="By MIME type; binary ones as base64.")
+    metadata: dict[str, Any]
+
+
+class AttemptOut(BaseModel):
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    container_id: str | None
+    cause: str | None
+    message: str | None
+
+
+class ApprovalOut(BaseModel):
+    id: str
+    question: str
+    data: Any
+    timeout: float = Field(description="Seconds that it waits in all.")
+
+
+class ContextOut(BaseModel):
+    id: str
+    session_id: str
+    language: str
+    cwd: str
+    state: Literal["idle", "busy", "dead"]
+    created_at: datetime
+    execution_count: int = Field(description="Executions since it was started.")
+
+
+class ContextPage(BaseModel):
+    items: list[ContextOut]
+    next_cursor: str | None
+
+
+class ResultOut(Stale):
+    execution_id: str
+    status: Literal["success", "failed", "timeout", "error"]
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    execution_time: float
+    return_value: Any
+    results: list[DisplayOut]
+    metrics: MetricsOut | None
+    artifacts: list[str]
+    cause: str | None
+    signal: str | None
+    error: ErrorOut | None
+    stdout_truncated: bool
+    stdout_bytes: int
+    stderr_truncated: bool
+    stderr_bytes: int
+    artifacts_truncated: bool
+    shortened: list[str] = Field(description=f"{_SHORTENED} Empty unless the rest was lost.")
+
+
+class StatusOut(Stale):
+    execution_id: str
+    session_id: str
+    status: Literal["pending", "running", "completed", "failed", "timeout", "crashed", "cancelled"]
+    cause: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+class ArtifactOut(BaseModel):
+    path: str
+    size: int
+    mime_type: str
+    type: Literal["artifact", "log", "output"]
+    created_at: datetime
+    checksum: str | None = Field(description="SHA-256.")
+    download_url: str | None
+
+
+class ExecutionOut(Stale):
+    id: str
+    invocation_id: str | None
+    session_id: str
+    container_id: str | None
+    code: str | None
+    language: str | None
+    command: list[str] | None
+    function_name: str | None
+    context_id: str | None
+    timeout: float
+    status: Literal["pending", "running", "completed", "failed", "timeout", "crashed", "cancelled"]
+    cause: str | None
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    signal: str | None
+    execution_time: float | None
+    return_value: Any
+    results: list[DisplayOut]
+    metrics: MetricsOut | None
+    artifacts: list[ArtifactOut]
+    error: ErrorOut | None
+    stdout_truncated: bool
+    stdout_bytes: int
+    stderr_truncated: bool
+    stderr_bytes: int
+    artifacts_truncated: bool
+    shortened: list[str] = Field(
+        description=f"{_SHORTENED} In a list: `GET executions/{{id}}` has all of them."
+    )
+    retry_count: int
+    attempts: list[AttemptOut]
+    approval: ApprovalOut | None = Field(description="What it waits to be told.")
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+
+
+class ExecutionPage(BaseModel):
+    items: list[ExecutionOut]
+    next_cursor: str | None
+
+
+class InvocationOut(BaseModel):
+    invocation_id: str
+    execution_id: str = Field(description="Of its executions, the latest.")
+    session_id: str
+    function_name: str | None
+    mode: Literal["sync", "async", "stream", "console"]
+    status: Literal["accepted", "running", "succeeded", "failed", "cancelled"]
+    metadata: dict[str, str]
+    created_at: datetime
+    completed_at: datetime | None
+    result: ResultOut | None
+    console_url: str | None = Field(description="Where its terminal is, in mode console.")
+
+
+class InvocationPage(BaseModel):
+    items: list[InvocationOut]
+    next_cursor: str | None
+
+
+class EntryOut(BaseModel):
+    """A file or directory of a workspace; `path` is relative to /workspace."""
+
+    path: str
+    name: str
+    type: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: str = Field(examples=["0644"])
+    modified_at: datetime
+
+
+class Uploaded(BaseModel):
+    items: list[EntryOut]
+
+
+class EntryPage(BaseModel):
+    items: list[EntryOut]
+    next_cursor: str | None
+
+
+class TemplateOut(BaseModel):
+    id: str
+    name: str
+    image: str
+    base_image: str
+    pre_installed_packages: list[str]
+    default_resources: ResourcesOut
+    security_context: dict[str, Any]
+    python: str
+    preload: list[str]
+    env: dict[str, str]
+    pool_size: int
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class TemplatePage(BaseModel):
+    items: list[TemplateOut]
+    next_cursor: str | None
+
+
+class RuntimeOut(BaseModel):
+    id: str
+    type: str
+    url: str
+    status: Literal["healthy", "unhealthy", "draining"]
+    cpu_usage: float
+    mem_usage: float
+    session_count: int
+    max_sessions: int | None
+    cached_templates: list[str]
+    last_heartbeat: datetime
+    failure_count: int
+
+
+class RuntimePage(BaseModel):
+    items: list[RuntimeOut]
+    next_cursor: str | None
+
+
+class RuntimeHealth(BaseModel):
+    id: str
+    status: Literal["healthy", "unhealthy", "draining"]
+    problem: str | None = Field(description="Why it is unhealthy.")
+    checked_at: datetime
+    provides: list[str]
+    missing: dict[str, str]
+
+
+class RuntimeMetrics(BaseModel):
+    id: str
+    cpu_usage: float
+    cpu_count: int
+    load_average: float
+    mem_usage: float
+    mem_total: int
+    disk_free: int
+    session_count: int
+    pool: dict[str, int]
+
+
+class Problem(BaseModel):
+    """RFC 9457. `code` is stable; branch on it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str

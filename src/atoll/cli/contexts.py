@@ -1,0 +1,137 @@
+"""`atoll context …`."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli import output
+from atoll.cli.complete import session_ids
+from atoll.cli.options import ApiKey, Env, Json, Url, connect, environment
+
+app = typer.Typer(
+    help="Processes of a session that keep their state between executions.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SessionId = Annotated[
+    str, typer.Argument(metavar="SESSION", autocompletion=session_ids, help="Its id.")
+]
+ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Its id.")]
+_MOST = 1000
+
+
+@app.command()
+def create(
+    session_id: SessionId,
+    language: Annotated[str, typer.Option("--language", "-l", help="python.")] = "python",
+    cwd: Annotated[str | None, typer.Option(help="Where it begins; /workspace.")] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Create a context and print its id."""
+    with connect(url, api_key) as atoll:
+        info = atoll.sessions.get(session_id).context(language, cwd=cwd).info
+    output.as_json(info) if json else output.line(info.id)
+
+
+@app.command("list")
+def list_(
+    session_id: SessionId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """List a session's contexts."""
+    with connect(url, api_key) as atoll:
+        found = atoll.sessions.get(session_id).contexts()
+        infos = [context.info for context in islice(found, _MOST)]
+    if json:
+        output.as_json(infos)
+        return
+    output.table(
+        ("CONTEXT", "LANGUAGE", "STATE", "RUNS", "CWD", "AGE"),
+        [
+            (
+                info.id,
+                info.language,
+                info.state,
+                info.execution_count,
+                info.cwd,
+                output.age(info.created_at),
+            )
+            for info in infos
+        ],
+    )
+
+
+@app.command()
+def run(
+    session_id: SessionId,
+    context_id: ContextId,
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", help="Run this; else what is on stdin.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds.")] = None,
+    env: Env = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write what it shows to files there: 1.png, 2.html, …"),
+    ] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Run code in a context and end with its exit code."""
+    from atoll.cli.live import show as show_live
+
+    source = typer.get_text_stream("stdin").read() if code is None else code
+    variables = environment(env)
+    with connect(url, api_key) as atoll:
+        context = atoll.sessions.get(session_id).get_context(context_id)
+        execution = context.submit(source, timeout=timeout, env=variables)
+        status = show_live(execution, json=json)
+        shown = execution.result().results if save is not None else ()
+    if save is not None and shown:
+        save.mkdir(parents=True, exist_ok=True)
+        for number, display in enumerate(shown, 1):
+            output.note(f"saved {display.save(save / str(number))}")
+    raise typer.Exit(status)
+
+
+@app.command()
+def restart(
+    session_id: SessionId,
+    context_id: ContextId,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Begin anew, without state; what runs is cancelled."""
+    with connect(url, api_key) as atoll:
+        info = atoll.sessions.get(session_id).get_context(context_id).restart()
+    output.as_json(info) if json else output.line(info.id)
+
+
+@app.command()
+def interrupt(
+    session_id: SessionId,
+    context_id: ContextId,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Interrupt what runs in a context, as Ctrl-C does."""
+    with connect(url, api_key) as atoll:
+        info = atoll.sessions.get(session_id).get_context(context_id).interrupt()
+    output.as_json(info) if json else output.line(info.id)
+
+
+@app.command()
+def delete(
+    session_id: SessionId, context_id: ContextId, url: Url = None, api_key: ApiKey = None
+) -> None:
+    """End a context, and what runs in it."""
+    with connect(url, api_key) as atoll:
+        atoll.sessions.get(session_id).get_context(context_id).delete()
+    output.line(context_id)

@@ -1,0 +1,206 @@
+"""`atoll execution …`."""
+
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import output
+from atoll.cli.complete import execution_ids, session_ids
+from atoll.cli.options import ApiKey, Json, Url, connect
+
+if TYPE_CHECKING:
+    from atoll.sdk.values import Event, Status
+
+app = typer.Typer(
+    help="What runs, and has run, in sessions.", no_args_is_help=True, rich_markup_mode=None
+)
+
+ExecutionId = Annotated[
+    str, typer.Argument(metavar="EXECUTION", help="Its id.", autocompletion=execution_ids)
+]
+ApprovalId = Annotated[
+    str | None, typer.Option("--approval-id", help="Only if this is what it asks.")
+]
+
+
+@app.command("list")
+def list_(
+    session_id: Annotated[
+        str | None, typer.Option("--session", autocompletion=session_ids, help="Of this session.")
+    ] = None,
+    invocation_id: Annotated[
+        str | None, typer.Option("--invocation", help="Of this invocation.")
+    ] = None,
+    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """List executions, newest first, ended ones included."""
+    with connect(url, api_key) as atoll:
+        found = atoll.executions.list(
+            session_id=session_id, invocation_id=invocation_id, status=status
+        )
+        infos = list(islice(found, limit))
+    if json:
+        output.as_json(infos)
+        return
+    output.table(
+        ("EXECUTION", "STATUS", "SESSION", "ATTEMPT", "EXIT", "CAUSE", "AGE"),
+        [
+            (
+                info.id,
+                info.status,
+                info.session_id,
+                info.retry_count + 1,
+                info.exit_code,
+                info.cause,
+                output.age(info.created_at),
+            )
+            for info in infos
+        ],
+    )
+
+
+@app.command()
+def show(
+    execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """Show one execution, with its output and what it asks."""
+    with connect(url, api_key) as atoll:
+        info = atoll.execution(execution_id).info()
+    output.as_json(info) if json else output.details(info)
+
+
+@app.command()
+def follow(
+    execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """
+    Pass its output on until it ends, and end with its exit code.
+
+    From the start, whatever was shown before. Ctrl-C leaves it running.
+    """
+    from atoll.cli.live import show as show_live
+
+    with connect(url, api_key) as atoll:
+        status = show_live(atoll.execution(execution_id), json=json, own=False)
+    raise typer.Exit(status)
+
+
+@app.command()
+def events(
+    execution_id: ExecutionId,
+    after: Annotated[int, typer.Option(min=0, help="Those behind the one of this number.")] = 0,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+) -> None:
+    """Show what happens to it, event by event, until it ends. Ctrl-C leaves it running."""
+    from json import dumps
+
+    with connect(url, api_key) as atoll:
+        for event in atoll.execution(execution_id).events(after):
+            content = _content(event)
+            if json:
+                line = {"id": event.sequence or None, "event": event.kind, **content}
+                typer.echo(dumps(line, default=output.plain, ensure_ascii=False))
+            else:
+                words = dumps(content, default=output.plain, ensure_ascii=False) if content else ""
+                output.line(f"{event.sequence or '-'} {event.kind} {words}".rstrip())
+
+
+@app.command()
+def cancel(
+    execution_id: ExecutionId,
+    reason: Annotated[str | None, typer.Option(help="Kept with it.")] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """End it, and print how it ended."""
+    with connect(url, api_key) as atoll:
+        _told(atoll.execution(execution_id).cancel(reason), json=json)
+
+
+@app.command()
+def inject(
+    execution_id: ExecutionId,
+    message: Annotated[
+        str | None, typer.Argument(help="What the code reads with messages().")
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Instead: pass stdin on to its stdin, as it comes.")
+    ] = False,
+    eof: Annotated[bool, typer.Option("--eof", help="Close its stdin after that.")] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Give running code a message, or more for its stdin."""
+    import os
+    import sys
+
+    if (message is None) == (not (stdin or eof)):
+        raise typer.BadParameter("give a message, or --stdin or --eof.", param_hint="MESSAGE")
+    with connect(url, api_key) as atoll:
+        execution = atoll.execution(execution_id)
+        if message is not None:
+            status = execution.send(message)
+        else:
+            # As it comes, however little.
+            while stdin and (piece := os.read(sys.stdin.fileno(), 65536)):
+                execution.write(piece)
+            status = execution.write(b"", eof=eof)
+    _told(status, json=json)
+
+
+@app.command()
+def approve(
+    execution_id: ExecutionId,
+    answer: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Said beyond yes, for the code.")
+    ] = None,
+    approval_id: ApprovalId = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Say yes to what it asks."""
+    from atoll.cli.program import read_json
+
+    given = read_json(answer, "--answer")
+    with connect(url, api_key) as atoll:
+        _told(atoll.execution(execution_id).approve(given, approval_id=approval_id), json=json)
+
+
+@app.command()
+def refuse(
+    execution_id: ExecutionId,
+    reason: Annotated[str | None, typer.Option(help="Told to the code.")] = None,
+    approval_id: ApprovalId = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Say no to what it asks."""
+    with connect(url, api_key) as atoll:
+        _told(atoll.execution(execution_id).refuse(reason, approval_id=approval_id), json=json)
+
+
+def _told(status: "Status", *, json: bool) -> None:
+    output.as_json(status) if json else output.line(status.status)
+
+
+def _content(event: "Event") -> dict[str, object]:
+    """What is in it, as the wire has it."""
+    if event.kind in ("stdout", "stderr"):
+        return {"text": event.text}
+    value = event.result or event.approval or event.retry or event.display
+    if value is not None:
+        content: dict[str, object] = output.plain(value)
+        return content
+    found = {"ahead": event.ahead, "attempt": event.attempt}
+    return {name: number for name, number in found.items() if number is not None}

@@ -1,0 +1,121 @@
+"""
+What a context showed: one thing in all the forms that it has.
+
+It was made by code in a sandbox. A notebook is given the forms that can do nothing there (text,
+images, JSON); HTML, SVG and scripts would run in its page, so who trusts them shows them by hand.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import os
+
+PNG, JPEG, SVG = "image/png", "image/jpeg", "image/svg+xml"
+HTML, JSON, TEXT = "text/html", "application/json", "text/plain"
+MARKDOWN, LATEX = "text/markdown", "text/latex"
+
+_HARMLESS = (TEXT, PNG, JPEG, JSON)
+_SUFFIXES = {
+    ".png": PNG,
+    ".jpg": JPEG,
+    ".jpeg": JPEG,
+    ".svg": SVG,
+    ".html": HTML,
+    ".json": JSON,
+    ".md": MARKDOWN,
+    ".tex": LATEX,
+    ".txt": TEXT,
+}
+"""By which form a file of that name is written; in the order of preference for one without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Something shown by `display()`, or the value of the last expression (`type` "result")."""
+
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+    """By MIME type; images are base64."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str | None:
+        return self._str(TEXT)
+
+    @property
+    def html(self) -> str | None:
+        return self._str(HTML)
+
+    @property
+    def markdown(self) -> str | None:
+        return self._str(MARKDOWN)
+
+    @property
+    def latex(self) -> str | None:
+        return self._str(LATEX)
+
+    @property
+    def svg(self) -> str | None:
+        return self._str(SVG)
+
+    @property
+    def png(self) -> bytes | None:
+        return self._bytes(PNG)
+
+    @property
+    def jpeg(self) -> bytes | None:
+        return self._bytes(JPEG)
+
+    @property
+    def json(self) -> Any:
+        return self.data.get(JSON)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """
+        Write it to a file in the form that the name asks for (`.png`, `.svg`, `.html`, …). A name
+        without a suffix gets one: that of the best form there is. Says where it is.
+        """
+        target = Path(path)
+        mime = _SUFFIXES.get(target.suffix.lower())
+        if not target.suffix:
+            found = [suffix for suffix, kind in _SUFFIXES.items() if kind in self.data]
+            if found:
+                mime, target = _SUFFIXES[found[0]], target.with_name(target.name + found[0])
+        content = None if mime is None else self._content(mime)
+        if content is None:
+            raise InvalidRequest(
+                f"It cannot be saved as {target.name}; it has {', '.join(self.data) or 'no form'}.",
+                code="no_such_form",
+            )
+        target.write_bytes(content)
+        return target
+
+    def _content(self, mime: str) -> bytes | None:
+        if mime in (PNG, JPEG):
+            return self._bytes(mime)
+        if mime == JSON:
+            return json.dumps(self.json, indent=2).encode() if JSON in self.data else None
+        text = self._str(mime)
+        return None if text is None else text.encode("utf-8", "replace")
+
+    def _str(self, mime: str) -> str | None:
+        value = self.data.get(mime)
+        return value if isinstance(value, str) else None
+
+    def _bytes(self, mime: str) -> bytes | None:
+        try:
+            return base64.b64decode(self._str(mime) or "") or None
+        except (binascii.Error, ValueError):
+            return None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {mime: self.data[mime] for mime in _HARMLESS if mime in self.data}

@@ -1,0 +1,401 @@
+"""One session: running code in it, and what belongs to it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from atoll.errors import InvalidRequest
+from atoll.sdk.callbacks import Callbacks, follow
+from atoll.sdk.contexts import AsyncContext
+from atoll.sdk.decode import decode
+from atoll.sdk.executions import AsyncExecution, execute_body
+from atoll.sdk.files import AsyncFiles
+from atoll.sdk.invocations import AsyncInvocation, invoke_body
+from atoll.sdk.paths import segment
+from atoll.sdk.patience import quietly, undoable
+from atoll.sdk.values import (
+    ContextInfo,
+    Event,
+    ExecutionInfo,
+    InvocationInfo,
+    ProcessInfo,
+    Result,
+    SessionInfo,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+
+    from atoll.sdk.callbacks import ApprovalCallback, EventCallback, OutputCallback
+    from atoll.sdk.connection import Connection
+
+# Short executions are answered by the request that submits them. It must not wait much longer: only
+# its answer tells the id, without which an execution cannot be cancelled.
+_FIRST_WAIT = 1.0
+_LEFT = "Its caller left."
+"""The reason of a cancellation that nobody asked for in words."""
+
+
+class AsyncSession:
+    """A sandbox that lives until it is deleted or its time is over."""
+
+    def __init__(self, connection: Connection, info: SessionInfo) -> None:
+        self._connection = connection
+        self._info = info
+        self._path = f"sessions/{segment(info.id)}"
+        self._files = AsyncFiles(connection, self._path)
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def info(self) -> SessionInfo:
+        """As of the last answer about it; `refresh` asks again."""
+        return self._info
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its workspace."""
+        return self._files
+
+    def __repr__(self) -> str:
+        return f"<Session {self._info.id} {self._info.status}>"
+
+    async def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        wait: float | None = None,
+        on_stdout: OutputCallback | None = None,
+        on_stderr: OutputCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Result:
+        """
+        Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
+
+        Python code that defines `handler` has it called with `event`; what it returns is the
+        result's `return_value`. A program that fails is a result, not an exception: see `Result.ok`
+        and `Result.check`.
+
+        `timeout` is how long the code may run, `wait` how long this call waits, in seconds; after
+        `wait` it raises `TimeoutError`. However the call is left before the end, by that, by an
+        error in a callback or because it was cancelled, the execution is cancelled.
+
+        The callbacks are told what happens as it happens: `on_stdout` and `on_stderr` get text,
+        `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
+        returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
+
+        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
+        it is asked for: by this call, which then survives a connection that breaks, and by others.
+        """
+        body = execute_body(
+            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
+        )
+        callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval)
+        async with _within(wait):
+            return await self._run(body, idempotency_key, callbacks, wait)
+
+    async def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncIterator[Event]:
+        """
+        Like `run`, giving the events as they happen; the last one is the `result`.
+
+        A connection that breaks is taken up again where it broke, with no gap and no repeat, also
+        when the server was started again. Leaving the iteration before the end cancels the
+        execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
+        which `execution` talks to it meanwhile.
+        """
+        body = execute_body(
+            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
+        )
+        execution = await self._submit(body, idempotency_key)
+        ended = False
+        try:
+            async for happened in execution.events():
+                ended = happened.kind == "result"
+                yield happened
+        finally:
+            if not ended and not self._connection.closed:
+                await quietly(execution.cancel(_LEFT))
+
+    async def submit(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        command: Sequence[str] | None = None,
+        event: Any = None,
+        timeout: float | None = None,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        stdin_open: bool = False,
+        execution_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncExecution:
+        """
+        Like `run`, without waiting for anything but the server's word that it will be run. With
+        `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
+        """
+        body = execute_body(
+            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
+        )
+        return await self._submit(body, idempotency_key)
+
+    async def invoke(
+        self,
+        function: str | None = None,
+        *,
+        code: str | None = None,
+        command: Sequence[str] | None = None,
+        language: str = "python",
+        input: Any = None,
+        content_type: str | None = None,
+        timeout: float | None = None,
+        wait: float | None = None,
+        mode: Literal["sync", "async"] = "sync",
+        metadata: Mapping[str, str] | None = None,
+        invocation_id: str | None = None,
+        execution_id: str | None = None,
+        stdin: str | None = None,
+        stdin_open: bool = False,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncInvocation:
+        """
+        Call a `function`: one that `code` defines, or `module:name` in the workspace. Or run `code`
+        or a `command` as `run` does.
+
+        The function is given `input`, a JSON value or bytes with a `content_type`; what it returns
+        is the `return_value` of the result. In mode `sync` this waits for the end, for `wait`
+        seconds at most as `run` does; in mode `async` for nothing. `metadata` is kept with the
+        invocation.
+
+        An `invocation_id` of your own makes it the same invocation however often it is asked for.
+        One that has failed is run again by asking with a new `execution_id` as well.
+        """
+        body = invoke_body(
+            self.id,
+            function,
+            code,
+            command,
+            language,
+            input,
+            content_type,
+            timeout,
+            metadata,
+            invocation_id,
+            execution_id,
+            stdin,
+            stdin_open,
+            env,
+            args,
+            cwd,
+        )
+        async with _within(wait):
+            return await self._invoke(body, idempotency_key, mode)
+
+    async def interactive(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        cols: int | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncExecution:
+        """
+        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
+        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        """
+        terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
+        if isinstance(command, str):
+            raise InvalidRequest("command is a list of strings.", field="command")
+        body = {
+            "session_id": self._info.id,
+            "mode": "console",
+            "command": list(command or shell(on_terminal=terminal is not None)),
+            "terminal": terminal,
+            "stdin_open": terminal is None,
+            "timeout_ms": None if timeout is None else round(timeout * 1000),
+            "env": dict(env) if env else None,
+            "cwd": cwd,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        return (await self._invoke(given, idempotency_key, "async")).execution
+
+    async def context(
+        self,
+        language: str = "python",
+        *,
+        cwd: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncContext:
+        """
+        A new context, whose runs find what earlier ones left behind; python is the only `language`
+        that has them. It begins in `cwd`, by default the workspace.
+        """
+        body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
+        path = f"{self._path}/contexts"
+        if idempotency_key is None:
+            creation = self._connection.call("POST", path, body=body)
+        else:
+            creation = self._connection.call_once(path, key=idempotency_key, body=body)
+        answer = await undoable(creation, lambda answer: self._context(answer).delete())
+        return self._context(answer)
+
+    async def contexts(self) -> AsyncIterator[AsyncContext]:
+        """The contexts that it has, oldest first."""
+        async for item in self._connection.pages(f"{self._path}/contexts"):
+            yield self._context(item)
+
+    async def get_context(self, context_id: str) -> AsyncContext:
+        """The context with this id; raises `NotFound` when there is none, or no more."""
+        path = f"{self._path}/contexts/{segment(context_id)}"
+        return self._context(await self._connection.call("GET", path))
+
+    def execution(self, execution_id: str) -> AsyncExecution:
+        """The handle of an execution known by its id; the server is not asked."""
+        return AsyncExecution(self._connection, execution_id)
+
+    async def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
+        """What was run in it, newest first."""
+        async for item in self._connection.pages(f"{self._path}/executions", {"status": status}):
+            yield decode(ExecutionInfo, item)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """What its executions left running in the background."""
+        answer = await self._connection.call("GET", f"{self._path}/processes")
+        return [decode(ProcessInfo, item) for item in answer["items"]]
+
+    async def end_processes(self) -> list[ProcessInfo]:
+        """End those, with everything they started; what they were."""
+        answer = await self._connection.call("DELETE", f"{self._path}/processes")
+        return [decode(ProcessInfo, item) for item in answer["items"]]
+
+    async def refresh(self) -> SessionInfo:
+        """Ask the server how it is."""
+        self._info = decode(SessionInfo, await self._connection.call("GET", self._path))
+        return self._info
+
+    async def delete(self) -> SessionInfo:
+        """End it; its record and the results stay readable. Doing so again changes nothing."""
+        self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
+        return self._info
+
+    def _context(self, answer: Any) -> AsyncContext:
+        return AsyncContext(self._connection, self, decode(ContextInfo, answer))
+
+    async def _run(
+        self,
+        body: dict[str, Any],
+        key: str | None,
+        callbacks: Callbacks,
+        wait: float | None = None,
+    ) -> Result:
+        if callbacks:
+            execution = await self._submit(body, key)
+            return await _to_the_end(execution, follow(execution, callbacks))
+        first = _FIRST_WAIT if wait is None else min(_FIRST_WAIT, wait)
+        answer = await undoable(self._execute(body, key, first), self._cancel)
+        if answer["status"] != "submitted":
+            return decode(Result, answer)
+        execution = AsyncExecution(self._connection, answer["execution_id"])
+        return await _to_the_end(execution, execution.wait())
+
+    async def _invoke(self, body: dict[str, Any], key: str | None, mode: str) -> AsyncInvocation:
+        async def undo(answer: Any) -> None:
+            await AsyncInvocation(self._connection, decode(InvocationInfo, answer)).cancel(_LEFT)
+
+        answer = await undoable(self._once("invocations", body, key), undo)
+        invocation = AsyncInvocation(self._connection, decode(InvocationInfo, answer))
+        if mode == "sync":
+            await _to_the_end(invocation, invocation.wait())
+        return invocation
+
+    async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
+        answer = await undoable(self._execute(body, key), self._cancel)
+        return AsyncExecution(self._connection, answer["execution_id"])
+
+    async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
+        body = {**body, "wait": wait} if wait else body
+        return await self._once(f"{self._path}/execute", body, key, wait)
+
+    async def _once(
+        self, path: str, body: dict[str, Any], key: str | None, wait: float = 0.0
+    ) -> Any:
+        """What has a key or an id of its own may be sent again."""
+        if key is not None or "execution_id" in body or "invocation_id" in body:
+            return await self._connection.call_once(path, key=key, body=body, wait=wait)
+        return await self._connection.call("POST", path, body=body, wait=wait)
+
+    async def _cancel(self, answer: Any) -> None:
+        if answer["status"] == "submitted":
+            await AsyncExecution(self._connection, answer["execution_id"]).cancel(_LEFT)
+
+
+def shell(*, on_terminal: bool) -> list[str]:
+    """The best shell that the sandbox has."""
+    options = " -il" if on_terminal else ""
+    line = f"command -v bash >/dev/null 2>&1 && exec bash{options}; exec sh{options[:-1]}"
+    return ["sh", "-c", line]
+
+
+async def _to_the_end(
+    work: AsyncExecution | AsyncInvocation, waiting: Coroutine[None, None, Result]
+) -> Result:
+    try:
+        return await waiting
+    except BaseException:
+        # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
+        await quietly(work.cancel(_LEFT))
+        raise
+
+
+@asynccontextmanager
+async def _within(wait: float | None) -> AsyncIterator[None]:
+    """Cancels what is done in it after so many seconds."""
+    limit = asyncio.timeout(wait)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"It did not end within {wait:g} s, and was cancelled.") from None

@@ -1,0 +1,241 @@
+"""
+WebSockets to a server, or to an application in the same process.
+
+Messages in order, both ways. What keeps a connection from coming about is the error that the server
+told, or a `TemporaryError` as for any request; the end of one that stood is `Closed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from atoll.errors import AtollError, TemporaryError
+from atoll.sdk.problems import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.sdk.target import Target
+    from atoll.sdk.transport import ASGIApp, Message
+
+MAX_MESSAGE = 1 << 20
+"""Bytes of one message from the server."""
+_PING_SECONDS = 20.0
+_CLOSE_SECONDS = 2.0
+_WAITING = 16
+GONE = 1006
+"""What a connection that broke is closed with."""
+
+
+class Closed(Exception):
+    """The connection has ended; `code` is a WebSocket close code."""
+
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(f"{code} {reason}".strip())
+        self.code = code
+        self.reason = reason
+
+
+class Socket(Protocol):
+    async def send(self, message: bytes | str) -> None: ...
+    async def receive(self) -> bytes | str: ...
+    async def close(self) -> None: ...
+
+
+async def connect(
+    target: Target, path: str, query: Mapping[str, str], timeout: float, app: ASGIApp | None
+) -> Socket:
+    """`app` is the application of an embedded server."""
+    path = f"/api/v1/{path}"
+    if app is not None:
+        return await InProcessSocket.open(app, path, urlencode(query), timeout)
+    return await _connect(target, f"{path}?{urlencode(query)}", timeout)
+
+
+async def _connect(target: Target, path: str, timeout: float) -> Socket:
+    # Late: most who use this client never open one.
+    from websockets.asyncio.client import connect as open_websocket
+    from websockets.exceptions import InvalidStatus, WebSocketException
+
+    assert target.url is not None
+    parts = urlsplit(target.url)
+    options: dict[str, Any] = {}
+    if target.loopback:
+        options["proxy"] = None
+    if parts.scheme == "https":
+        import httpx
+
+        options["ssl"] = httpx.create_ssl_context()
+    if target.key is not None:
+        options["additional_headers"] = {"Authorization": f"Bearer {target.key}"}
+    scheme = "wss" if parts.scheme == "https" else "ws"
+    try:
+        connection = await open_websocket(
+            f"{scheme}://{parts.netloc}{parts.path}{path}",
+            open_timeout=timeout,
+            close_timeout=_CLOSE_SECONDS,
+            ping_interval=_PING_SECONDS,
+            ping_timeout=_PING_SECONDS,
+            max_size=MAX_MESSAGE,
+            compression=None,
+            **options,
+        )
+    except InvalidStatus as error:
+        answer = error.response
+        raise error_of(answer.status_code, answer.headers, bytes(answer.body or b"")) from error
+    except (OSError, TimeoutError, WebSocketException) as error:
+        raise TemporaryError(
+            f"No server answers at {target.name}: {str(error) or type(error).__name__}. "
+            "Start one with `atoll serve`, or name another one (ATOLL_URL).",
+            code="server_unreachable",
+        ) from error
+    return _ServerSocket(connection)
+
+
+class _ServerSocket:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def send(self, message: bytes | str) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            await self._connection.send(message)
+        except ConnectionClosed as error:
+            raise self._closed() from error
+
+    async def receive(self) -> bytes | str:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            message: bytes | str = await self._connection.recv()
+            return message
+        except ConnectionClosed as error:
+            raise self._closed() from error
+
+    def _closed(self) -> Closed:
+        code = self._connection.close_code
+        return Closed(GONE if code is None else code, self._connection.close_reason or "")
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class InProcessSocket:
+    """The client's end of a WebSocket to an application in this process."""
+
+    def __init__(self) -> None:
+        self._to_app: asyncio.Queue[Message] = asyncio.Queue(_WAITING)
+        self._from_app: asyncio.Queue[bytes | str | Closed] = asyncio.Queue(_WAITING)
+        self._head: asyncio.Future[AtollError | None] = asyncio.get_running_loop().create_future()
+        self._left = False
+        self._closed: Closed | None = None
+        self._denial: tuple[int, dict[str, str], bytes] = (500, {}, b"")
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, app: ASGIApp, path: str, query: str, timeout: float) -> InProcessSocket:
+        socket = cls()
+        socket._task = asyncio.create_task(socket._run(app, path, query))
+        try:
+            async with asyncio.timeout(timeout):
+                refusal = await asyncio.shield(socket._head)
+        except TimeoutError:
+            await socket.close()
+            raise TemporaryError(
+                f"The embedded server did not answer {path} within {timeout:g} s.",
+                code="server_timeout",
+            ) from None
+        except BaseException:
+            await socket.close()
+            raise
+        if refusal is not None:
+            await socket.close()
+            raise refusal
+        return socket
+
+    async def send(self, message: bytes | str) -> None:
+        if self._closed is not None:
+            raise self._closed
+        key = "bytes" if isinstance(message, bytes) else "text"
+        await self._to_app.put({"type": "websocket.receive", key: message})
+
+    async def receive(self) -> bytes | str:
+        if self._closed is not None and self._from_app.empty():
+            raise self._closed
+        message = await self._from_app.get()
+        if isinstance(message, Closed):
+            self._closed = message
+            raise message
+        return message
+
+    async def close(self) -> None:
+        self._left = True
+        self._closed = self._closed or Closed(1000)
+        # Both ends may wait for the other to take something.
+        for queue in (self._to_app, self._from_app):
+            while not queue.empty():
+                queue.get_nowait()
+        self._to_app.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_CLOSE_SECONDS)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, app: ASGIApp, path: str, query: str) -> None:
+        self._to_app.put_nowait({"type": "websocket.connect"})
+        scope: Message = {
+            "type": "websocket",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "ws",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(b"host", b"embedded")],
+            "subprotocols": [],
+            "server": ("embedded", 80),
+            "client": ("127.0.0.1", 0),
+            "state": {},
+            "extensions": {"websocket.http.response": {}},
+        }
+        try:
+            with suppress(Exception):  # what a server would log; the client sees a cut
+                await app(scope, self._to_app.get, self._send)
+        finally:
+            if not self._head.done():
+                self._head.set_result(error_of(500, {}, b""))
+            self._end(Closed(GONE))
+
+    async def _send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "websocket.accept":
+            self._head.set_result(None)
+        elif kind == "websocket.send":
+            if not self._left:
+                text = message.get("text")
+                await self._from_app.put(message["bytes"] if text is None else text)
+        elif kind == "websocket.close":
+            if not self._head.done():
+                self._head.set_result(error_of(403, {}, b""))
+            self._end(Closed(message.get("code", 1000), message.get("reason") or ""))
+        elif kind == "websocket.http.response.start":
+            headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            self._denial = (message["status"], headers, b"")
+        elif kind == "websocket.http.response.body":
+            status, headers, body = self._denial
+            self._denial = (status, headers, body + message.get("body", b""))
+            if not message.get("more_body") and not self._head.done():
+                self._head.set_result(error_of(*self._denial))
+
+    def _end(self, closed: Closed) -> None:
+        if self._closed is None and not self._left:
+            with suppress(asyncio.QueueFull):
+                self._from_app.put_nowait(closed)
+                return
+            # Behind what waits to be read.
+            self._closed = closed

@@ -1,0 +1,39 @@
+"""
+What a context shows: in the shape that is promised, or not at all.
+
+The process says it in its own words, which user code can write as well. So nothing is shown that is
+no MIME bundle, or that cannot be put into an answer again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = ("display", "result")
+DEPTH = 64
+"""Most levels of JSON within JSON; beyond the reader's own bound it could not be written again."""
+
+
+def shaped(line: dict[str, Any]) -> dict[str, Any] | None:
+    kind, data, metadata = line.get("type"), line.get("data"), line.get("metadata")
+    if kind not in TYPES or not isinstance(data, dict) or not is_shallow(line):
+        return None
+    return {
+        "type": kind,
+        "data": data,
+        "metadata": metadata if isinstance(metadata, dict) else {},
+    }
+
+
+def is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return True
+    return False

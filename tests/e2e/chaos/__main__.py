@@ -1,0 +1,42 @@
+"""`make chaos`: plan after plan until the time is over, each from the next seed."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.e2e.chaos.torment import torment
+
+ROUND = 20.0
+"""Seconds of one plan."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long in all")
+    parser.add_argument("--round", type=float, default=ROUND, help="seconds of each plan")
+    parser.add_argument("--seed", type=int, help="the first seed; random when not given")
+    parser.add_argument("--replicas", type=int, default=1, help="servers; several need Redis")
+    asked = parser.parse_args()
+    seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
+    deadline = time.monotonic() + asked.seconds
+    failed = 0
+    while time.monotonic() < deadline:
+        print(f"seed {seed}, {asked.round:g} s, {asked.replicas} server(s)", flush=True)
+        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as place:
+            try:
+                print(torment(Path(place), seed, asked.round, size=asked.replicas), flush=True)
+            except AssertionError as error:
+                failed += 1
+                print(error, flush=True)
+        seed += 1
+    print(f"{failed} plans failed" if failed else "nothing was lost, nothing was done twice")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""
+What was promised, held against what was told and what ran.
+
+Told is what clients heard, recorded is what the server says in the end, ran is what the code itself
+left as tokens. A violation names the job it is about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from atoll.model.execution import ExecutionStatus, may_become
+from tests.e2e.chaos import code
+from tests.e2e.chaos.code import Run
+from tests.e2e.chaos.history import Done, Heard, History, Told
+from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan, Style
+
+RETRIES = 3
+FORGIVEN = frozenset({"instance_lost", "node_lost", "evicted"})
+RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
+SETTLED = 1_000_000_000
+"""Nanoseconds in which the result of code that has ended is made and written down."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    text: str
+    job: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is known of one execution."""
+
+    job: Job
+    told: Told
+    record: dict[str, Any]
+    runs: list[Run]
+    """In order."""
+    losses: list[Done]
+    """Ends of instances of its session since it was submitted."""
+    faults: list[Done]
+    """All that happened to its session or to a server since then."""
+    gone: set[str]
+    """The instances that were ended, ever."""
+
+    @property
+    def status(self) -> ExecutionStatus:
+        return ExecutionStatus(self.record["status"])
+
+
+Check = Callable[[Case], Iterator[str]]
+
+
+def check(
+    plan: Plan, history: History, records: list[dict[str, Any]], tokens: list[str]
+) -> list[Violation]:
+    found = [Violation(text) for text in history.odd]
+    ran = [run for content in tokens for run in code.runs(content)]
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for run in ran:
+        runs[run.execution_id].append(run)
+    by_id = {record["id"]: record for record in records}
+    jobs = {job.number: job for job in plan.jobs}
+    found += [
+        Violation(f"{run.execution_id} ran and has no record", run.job)
+        for run in ran
+        if run.execution_id not in by_id
+    ]
+    gone = {
+        fault.instance_id
+        for fault in history.faults
+        if fault.instance_id is not None and fault.kind in LOSES_INSTANCE
+    }
+    executions: dict[int, set[str]] = defaultdict(set)
+    for record in records:
+        executions[_job_of(record)].add(record["id"])
+    for number, job in jobs.items():
+        told = history.jobs[number]
+        found += [Violation(text, number) for text in told.odd]
+        found += [
+            Violation(text, number) for text in _submits(job, told, executions[number], by_id)
+        ]
+    for record in records:
+        job = jobs[_job_of(record)]
+        told = history.jobs[job.number]
+        faults = [
+            fault
+            for fault in history.faults
+            if fault.session in (None, job.session) and fault.ended >= told.submitted_at
+        ]
+        losses = [fault for fault in faults if fault.session is not None]
+        losses = [fault for fault in losses if fault.kind in LOSES_INSTANCE]
+        case = Case(job, told, record, runs[record["id"]], losses, faults, gone)
+        for one in CHECKS:
+            found += [Violation(f"{record['id']}: {text}", job.number) for text in one(case)]
+    for session, content in enumerate(tokens):
+        found += _overlaps(code.runs(content), plan.capacities[session])
+    return found
+
+
+def _job_of(record: dict[str, Any]) -> int:
+    """The code names its job."""
+    return int(record["code"].partition('line = "')[2].partition(" ")[0])
+
+
+def _submits(
+    job: Job, told: Told, executions: set[str], by_id: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    for execution_id in told.accepted - set(by_id):
+        yield f"{execution_id} was accepted and has no record"
+    if len(executions) > 1:
+        yield f"it became {len(executions)} executions: {sorted(executions)}"
+    if job.naming is Naming.ID and executions - {f"job-{job.number}"}:
+        yield f"its id is not the one that was asked for: {sorted(executions)}"
+
+
+# Of each execution
+
+
+def comes_to_an_end(case: Case) -> Iterator[str]:
+    if not case.status.ended:
+        yield f"it is {case.status} still"
+
+
+def has_the_right_result(case: Case) -> Iterator[str]:
+    """A result is that of a run which took place, and what that run did."""
+    job, record, runs = case.job, case.record, case.runs
+    if case.status is ExecutionStatus.COMPLETED:
+        if job.finish is not Finish.RETURN:
+            yield "it completed, and cannot have"
+        if not runs or not runs[-1].ended:
+            yield "it completed, and did not run to its end"
+            return
+        last = runs[-1]
+        if record["stdout"] != last.stdout(job):
+            yield f"its output {record['stdout']!r} is not that of its last run {last.nonce}"
+        value = [last.nonce] if job.style is Style.HANDLER else None
+        if record["return_value"] != value:
+            yield f"it returned {record['return_value']} and not {value}"
+    elif case.status is ExecutionStatus.FAILED:
+        yield from _failed_rightly(case)
+    elif case.status is ExecutionStatus.TIMEOUT:
+        if job.finish is not Finish.HANG:
+            yield "it timed out, and had time enough"
+    elif case.status is ExecutionStatus.CRASHED:
+        given_up = record["retry_count"] >= RETRIES and record["cause"] in FORGIVEN
+        if not given_up and not case.told.cancel_sent:
+            yield (
+                f"it crashed ({record['cause']}, {record['error']}) "
+                f"after {record['retry_count']} retries"
+            )
+    elif case.status is ExecutionStatus.CANCELLED and not case.told.cancel_sent:
+        yield "it was cancelled, and nobody asked for that"
+
+
+def _failed_rightly(case: Case) -> Iterator[str]:
+    record, finish = case.record, case.job.finish
+    if record["signal"] == "SIGKILL":
+        if not any(fault.kind is Kind.KILL_ZYGOTE for fault in case.faults):
+            yield "it was killed, and no zygote was"
+        return
+    name = (record["error"] or {}).get("name")
+    as_planned = (finish is Finish.RAISE and name == "ValueError") or (
+        finish is Finish.EXIT and record["exit_code"] == code.EXIT_CODE
+    )
+    if not as_planned:
+        yield f"it failed as it should not: {record['cause']}, {record['error']}"
+    elif not case.runs or not case.runs[-1].ended:
+        yield "it failed by itself, and did not run to its end"
+
+
+def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
+    """Once, and once more for each instance that was lost with it, as the record says."""
+    times, retries = len(case.runs), case.record["retry_count"]
+    if times > 1 + retries:
+        yield f"it ran {times} times, with {retries} retries"
+    if times > 1 + len(case.losses):
+        yield f"it ran {times} times, and {len(case.losses)} instances were lost"
+    for before, after in pairwise(case.runs):
+        if not any(
+            before.began <= loss.ended and loss.began <= after.began for loss in case.losses
+        ):
+            yield f"it ran again ({after.nonce}) while its instance lived"
+
+
+def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
+    retries, attempts = case.record["retry_count"], case.record["attempts"]
+    if retries > RETRIES:
+        yield f"it was retried {retries} times"
+    for attempt in attempts[:retries]:
+        if attempt["cause"] not in FORGIVEN:
+            yield f"it was retried after {attempt['cause']}"
+        # One that nobody had begun is forgiven too while its instance cannot be reached.
+        stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
+        if attempt["container_id"] not in case.gone and not stood:
+            yield f"it was retried, and {attempt['container_id']} was not lost: {attempt}"
+
+
+def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
+    """A result outlives its instance, also when no server is there to take it."""
+    for before, after in pairwise(case.runs):
+        if not before.ended:
+            continue
+        first = min(
+            (loss.began for loss in case.losses if before.last <= loss.ended <= after.began),
+            default=after.began,
+        )
+        # What makes the result was not there to make it.
+        disturbed = any(
+            fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
+            and fault.began <= first
+            and fault.ended >= before.last - SETTLED
+            for fault in case.faults
+        )
+        if first - before.last > SETTLED and not disturbed:
+            yield f"it was run again ({after.nonce}) long after it had ended ({before.nonce})"
+
+
+def stays_cancelled(case: Case) -> Iterator[str]:
+    at = case.told.cancelled_at
+    if at is None:
+        return
+    if case.status is not ExecutionStatus.CANCELLED:
+        yield f"it was said to be cancelled and is {case.status}"
+    for run in case.runs:
+        if run.last > at:
+            yield f"run {run.nonce} went on after it was said to be cancelled"
+
+
+def tells_one_result(case: Case) -> Iterator[str]:
+    for result in case.told.results:
+        for name in RESULT_FIELDS:
+            if name in result and name in case.record and result[name] != case.record[name]:
+                yield f"{name} was told as {result[name]!r} and is {case.record[name]!r}"
+
+
+def moves_as_it_may(case: Case) -> Iterator[str]:
+    statuses = [ExecutionStatus(status) for status in case.told.statuses]
+    for before, after in pairwise([*statuses, case.status]):
+        if not may_become(before, after):
+            yield f"it was {before} and then {after}"
+
+
+def is_heard_whole_and_once(case: Case) -> Iterator[str]:
+    """Over all breaks a reader hears each event once, and all output of the last attempt."""
+    heard = [event for event in case.told.heard if event.number is not None]
+    numbers = [event.number for event in heard if event.number is not None]
+    for before, after in pairwise(numbers):
+        if after <= before:
+            yield f"event {after} was heard after {before}"
+    if not case.told.read_to_end or case.status is ExecutionStatus.CRASHED:
+        return
+    attempt = case.record["retry_count"]
+    for name in ("stdout", "stderr"):
+        text = "".join(_text(event) for event in heard if _is_of(event, name, attempt))
+        if text != case.record[name]:
+            yield f"{name} was heard as {text!r} and is {case.record[name]!r}"
+
+
+def _is_of(event: Heard, name: str, attempt: int) -> bool:
+    return event.name == name and event.number is not None and event.number >> 32 == attempt
+
+
+def _text(event: Heard) -> str:
+    return str(event.content["text"])
+
+
+CHECKS: tuple[Check, ...] = (
+    comes_to_an_end,
+    has_the_right_result,
+    runs_as_often_as_allowed,
+    is_retried_for_losses_alone,
+    is_not_run_after_its_result_was_made,
+    stays_cancelled,
+    tells_one_result,
+    moves_as_it_may,
+    is_heard_whole_and_once,
+)
+
+
+# Of a session
+
+
+def _overlaps(runs: list[Run], capacity: int) -> Iterator[Violation]:
+    """Never more at once than the session's capacity."""
+    for run in runs:
+        others = [one for one in runs if one is not run and one.began <= run.began < one.last]
+        if len(others) >= capacity:
+            names = ", ".join(f"{one.execution_id} ({one.nonce})" for one in others)
+            yield Violation(f"run {run.nonce} began while {names} ran", run.job)

@@ -1,0 +1,215 @@
+"""Servers and instances that things happen to, as a plan says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from tests.e2e.api import eventually
+from tests.e2e.chaos import processes
+from tests.e2e.chaos.history import Done, History
+from tests.e2e.chaos.plan import Fault, Kind, Plan
+from tests.integration.replicas import Cluster, Member
+
+SETTINGS = {
+    "ATOLL_SHUTDOWN_TIMEOUT": "2",
+    "ATOLL_EXECUTION__RETRY_BACKOFF": "0.2",
+    "ATOLL_EXECUTION__RETRY_MAX_BACKOFF": "1",
+    "ATOLL_EXECUTION__CANCEL_GRACE": "0.3",
+    "ATOLL_LINK__HEARTBEAT": "0.3",
+    "ATOLL_LINK__LOST_AFTER": "1.5",
+    "ATOLL_LINK__CONNECT_TIMEOUT": "1.5",
+}
+GLANCE = 0.02
+"""Seconds."""
+ENDING = 15_000_000_000
+"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
+BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
+"""What no log may have in it, whatever happens."""
+
+EXPECTED = "graceful shutdown exceeded"
+"""Uvicorn's word for requests that waited when a server ended."""
+
+
+class World(Cluster):
+    def __init__(self, place: Path, plan: Plan, history: History, *, size: int = 1) -> None:
+        super().__init__(place, size=size, with_redis=size > 1, **SETTINGS)
+        self._history = history
+        self._standing: set[asyncio.Task[None]] = set()
+        self.sessions: list[str] = []
+        self._capacities = plan.capacities
+        self._began = time.monotonic()
+        self._away = 0.0
+        self._down = False
+
+    def make_sessions(self) -> None:
+        self.sessions = [
+            str(self[0].api.create(capacity=capacity, timeout=3600)["id"])
+            for capacity in self._capacities
+        ]
+
+    def complaints(self) -> list[str]:
+        return [
+            f"{member.name} logged: {line}"
+            for member in self.members
+            for line in member.stderr().splitlines()
+            if BROKEN.search(line) and EXPECTED not in line
+        ]
+
+    def check_instances(self) -> None:
+        """Each instance on the node is a session's, or waits in the pool."""
+        if len(self) > 1:
+            # What a server that died was making is cleared when one starts by itself.
+            self.check_node()
+            return
+        eventually(lambda: self.instances() == set(self._known()))
+        for instance_id, session in self._known().items():
+            assert session is None or session in self.sessions, (instance_id, session)
+
+    def _known(self) -> dict[str, str | None]:
+        rows = self.rows("SELECT id, session_id FROM instances")
+        return {row["id"]: row["session_id"] for row in rows}
+
+    # Time
+
+    def begin(self) -> None:
+        """The plan's time begins. It stands still while no server is there."""
+        self._began = time.monotonic()
+
+    async def until(self, seconds: float) -> None:
+        while True:
+            left = self._began + self._away + seconds - time.monotonic()
+            if left <= 0 and not self._down:
+                return
+            await asyncio.sleep(GLANCE if self._down else min(left, GLANCE))
+
+    # Faults
+
+    async def suffer(self, plan: Plan) -> None:
+        """All faults of the plan; in the end all servers are up and nothing stands still."""
+        for fault in plan.faults:
+            await self.until(fault.at)
+            await self._inflict(fault)
+        await asyncio.gather(*self._standing)
+
+    async def _inflict(self, fault: Fault) -> None:
+        member = self.members[fault.member]
+        self._history.note(f"-- {fault.kind} ({member.name}, session {fault.session})")
+        if fault.kind is Kind.STOP_EXECUTOR:
+            self._meanwhile(self._stand_still(fault))
+        elif fault.kind is Kind.END_EXECUTOR:
+            self._meanwhile(self._end(fault))
+        elif fault.kind in (Kind.KILL_SERVER, Kind.END_SERVER, Kind.KILL_BOTH):
+            await self._restart(member, fault)
+        else:
+            self._hit(fault)
+
+    def _meanwhile(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._standing.add(task)
+        task.add_done_callback(self._standing.discard)
+
+    async def _restart(self, member: Member, fault: Fault) -> None:
+        began = time.monotonic_ns()
+        self._down = len(self.members) == 1
+        if fault.kind is Kind.END_SERVER:
+            code = await asyncio.to_thread(member.stop)
+            if code != 0:
+                self._history.odd.append(f"{member.name} ended with {code} when told to end")
+        else:
+            await asyncio.to_thread(member.kill)
+        self._history.note(f"-- {member.name} is down")
+        await asyncio.sleep(fault.seconds)
+        if fault.kind is Kind.KILL_BOTH:
+            self._hit(fault)
+        await asyncio.to_thread(member.start)
+        if self._down:
+            self._away += (time.monotonic_ns() - began) / 1e9
+            self._down = False
+        self._history.note(f"-- {member.name} is up")
+        self._record(fault, None, began)
+
+    def _hit(self, fault: Fault) -> None:
+        began = time.monotonic_ns()
+        instance_id = self._instance(fault.session)
+        handle = self._handle(instance_id)
+        if instance_id is None or handle is None:
+            self._history.note("-- there was no instance to hit")
+            return
+        child = (handle["child"], handle["child_started"])
+        starter = (handle["pid"], handle["started"])
+        acts: dict[Kind, Callable[[], object]] = {
+            Kind.KILL_BOTH: lambda: processes.send(*child, signal.SIGKILL),
+            Kind.KILL_EXECUTOR: lambda: processes.send(*child, signal.SIGKILL),
+            Kind.KILL_STARTER: lambda: processes.send(*starter, signal.SIGKILL),
+            Kind.KILL_INSTANCE: lambda: [
+                processes.send(*one, signal.SIGKILL) for one in (starter, child)
+            ],
+            Kind.KILL_ZYGOTE: lambda: self._kill_zygote(child[0]),
+            Kind.CUT_LINK: lambda: processes.cut_links(child[0]),
+        }
+        came_of_it = acts[fault.kind]()
+        self._history.note(f"-- in {instance_id}: {came_of_it}")
+        self._record(fault, instance_id, began)
+
+    async def _end(self, fault: Fault) -> None:
+        """Until it has: it may stand still just then, and hear of it later."""
+        began = time.monotonic_ns()
+        instance_id = self._instance(fault.session)
+        child = self._executor(instance_id)
+        if child is None or not processes.send(*child, signal.SIGTERM):
+            return
+        while processes.started(child[0]) == child[1]:
+            if time.monotonic_ns() - began > ENDING:
+                self._history.odd.append(f"{instance_id} was told to end and does not")
+                break
+            await asyncio.sleep(GLANCE)
+        self._history.note(f"-- {instance_id} has ended")
+        self._record(fault, instance_id, began)
+
+    async def _stand_still(self, fault: Fault) -> None:
+        began = time.monotonic_ns()
+        instance_id = self._instance(fault.session)
+        child = self._executor(instance_id)
+        if child is None:
+            return
+        processes.send(*child, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            processes.send(*child, signal.SIGCONT)
+        self._history.note(f"-- {instance_id} goes on after {fault.seconds} s")
+        self._record(fault, instance_id, began)
+
+    def _record(self, fault: Fault, instance_id: str | None, began: int) -> None:
+        session = None if instance_id is None else fault.session
+        done = Done(fault.kind, session, instance_id, began, time.monotonic_ns())
+        self._history.faults.append(done)
+
+    @staticmethod
+    def _kill_zygote(init: int) -> bool:
+        zygote = processes.zygote_of(init)
+        return zygote is not None and processes.send(*zygote, signal.SIGKILL)
+
+    def _instance(self, session: int) -> str | None:
+        (row,) = self.rows(
+            "SELECT instance_id FROM sessions WHERE id = :id", id=self.sessions[session]
+        )
+        return None if row["instance_id"] is None else str(row["instance_id"])
+
+    def _executor(self, instance_id: str | None) -> tuple[int, int] | None:
+        handle = self._handle(instance_id)
+        return None if handle is None else (handle["child"], handle["child_started"])
+
+    def _handle(self, instance_id: str | None) -> dict[str, int] | None:
+        path = self.data_dir / "node" / "instances" / str(instance_id) / "handle.json"
+        try:
+            data: dict[str, int] = json.loads(path.read_text())["data"]
+        except FileNotFoundError:
+            return None
+        return data

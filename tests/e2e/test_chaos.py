@@ -1,0 +1,32 @@
+"""
+Servers, executors, zygotes, instances and links die while clients work: nothing accepted is lost,
+nothing is said to have run that did not, and nothing is run twice where that is promised.
+
+`make chaos` does the same for minutes.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chaos.torment import torment
+
+SECONDS = 4.0
+SEEDS = (7, 42, random.randrange(1_000_000))
+"""Two that are always the same, and one that says in the name of its test what it is."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_or_done_twice_while_everything_dies(
+    bubblewrap: str, tmp_path: Path, seed: int
+) -> None:
+    print(torment(tmp_path, seed, SECONDS))
+
+
+def test_nothing_is_lost_or_done_twice_while_one_of_two_servers_dies(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    print(torment(tmp_path, 3, SECONDS, size=2))

@@ -1,0 +1,484 @@
+"""Consoles over WebSockets: typed to, watched, left and found again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e.api import Api, eventually
+from tests.e2e.console import begin, console, refusal
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHELL = {"rows": 30, "cols": 100}
+
+
+@pytest.fixture
+def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
+    """A server for one test to end or to kill."""
+    with Server(tmp_path, ATOLL_POOL__SIZE="0") as server:
+        yield server
+
+
+@pytest.fixture
+def reader(server: Server, api: Api) -> dict[str, str]:
+    """A key that may only read."""
+    made: dict[str, str] = json.loads(keys(server, "create", "reader", "--scope", "read", "--json"))
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    # A key that another process made counts soon, not at once.
+    eventually(lambda: api.http.get("/api/v1/sessions", headers=headers).status_code == 200)
+    return made
+
+
+def keys(server: Server, *words: str) -> str:
+    command = [sys.executable, "-m", "atoll.cli", "key", *words, "--data-dir", str(server.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# A terminal
+
+
+def test_a_terminal_is_typed_to_and_ends_with_its_exit_code(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.ready().send("echo $((6*7)); tty\n").until("42\r\n/dev/pts/")
+        shell.send(b"exit 3\n")
+        ended = shell.ended()
+    assert (ended["exit_code"], ended["status"], ended["cause"]) == (3, "failed", "exit")
+    assert shell.statuses[-1]["terminal"] is True
+    assert api.execution(execution)["exit_code"] == 3
+
+
+def test_input_comes_as_bytes_text_or_base64(api: Api, session: str) -> None:
+    execution = begin(api, session, command=["cat", "-v"], terminal=SHELL)
+    with console(api, execution) as cat:
+        cat.ready().send(b"one\n").until("one\r\none\r\n")
+        cat.say(type="stdin", data="zwei é\n").until("zwei M-CM-)")
+        cat.say(type="stdin", base64=base64.b64encode(b"\xffthree\n").decode()).until("M-^?three")
+        cat.say(type="stdin", eof=True)
+        assert cat.ended()["exit_code"] == 0
+
+
+def test_the_size_follows_that_of_who_types(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.ready().send("stty size\n").until("30 100\r\n")
+        shell.send("trap 'echo changed to `stty size`' WINCH; echo re''ady\n").until("ready\r\n")
+        shell.say(type="resize", rows=50, cols=132)
+        shell.send("stty size\n").until("50 132\r\n").send("\n").until("changed to 50 132")
+        with console(api, execution) as other:
+            other.until("50 132")
+            other.say(type="resize", rows=10, cols=10)
+            other.send("x").refused("console_taken")
+            shell.send("echo; stty size; echo still\n").until("still\r\n")
+            assert b"10 10" not in shell.output
+        shell.send("exit\n").ended()
+
+
+def test_a_size_that_is_told_before_it_runs_counts_when_it_does(api: Api, session: str) -> None:
+    first = api.submit(session, "import time; time.sleep(60)")
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.wait(lambda: shell.typing)
+        assert shell.statuses[-1]["status"] == "pending"
+        shell.say(type="resize", rows=33, cols=44)
+        shell.send("x").refused("execution_not_running")
+        api.http.post(f"/api/v1/executions/{first}/cancel")
+        shell.ready().send("stty size\n").until("33 44\r\n")
+        shell.send("exit\n").ended()
+
+
+@pytest.mark.parametrize("how", ["byte", "signal"])
+def test_an_interrupt_reaches_what_is_in_the_foreground(api: Api, session: str, how: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.ready().send("echo be''gun; sleep 100; echo st''atus $?\n").until("begun\r\n")
+        if how == "byte":
+            shell.send(b"\x03")
+        else:
+            shell.say(type="signal", signal="INT")
+        shell.until("^C") if how == "byte" else None
+        shell.send("echo an''d $?\n").until("and 130")
+        shell.send("exit 0\n").ended()
+
+
+def test_python_on_a_terminal_is_interrupted_too(api: Api, session: str) -> None:
+    code = (
+        "import time\ntry:\n    print('up', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('interrupted')"
+    )
+    execution = begin(api, session, code=code, terminal=SHELL)
+    with console(api, execution) as running:
+        running.ready().until("up\r\n").send(b"\x03").until("interrupted\r\n")
+        assert running.ended()["exit_code"] == 0
+
+
+@pytest.mark.parametrize(("name", "cause"), [("TERM", "SIGTERM"), ("KILL", "SIGKILL")])
+def test_a_signal_may_be_the_end(api: Api, session: str, name: str, cause: str) -> None:
+    execution = begin(api, session, command=["sleep", "100"], terminal=SHELL)
+    with console(api, execution) as running:
+        running.ready().say(type="signal", signal=name)
+        assert running.ended()["signal"] == cause
+
+
+# Pipes
+
+
+def test_pipes_are_watched_and_typed_to_as_well(api: Api, session: str) -> None:
+    code = "import sys\nfor line in sys.stdin: print('got', line, end='', file=sys.stderr)\n"
+    execution = begin(api, session, code=code, stdin_open=True)
+    with console(api, execution) as running:
+        running.ready()
+        assert running.statuses[-1]["terminal"] is False
+        running.send("one\n").until("got one\n")
+        running.say(type="resize", rows=2, cols=2).say(type="stdin", data="two\n", eof=True)
+        assert running.ended()["exit_code"] == 0
+    assert running.output == b"got one\ngot two\n"
+    assert api.execution(execution)["stderr"] == "got one\ngot two\n"
+
+
+def test_what_has_no_input_open_can_only_be_watched(api: Api, session: str) -> None:
+    execution = api.submit(session, "import time\nprint('up', flush=True)\ntime.sleep(60)")
+    with console(api, execution) as running:
+        running.ready().until("up").send("x").refused("stdin_closed")
+        running.say(type="close", end=True)
+        assert running.ended()["status"] == "cancelled"
+
+
+def test_all_of_a_large_output_comes_in_order(api: Api, session: str) -> None:
+    execution = begin(api, session, command=["sh", "-c", "read x; seq 100000"], stdin_open=True)
+    with console(api, execution) as running:
+        running.ready().send("\n").ended()
+    assert running.output == b"".join(b"%d\n" % number for number in range(1, 100_001))
+
+
+# Leaving and coming back
+
+
+def test_who_leaves_finds_it_again_with_what_was_shown(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as first:
+        first.ready().send("echo fi''rst; X=kept\n").until("first\r\n")
+        first.say(type="close")
+        assert first.closed() == (1000, "detached")
+    assert api.status(execution) == "running"
+    with console(api, execution) as second:
+        second.ready().until("first\r\n").send("echo $X\n").until("kept\r\n")
+        assert second.output.startswith(first.output)
+        second.send("exit\n").ended()
+
+
+def test_who_comes_back_with_a_position_hears_only_the_rest(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution, query={"format": "json"}) as first:
+        first.ready().send("echo fi''rst\n").until("first\r\n")
+    query = {"format": "json", "after": first.position}
+    with console(api, execution, query=query) as second:
+        second.ready().send("echo se''cond; exit\n").until("second\r\n").ended()
+    assert b"first\r\n" not in second.output
+    with console(api, execution, query={"format": "json"}) as late:
+        late.ended()
+    assert late.output == first.output + second.output
+    with console(api, execution, query={**query, "after": second.position}) as nothing:
+        nothing.ended()
+    assert nothing.output == b""
+
+
+def test_one_that_has_ended_tells_its_output_and_its_end(api: Api, session: str) -> None:
+    result = api.run(session, "import sys; print('out'); print('err', file=sys.stderr)")
+    with console(api, result["execution_id"]) as late:
+        assert late.ended()["exit_code"] == 0
+    assert late.output == b"out\nerr\n"
+    assert [status["status"] for status in late.statuses] == ["completed"]
+
+
+def test_one_that_waits_and_is_cancelled_says_so(api: Api, session: str) -> None:
+    first = api.submit(session, "import time; time.sleep(60)")
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as waiting:
+        waiting.wait(lambda: waiting.statuses)
+        api.http.post(f"/api/v1/executions/{execution}/cancel")
+        assert waiting.ended()["status"] == "cancelled"
+    api.http.post(f"/api/v1/executions/{first}/cancel")
+
+
+# Several
+
+
+def test_all_watch_and_the_first_types_until_it_leaves(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with ExitStack() as stack:
+        first = stack.enter_context(console(api, execution)).ready()
+        watcher = stack.enter_context(console(api, execution, query={"mode": "watch"}))
+        second = stack.enter_context(console(api, execution))
+        third = stack.enter_context(console(api, execution))
+        for other in (watcher, second, third):
+            other.send("no\n").refused("console_taken")
+        first.send("echo on''e\n")
+        for each in (first, watcher, second, third):
+            each.until("one\r\n")
+        first.say(type="close").closed()
+        second.ready().send("echo tw''o\n")
+        for each in (watcher, second, third):
+            each.until("two\r\n")
+        assert not third.typing
+        assert not watcher.typing
+        # One that breaks off without a word leaves too.
+        second.socket.socket.close()
+        third.ready().send("echo th''ree; exit\n")
+        watcher.until("three\r\n").ended()
+        assert third.ended() == watcher.exit
+
+
+def test_only_so_many_may_watch(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(console(api, execution, query={"mode": "watch"}))
+        assert refusal(api, execution) == (429, "too_many_consoles")
+    with console(api, execution) as shell:
+        shell.ready().send("exit\n").ended()
+
+
+# Clients that are slow or rude
+
+
+def memory_of(server: Server) -> int:
+    """Bytes."""
+    assert server.process is not None
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024
+
+
+def test_who_does_not_read_holds_up_nobody_and_fills_no_memory(own: Server) -> None:
+    with own.client() as http, ExitStack() as stack:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, terminal=SHELL)
+        shell = stack.enter_context(console(api, execution)).ready()
+        deaf = [
+            stack.enter_context(
+                console(api, execution, max_queue=1, query={"mode": "watch"}, close_timeout=0.1)
+            )
+            for _ in range(10)
+        ]
+        before = memory_of(own)
+        shell.send("yes 0123456789abcdef | head -c 100000000; echo d''one; exit\n")
+        started = time.monotonic()
+        result = api.result(execution)
+        assert result["exit_code"] == 0
+        assert time.monotonic() - started < 60
+        assert memory_of(own) - before < 64 << 20
+        shell.ended()
+        assert shell.output.endswith(b"exit\r\n")
+        # The server ends without them.
+        api.end(session)
+        started = time.monotonic()
+        assert own.stop() == 0
+        assert time.monotonic() - started < 15
+        assert deaf[0].closed()[0] != 1000
+
+
+def test_garbage_is_refused_and_too_much_of_it_is_the_end(api: Api, session: str) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.ready()
+        for message in ("garbage", "[]", '{"type":"resize","rows":-1}', "[" * 20_000):
+            shell.socket.send(message)
+        shell.say(type="signal", signal="SEGV").refused("unknown_signal")
+        assert [error["code"] for error in shell.errors] == [*["bad_message"] * 4, "unknown_signal"]
+        shell.send("echo st''ill\n").until("still\r\n")
+        for _ in range(15):
+            shell.socket.send("{}")
+        assert shell.closed() == (1008, "too many bad messages")
+    api.http.post(f"/api/v1/executions/{execution}/cancel")
+
+
+def test_a_message_is_not_larger_than_it_may_be(api: Api, session: str) -> None:
+    execution = begin(api, session, command=["sleep", "100"], terminal=SHELL)
+    with console(api, execution) as running:
+        running.ready().send("x" * 65_536)
+        running.send("x" * 65_537)
+        assert running.closed()[0] == 1009
+    with console(api, execution) as running:
+        # What is not read does not hold up what ends it.
+        running.ready().say(type="signal", signal="KILL")
+        assert running.ended()["signal"] == "SIGKILL"
+
+
+# Who may
+
+
+def test_a_key_is_needed_and_may_come_as_a_web_page_sends_it(
+    api: Api, session: str, server: Server
+) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    assert refusal(api, execution, key="") == (401, "key_missing")
+    assert refusal(api, execution, key="wrong") == (401, "key_unknown")
+    offered = ["atoll.console", f"atoll.key.{server.key}"]
+    wrong = ["atoll.console", "atoll.key.wrong"]
+    assert refusal(api, execution, key="", subprotocols=wrong) == (401, "key_unknown")
+    assert refusal(api, execution, key="", query={"key": server.key}) == (401, "key_missing")
+    with console(api, execution, key="", subprotocols=offered) as shell:
+        assert shell.socket.subprotocol == "atoll.console"
+        answered = shell.socket.response
+        assert answered is not None
+        assert server.key not in str(answered.headers)
+        shell.ready().send("exit\n").ended()
+    assert server.key not in server.stderr()
+
+
+def test_a_key_that_may_only_read_watches(api: Api, session: str, reader: dict[str, str]) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    key = reader["key"]
+    with console(api, execution, key=key) as watching, console(api, execution) as shell:
+        watching.wait(lambda: watching.statuses)
+        watching.send("no\n").refused("key_read_only")
+        watching.errors.clear()
+        watching.say(type="signal", signal="INT").refused("key_read_only")
+        watching.errors.clear()
+        watching.say(type="close", end=True).refused("key_read_only")
+        # It did not take the turn of one who may.
+        shell.ready().send("echo he''re; exit 0\n")
+        watching.until("here\r\n")
+        assert not watching.typing
+        assert watching.ended()["exit_code"] == 0
+
+
+def test_a_key_that_is_revoked_is_of_no_more_use(
+    api: Api, session: str, server: Server, reader: dict[str, str]
+) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution, key=reader["key"]) as watching:
+        watching.wait(lambda: watching.statuses)
+        keys(server, "rm", reader["id"])
+        assert watching.closed() == (4401, "key_unknown")
+    api.http.post(f"/api/v1/executions/{execution}/cancel")
+
+
+def test_web_pages_of_elsewhere_may_not_connect(api: Api, session: str, server: Server) -> None:
+    execution = begin(api, session, terminal=SHELL)
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "", "http://", "//x"):
+        assert refusal(api, execution, headers={"Origin": origin}) == (403, "origin_refused")
+    own = {"Origin": f"http://{urlsplit(server.url).netloc}"}
+    with console(api, execution, headers=own) as shell:
+        shell.ready().send("exit\n").ended()
+
+
+def test_what_is_not_there_is_not_found(api: Api) -> None:
+    assert refusal(api, "exec_none") == (404, "execution_not_found")
+    assert refusal(api, "x/y") == (404, "not_found")
+    assert refusal(api, "exec_none", query={"format": "xml"}) == (422, "invalid_request")
+    assert refusal(api, "exec_none", query={"after": "-1"}) == (422, "invalid_request")
+    assert refusal(api, "exec_none", query={"mode": "both"}) == (422, "invalid_request")
+    # As an ordinary request there is nothing there.
+    assert api.http.get("/api/v1/executions/exec_none/console").status_code == 404
+
+
+# When the server goes
+
+
+def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> None:
+    with own.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, terminal=SHELL)
+        with console(api, execution, query={"format": "json"}) as first:
+            first.ready().send("X=kept; echo fi''rst\n").until("first\r\n")
+            own.stop(signal.SIGKILL)
+            assert first.closed()[0] == 1006
+    own.start()
+    with own.client() as http:
+        api = Api(http)
+        query = {"format": "json", "after": first.position}
+        with console(api, execution, query=query) as second:
+            second.ready().send("echo $X; exit 4\n").until("kept\r\n")
+            assert second.ended()["exit_code"] == 4
+        assert b"first" not in second.output
+        api.end(session)
+
+
+def kill_instance(server: Server, api: Api, execution: str) -> None:
+    instance = api.execution(execution)["container_id"]
+    path = server.data_dir / "node" / "instances" / instance / "handle.json"
+    os.kill(json.loads(path.read_text())["data"]["child"], signal.SIGKILL)
+
+
+def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> None:
+    query = {"format": "json"}
+    with own.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, command=["sh"], stdin_open=True)
+        with console(api, execution, query=query) as shell:
+            shell.ready().send("X=lost; echo first\n").until("first\n")
+            before = shell.position
+            kill_instance(own, api, execution)
+            shell.wait(lambda: shell.statuses[-1]["status"] == "pending")
+            shell.ready().send("echo X=$X.; exit 0\n").until("X=.\n")
+            assert shell.statuses[-1]["attempt"] == 2
+            assert shell.position > before
+            assert shell.ended()["exit_code"] == 0
+        with console(api, execution, query={**query, "after": before}) as late:
+            late.ended()
+        assert late.output == b"X=.\n"
+        api.end(session)
+
+
+def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
+    with own.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, terminal=SHELL)
+        with console(api, execution) as shell:
+            shell.ready().send("echo fi''rst\n").until("first\r\n")
+            kill_instance(own, api, execution)
+            ended = shell.ended()
+        assert (ended["status"], ended["cause"]) == ("crashed", "instance_lost")
+        assert shell.output.count(b"first\r\n") == 1
+        api.end(session)
+
+
+def test_a_server_that_is_told_to_end_closes_consoles_at_once(own: Server) -> None:
+    with own.client() as http, ThreadPoolExecutor(1) as beside:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = begin(api, session, terminal=SHELL)
+        with console(api, execution) as shell:
+            shell.ready()
+            started = time.monotonic()
+            stopping = beside.submit(own.stop)
+            assert shell.closed()[0] == 1012
+        assert stopping.result() == 0
+        assert time.monotonic() - started < 10
+    own.start()
+    with own.client() as http:
+        api = Api(http)
+        with console(api, execution) as again:
+            again.ready().send("exit\n").ended()
+        api.end(session)
+
+
+def test_the_end_of_a_session_is_the_end_of_its_consoles(api: Api) -> None:
+    session = str(api.create()["id"])
+    execution = begin(api, session, terminal=SHELL)
+    with console(api, execution) as shell:
+        shell.ready()
+        api.end(session)
+        assert shell.ended()["status"] == "cancelled"
+    eventually(lambda: api.status(execution) == "cancelled")

@@ -1,0 +1,278 @@
+"""The SDK with a real Atoll behind it: a server, and the one inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import Answer, Approval, AsyncAtoll, Atoll, Conflict
+from tests.e2e.api import until
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+COUNT = "for n in range(1000): print(n, flush=True)\n"
+NUMBERS = "".join(f"{n}\n" for n in range(1000))
+
+
+@pytest.fixture(params=["server", "embedded"])
+def atoll(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> Iterator[Atoll]:
+    if request.param == "embedded":
+        with Atoll(data_dir=tmp_path, pool={"size": 0}) as atoll:
+            yield atoll
+    else:
+        server: Server = request.getfixturevalue("server")
+        with Atoll(server.url, api_key=server.key) as atoll:
+            yield atoll
+
+
+# Events
+
+
+def test_a_stream_tells_what_happens_as_it_happens(atoll: Atoll) -> None:
+    code = "print('first', flush=True)\n" + until("go") + "print('second')\n"
+    kinds: list[str] = []
+    said = ""
+    with atoll.session() as session:
+        for event in session.stream(code):
+            kinds.append(event.kind)
+            said += event.text
+            if said == "first\n" and "result" not in kinds:
+                session.files.write("go", "")
+    assert said == "first\nsecond\n"
+    assert (kinds[0], kinds[-1]) == ("started", "result")
+
+
+def test_a_stream_that_is_left_ends_the_code(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        for event in session.stream("print('on', flush=True)\n" + until("never")):
+            if event.kind == "stdout":
+                break
+        info = session.execution(event.execution_id).info()
+        assert (info.status, info.cause) == ("cancelled", "user")
+
+
+def test_events_are_the_same_afterwards_and_from_any_point_on(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        live = [event for event in session.stream(COUNT) if event.sequence]
+        execution = session.execution(live[0].execution_id)
+        again = list(execution.events())
+        assert [event.sequence for event in again] == [event.sequence for event in live]
+        middle = live[len(live) // 2]
+        rest = list(execution.events(after=middle.sequence))
+        assert [event.sequence for event in rest] == [
+            event.sequence for event in live if event.sequence > middle.sequence
+        ]
+        assert list(execution.events(after=live[-1].sequence)) == []
+
+
+async def test_a_stream_goes_on_when_the_server_is_killed_and_started_again(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = (
+        "for n in range(300): print(n, flush=True)\n"
+        + until("go")
+        + "for n in range(300, 1000): print(n, flush=True)\n"
+    )
+    with Server(tmp_path, "--port", str(port), ATOLL_POOL__SIZE="0") as server:
+        async with AsyncAtoll(server.url, api_key=server.key) as atoll:
+            session = await atoll.sessions.create()
+            said, sequences = "", []
+            killed = False
+            async for event in session.stream(code, timeout=120):
+                said += event.text if event.kind == "stdout" else ""
+                sequences += [event.sequence] if event.sequence else []
+                if not killed and said.endswith("299\n"):
+                    killed = True
+                    await asyncio.to_thread(server.stop, signal.SIGKILL)
+                    await asyncio.to_thread(server.start)
+                    await session.files.write("go", "")
+            assert killed
+            assert event.result is not None
+            assert event.result.ok
+            assert said == NUMBERS == event.result.stdout
+            assert sequences == sorted(set(sequences))
+            await session.delete()
+
+
+def test_what_waits_in_line_is_told_so(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        first = session.submit(until("go"))
+        waiting = session.submit("print(1)").events()
+        queued = next(event for event in waiting if event.kind == "queued")
+        assert queued.ahead == 1
+        session.files.write("go", "")
+        assert [event.kind for event in waiting][-1] == "result"
+        assert first.wait().ok
+
+
+def test_a_session_runs_as_many_at_once_as_it_has_capacity(atoll: Atoll) -> None:
+    with atoll.session(capacity=2) as session:
+        assert session.info.capacity == 2
+        held = session.submit(until("go"))
+        assert session.run("open('go', 'w')").ok
+        assert held.wait().ok
+
+
+# Time
+
+
+def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        assert session.run(until("never"), timeout=0.5).status == "timeout"
+        with pytest.raises(TimeoutError, match="was cancelled"):
+            session.run(until("never"), wait=0.5)
+        execution = session.submit(until("go"))
+        with pytest.raises(TimeoutError, match="goes on"):
+            execution.wait(0.1)
+        # The line is not the code's time.
+        behind = session.submit("print(1)", timeout=1)
+        with pytest.raises(TimeoutError):
+            behind.wait(1.5)
+        session.files.write("go", "")
+        assert behind.wait().ok
+
+
+def test_a_run_outlasts_what_one_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
+    limits = {"max_wait": 0.2}
+    with (
+        Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=5) as atoll,
+        atoll.session() as session,
+    ):
+        code = "import time; time.sleep(1.5); print(1)"
+        assert session.run(code).stdout == "1\n"
+        assert session.invoke(code=code).result().stdout == "1\n"
+
+
+# While it runs
+
+
+def test_stdin_is_written_while_it_runs(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        execution = session.submit(
+            "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)",
+            stdin="one\n",
+            stdin_open=True,
+        )
+        said = ""
+        for event in execution.events():
+            said += event.text
+            if said == "ONE\n" and event.kind == "stdout":
+                execution.write("two\n")
+                execution.write(b"three\n", eof=True)
+        assert said == "ONE\nTWO\nTHREE\n"
+        with pytest.raises(Conflict) as raised:
+            execution.write("late")
+        assert raised.value.code == "execution_not_running"
+        assert execution.cancel().status == "completed"
+
+
+def test_an_execution_id_runs_once(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        code = "open('ran', 'a').write('x')"
+        first = session.run(code, execution_id=f"mine-{session.id}")
+        again = session.run(code, execution_id=f"mine-{session.id}")
+        assert first == again
+        assert session.files.read("ran") == b"x"
+
+
+ASK = """
+from atoll_session import ask
+answer = ask("Delete them?", {"files": 3})
+def handler(event):
+    return [bool(answer), answer.answer, answer.reason]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (Answer(True, {"only": 2}), [True, {"only": 2}, None]),
+        (Answer(False, reason="too many"), [False, None, "too many"]),
+        (True, [True, None, None]),
+    ],
+    ids=["value", "refusal", "yes"],
+)
+def test_a_callback_answers_what_the_code_asks(
+    atoll: Atoll, given: Answer | bool, told: list[object]
+) -> None:
+    asked: list[Approval] = []
+
+    def answer(approval: Approval) -> Answer | bool:
+        asked.append(approval)
+        return given
+
+    with atoll.session() as session:
+        result = session.run(ASK, on_approval=answer).check()
+    assert result.return_value == told
+    assert [(one.question, one.data) for one in asked] == [("Delete them?", {"files": 3})]
+
+
+def test_messages_reach_the_code(atoll: Atoll) -> None:
+    code = (
+        "from atoll_session import messages\nprint('ready', flush=True)\nprint(messages(wait=30))"
+    )
+    with atoll.session() as session:
+        said = ""
+        for event in session.stream(code):
+            said += event.text
+            if said == "ready\n" and event.kind == "stdout":
+                session.execution(event.execution_id).send("hello")
+        assert said == "ready\n['hello']\n"
+
+
+# Invocations
+
+
+def test_a_function_of_the_workspace_is_invoked(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        session.files.write("jobs.py", "def add(event):\n    return event['a'] + event['b']\n")
+        invocation = session.invoke("jobs:add", input={"a": 2, "b": 3}, metadata={"for": "test"})
+        assert invocation.status == "succeeded"
+        assert invocation.result().return_value == 5
+        assert invocation.info.metadata == {"for": "test"}
+        assert [one.function_name for one in invocation.executions()] == ["jobs:add"]
+        found = atoll.invocations.get(invocation.id)
+        assert found.info.result == invocation.result()
+        listed = [one.id for one in atoll.invocations.list(session_id=session.id)]
+        assert listed == [invocation.id]
+        assert invocation.cancel().status == "succeeded"
+
+
+def test_bytes_go_to_a_function_of_the_code(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        invocation = session.invoke(
+            "size", code="def size(body): return len(body)", input=b"\xff\0"
+        )
+        assert invocation.result().check().return_value == 2
+
+
+def test_a_failed_invocation_is_tried_again_by_a_new_execution(atoll: Atoll) -> None:
+    code = "import os; assert os.path.exists('mended')"
+    with atoll.session() as session:
+        mine = f"job-{session.id}"
+        failed = session.invoke(code=code, invocation_id=mine)
+        assert failed.status == "failed"
+        same = session.invoke(code=code, invocation_id=mine)
+        assert same.info.execution_id == failed.info.execution_id
+        session.files.write("mended", "")
+        again = session.invoke(code=code, invocation_id=mine, execution_id=f"{mine}-2")
+        assert (again.id, again.status) == (mine, "succeeded")
+        assert [one.status for one in again.executions()] == ["completed", "failed"]
+
+
+def test_a_whole_invocation_is_cancelled(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        invocation = session.invoke(code=until("never"), mode="async")
+        assert invocation.cancel("enough").status == "cancelled"
+        assert invocation.wait().cause == "user"

@@ -1,0 +1,98 @@
+"""The executor as a program of its own, without a driver, for tests to talk to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from atoll.drivers import bundle
+from atoll.link.client import Link
+from atoll.settings import LinkSettings
+
+
+class Heard:
+    """What is heard of a run."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[int, int, bytes]] = []
+
+    def started(self) -> None: ...
+
+    def output(self, sequence: int, channel: int, data: bytes) -> None:
+        self.log.append((sequence, channel, data))
+
+    def heartbeat(self) -> None: ...
+
+
+class Executor:
+    def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
+        self.path = path
+        self.process = process
+
+    async def connect(self) -> Link:
+        return await Link.connect(str(self.path), LinkSettings(), timeout=timedelta(seconds=10))
+
+    async def connect_released(self) -> Link:
+        """The same, when it may run something."""
+        link = await self.connect()
+        await link.call("release", zygote=link.hello["zygote"])
+        return link
+
+
+@contextmanager
+def executor(
+    bubblewrap: str, home: Path, *, journal: bool = False, callback: dict[str, Any] | None = None
+) -> Iterator[Executor]:
+    """In a PID namespace of its own, with this machine's files and network."""
+    (home / "workspace").mkdir(exist_ok=True)
+    path = home / "link.sock"
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    fds = [listener.fileno()]
+    config: dict[str, Any] = {
+        "listen_fd": listener.fileno(), "root": str(home / "workspace"), "hooks": False,
+    }  # fmt: skip
+    if journal:
+        names = [home / "journal.0", home / "journal.1"]
+        config["journal_fds"] = [os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names]
+        fds += config["journal_fds"]
+    if callback is not None:
+        (home / "callback.json").write_text(json.dumps(callback))
+        fd = os.open(home / "callback.json", os.O_RDONLY)
+        config["callback"] = {"fd": fd, "instance": callback["instance"]}
+        fds.append(fd)
+    boot = bundle.BOOT.format(path=str(bundle.write(home)))
+    process = subprocess.Popen(
+        [
+            bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
+            "--proc", "/proc", sys.executable, "-I", "-S", "-c", boot, json.dumps(config),
+        ],
+        pass_fds=fds,
+    )  # fmt: skip
+    listener.close()
+    for fd in fds[1:]:
+        os.close(fd)
+    try:
+        yield Executor(path, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def job(name: str, code: str, **fields: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "id": name, "kind": "python", "code": code, "command": None, "event": {}, "stdin": None,
+        "args": [], "env": {}, "cwd": "/", "timeout": 30.0, "output_limit": 1 << 20,
+        "return_limit": 1 << 20, "artifact_limit": 10, "limits": {}, "watch": {},
+    }  # fmt: skip
+    return base | fields

@@ -1,0 +1,121 @@
+"""An executor that begins where another ended, with the journal that it left."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atoll.link.client import ExecutorError
+from tests.executors import Heard, executor, job
+
+pytestmark = pytest.mark.anyio
+
+CODE = """
+import sys
+print('out' * 50_000)
+print('err', file=sys.stderr)
+def handler(event):
+    return {'seen': event, 'name': '\\udc80'}
+"""
+
+
+async def test_the_next_executor_knows_what_the_last_one_had_to_tell(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    first, second = Heard(), Heard()
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        result = await link.run(job("one", CODE, event=[1]), first)
+        taken = await link.run(job("two", "print(2)"), Heard())
+        assert taken["exit_code"] == 0
+        link.acknowledge("two")
+        link.close()
+
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        # Acknowledgements are not written: whoever stored the other acknowledges it once more.
+        assert link.hello["runs"] == [{"id": "one", "ended": True}, {"id": "two", "ended": True}]
+        assert await link.attach("one", 0, second) == result
+        assert second.log == first.log
+        later = Heard()
+        assert await link.attach("one", first.log[0][0], later) == result
+        assert later.log == first.log[1:]
+        again = Heard()
+        assert await link.run(job("one", "print('again')"), again) == result
+        assert again.log == first.log
+        link.acknowledge("one")
+        with pytest.raises(ExecutorError) as refused:
+            await link.run(job("one", "print('again')"), Heard())
+        assert refused.value.code == "run_is_over"
+        link.close()
+
+
+async def test_what_a_shutdown_ended_is_not_its_end_to_the_next_executor(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        running = asyncio.create_task(link.run(job("one", "input()", stdin_open=True), Heard()))
+        await asyncio.sleep(0)
+        await link.call("shutdown")
+        assert (await running)["reason"] == "shutdown"
+        await asyncio.to_thread(program.process.wait)
+
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        assert link.hello["runs"] == []
+        assert (await link.run(job("one", "print(1)"), Heard()))["exit_code"] == 0
+        link.close()
+
+
+async def test_a_terminal_s_log_comes_back_with_its_numbers(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    code = "for n in range(3000): print(n, 'x' * 500, flush=True)"
+    request = job("one", code, terminal=[24, 80], output_limit=200_000)
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        result = await link.run(request, Heard())
+        first = Heard()
+        assert await link.attach("one", 0, first) == result
+        assert first.log[0][0] > 1
+        link.close()
+
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        second = Heard()
+        assert await link.attach("one", 0, second) == result
+        assert second.log == first.log
+        link.close()
+
+
+async def test_an_executor_starts_with_a_journal_full_of_garbage(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        (tmp_path / f"journal.{number}").write_bytes(bytes(range(256)) * 4096)
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect_released()
+        assert link.hello["runs"] == []
+        assert (await link.run(job("one", "print(1)"), Heard()))["exit_code"] == 0
+        link.close()
+    with executor(bubblewrap, tmp_path, journal=True) as program:
+        link = await program.connect()
+        assert link.hello["runs"] == [{"id": "one", "ended": True}]
+        link.close()
+
+
+async def test_a_result_is_on_the_disk_before_it_is_told(bubblewrap: str, tmp_path: Path) -> None:
+    for turn in range(5):
+        name = f"run{turn}"
+        with executor(bubblewrap, tmp_path, journal=True) as program:
+            link = await program.connect_released()
+            await link.run(job(name, "print(1)"), Heard())
+            program.process.kill()
+            await asyncio.to_thread(program.process.wait)
+        with executor(bubblewrap, tmp_path, journal=True) as program:
+            link = await program.connect()
+            assert {"id": name, "ended": True} in link.hello["runs"]
+            link.close()

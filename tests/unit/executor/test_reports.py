@@ -1,0 +1,299 @@
+"""What the executor tells a callback address, which is a small web server here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.e2e.hostile.host import below, processes
+from tests.executors import Executor, Heard, executor, job
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "atollinst.a-token-that-must-stay-secret-0123456789"
+
+
+class Post(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class Address:
+    """Takes reports, and answers each path as it is told to."""
+
+    def __init__(self) -> None:
+        self.posts: queue.Queue[Post] = queue.Queue()
+        self.answers: dict[str, list[int]] = {}
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever)
+        self._thread.start()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        address = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                address.posts.put(Post(self.path, headers, json.loads(body)))
+                answers = address.answers.get(self.path)
+                self.send_response(answers.pop(0) if answers else 200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        return Handler
+
+    async def next(self, path: str, seconds: float = 15) -> Post:
+        """The next post to a path; those to others are passed over."""
+        while True:
+            post = await asyncio.to_thread(self.posts.get, timeout=seconds)
+            if post.path == path:
+                return post
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self._thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def address() -> Iterator[Address]:
+    made = Address()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def program(bubblewrap: str, tmp_path: Path, address: Address) -> Iterator[Executor]:
+    callback = {
+        "instance": "inst_1", "url": f"{address.url}/at/", "token": TOKEN, "loopback": True,
+    }  # fmt: skip
+    with executor(bubblewrap, tmp_path, journal=True, callback=callback) as running:
+        yield running
+
+
+def path(run: str, what: str) -> str:
+    return f"/at/internal/executions/{run}/{what}"
+
+
+async def test_it_says_once_that_it_is_ready(program: Executor, address: Address) -> None:
+    post = await address.next("/at/internal/instances/inst_1/ready")
+    assert post.headers["authorization"] == f"Bearer {TOKEN}"
+    assert post.headers["idempotency-key"] == "inst_1_ready"
+    link = await program.connect_released()
+    link.close()
+    with pytest.raises(queue.Empty):
+        await address.next(post.path, 1)
+
+
+async def test_a_result_that_nobody_took_is_reported_with_its_whole_log(
+    program: Executor, address: Address
+) -> None:
+    link = await program.connect_released()
+    heard = Heard()
+    code = "import time\ntime.sleep(0.5)\nprint('x' * 200_000)\ndef handler(event): return 1"
+    result = await link.run(job("one", code), heard)
+    link.close()
+    status = await address.next(path("one", "status"))
+    assert status.body == {"status": "running"}
+    post = await address.next(path("one", "result"))
+    assert post.headers["idempotency-key"] == "one_result"
+    assert post.headers["authorization"] == f"Bearer {TOKEN}"
+    assert post.body["result"] == result
+    log = [(number, channel, base64.b64decode(data)) for number, channel, data in post.body["log"]]
+    assert log == heard.log
+
+
+async def test_a_result_that_the_link_took_is_not_reported(
+    program: Executor, address: Address
+) -> None:
+    link = await program.connect_released()
+    await link.run(job("taken", "print(1)"), Heard())
+    link.acknowledge("taken")
+    await link.run(job("left", "print(2)"), Heard())
+    link.close()
+    seen: list[str] = []
+    while not seen or seen[-1] != path("left", "result"):
+        seen.append((await asyncio.to_thread(address.posts.get, timeout=15)).path)
+    assert path("taken", "result") not in seen
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries"), [([503, 500], 3), ([409], 1), ([404], 1), ([401], 1)]
+)
+async def test_a_report_is_repeated_until_it_is_answered(
+    program: Executor, address: Address, answers: list[int], tries: int
+) -> None:
+    address.answers[path("one", "result")] = list(answers)
+    link = await program.connect_released()
+    await link.run(job("one", "print(1)"), Heard())
+    for _ in range(tries):
+        await address.next(path("one", "result"))
+    with pytest.raises(queue.Empty):
+        await address.next(path("one", "result"), 1.5)
+    # Whatever the address made of it, the link still finds it.
+    assert (await link.attach("one", 0, Heard()))["exit_code"] == 0
+    link.close()
+
+
+async def test_an_acknowledgement_ends_the_repeating(program: Executor, address: Address) -> None:
+    address.answers[path("one", "result")] = [503] * 10
+    link = await program.connect_released()
+    await link.run(job("one", "print(1)"), Heard())
+    await address.next(path("one", "result"))
+    link.acknowledge("one")
+    await link.call("processes")
+    with pytest.raises(queue.Empty):
+        await address.next(path("one", "result"), 3)
+    link.close()
+
+
+async def test_what_runs_is_reported_by_heartbeats(program: Executor, address: Address) -> None:
+    link = await program.connect_released()
+    running = asyncio.create_task(link.run(job("one", "import time\ntime.sleep(60)"), Heard()))
+    post = await address.next(path("one", "heartbeat"))
+    assert post.headers["idempotency-key"] == "one_heartbeat"
+    await link.call("cancel", id="one")
+    assert (await running)["reason"] == "cancelled"
+    link.close()
+
+
+def named(program: Executor, name: str) -> list[int]:
+    every = processes()
+    return [pid for pid in below(program.process.pid) if every.get(pid, (0, "", ""))[2] == name]
+
+
+async def test_a_process_that_user_code_ends_is_replaced(
+    program: Executor, address: Address
+) -> None:
+    await address.next("/at/internal/instances/inst_1/ready")
+    (before,) = named(program, "reporter")
+    link = await program.connect_released()
+    kill = (
+        "import os, signal\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    if open('/proc/%s/comm' % pid).read() == 'reporter\\n':\n"
+        "        os.kill(int(pid), signal.SIGKILL)\n"
+    )
+    assert (await link.run(job("one", kill), Heard()))["exit_code"] == 0
+    await address.next(path("one", "result"))
+    (after,) = named(program, "reporter")
+    assert after != before
+    link.close()
+
+
+async def test_a_process_that_user_code_stops_keeps_nothing_else_waiting(
+    program: Executor, address: Address
+) -> None:
+    await address.next("/at/internal/instances/inst_1/ready")
+    (reporter,) = named(program, "reporter")
+    link = await program.connect_released()
+    os.kill(reporter, signal.SIGSTOP)
+    for number in range(3):
+        await link.run(job(str(number), "print(1)"), Heard())
+    os.kill(reporter, signal.SIGCONT)
+    await address.next(path("2", "result"))
+    link.close()
+
+
+SEARCH = """
+import os, re
+# Not in one piece, lest it find itself.
+wanted = re.compile(b'a-token-that-must-sta[y]-secret')
+found = []
+for pid in [*filter(str.isdigit, os.listdir('/proc'))]:
+    if open('/proc/%s/comm' % pid).read() == 'reporter\\n':
+        continue
+    for name in ('cmdline', 'environ'):
+        try:
+            if wanted.search(open('/proc/%s/%s' % (pid, name), 'rb').read()):
+                found.append((pid, name))
+        except OSError:
+            pass
+    try:
+        memory = open('/proc/%s/mem' % pid, 'rb', buffering=0)
+        maps = open('/proc/%s/maps' % pid).read()
+    except OSError:
+        continue
+    for line in maps.splitlines():
+        low, high = (int(part, 16) for part in line.split()[0].split('-'))
+        if ' rw' not in line:
+            continue
+        try:
+            memory.seek(low)
+            data = memory.read(high - low)
+        except (OSError, OverflowError, ValueError):
+            continue
+        if wanted.search(data):
+            found.append((pid, line))
+for fd in range(3, 64):
+    try:
+        if wanted.search(os.pread(fd, 65536, 0)):
+            found.append(fd)
+    except OSError:
+        pass
+print(found)
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["first zygote", "second zygote"])
+async def test_user_code_does_not_find_the_token(
+    program: Executor, address: Address, replaced: bool
+) -> None:
+    # This program runs as root, which may read all: nobody but the reporter has it in memory.
+    await address.next("/at/internal/instances/inst_1/ready")
+    link = await program.connect_released()
+    if replaced:
+        # A zygote that begins later has a copy of what PID 1 has in memory by then.
+        renewed = asyncio.get_running_loop().create_future()
+        link.on_zygote = renewed.set_result
+        kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()"
+        await link.run(job("kill", kill), Heard())
+        await link.call("release", zygote=await renewed)
+        await address.next(path("kill", "result"))
+    heard = Heard()
+    result = await link.run(job("look", SEARCH, env={"NOBODY": "1"}), heard)
+    assert result["exit_code"] == 0, heard.log
+    assert b"".join(data for _, channel, data in heard.log if channel == 1) == b"[]\n"
+    link.close()
+
+
+async def test_the_sandbox_s_own_loopback_is_not_told_the_token(
+    bubblewrap: str, tmp_path: Path, address: Address
+) -> None:
+    callback = {"instance": "inst_1", "url": address.url, "token": TOKEN}
+    with executor(bubblewrap, tmp_path, callback=callback) as program:
+        link = await program.connect_released()
+        await link.run(job("one", "print(1)"), Heard())
+        with pytest.raises(queue.Empty):
+            await asyncio.to_thread(address.posts.get, timeout=2)
+        link.close()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://", "nonsense", "http://127.0.0.1:1"])
+async def test_an_address_that_is_none_does_no_harm(
+    bubblewrap: str, tmp_path: Path, url: str
+) -> None:
+    callback = {"instance": "inst_1", "url": url, "token": TOKEN, "loopback": True}
+    with executor(bubblewrap, tmp_path, callback=callback) as program:
+        link = await program.connect_released()
+        for number in range(5):
+            result = await link.run(job(str(number), "print(1)"), Heard())
+            assert result["exit_code"] == 0
+            link.acknowledge(str(number))
+        link.close()

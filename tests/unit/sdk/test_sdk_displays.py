@@ -1,0 +1,83 @@
+"""What the client makes of something that a context showed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from atoll import Display, InvalidRequest, Result
+
+PIXEL = b"\x89PNG pixel"
+RICH = Display(
+    "result",
+    {
+        "text/plain": "plain",
+        "text/html": "<script>",
+        "image/svg+xml": "<svg/>",
+        "image/png": base64.b64encode(PIXEL).decode(),
+        "application/json": {"a": 1},
+        "text/latex": "$x$",
+        "text/markdown": "*x*",
+    },
+)
+
+
+def test_every_form_has_a_name() -> None:
+    assert (RICH.text, RICH.html, RICH.svg) == ("plain", "<script>", "<svg/>")
+    assert (RICH.png, RICH.jpeg, RICH.json) == (PIXEL, None, {"a": 1})
+    assert (RICH.latex, RICH.markdown) == ("$x$", "*x*")
+    empty = Display("display")
+    assert (empty.text, empty.html, empty.png, empty.json) == (None, None, None, None)
+
+
+def test_a_form_of_another_shape_is_none() -> None:
+    odd = Display("display", {"text/plain": 5, "image/png": "=", "image/jpeg": {"a": 1}})
+    assert (odd.text, odd.png, odd.jpeg) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.png", PIXEL),
+        ("a.svg", b"<svg/>"),
+        ("a.html", b"<script>"),
+        ("a.txt", b"plain"),
+        ("a.tex", b"$x$"),
+        ("a.md", b"*x*"),
+    ],
+)
+def test_it_is_saved_in_the_form_that_the_name_asks_for(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    assert RICH.save(tmp_path / name) == tmp_path / name
+    assert (tmp_path / name).read_bytes() == content
+
+
+def test_a_name_without_a_suffix_gets_that_of_the_best_form(tmp_path: Path) -> None:
+    assert RICH.save(str(tmp_path / "a")).name == "a.png"
+    assert Display("result", {"text/plain": "x"}).save(tmp_path / "b").name == "b.txt"
+    saved = Display("result", {"application/json": [1]}).save(tmp_path / "c")
+    assert json.loads(saved.read_text()) == [1]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.pdf"])
+def test_a_form_that_it_does_not_have_cannot_be_saved(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="image/png") as caught:
+        RICH.save(tmp_path / name)
+    assert caught.value.code == "no_such_form"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_is_given_only_what_cannot_act_in_its_page() -> None:
+    assert set(RICH._repr_mimebundle_()) == {"text/plain", "image/png", "application/json"}
+
+
+def test_a_result_shows_its_last_image() -> None:
+    text = Display("result", {"text/plain": "last"})
+    bundle = Result("exec_1", "success", results=(RICH, text))._repr_mimebundle_()
+    assert bundle["image/png"] == RICH.data["image/png"]
+    assert Result("e", "success", results=(text,))._repr_mimebundle_() == {"text/plain": "last"}
+    assert set(Result("e", "success")._repr_mimebundle_()) == {"text/plain"}

@@ -1,0 +1,81 @@
+"""What a console tells of an execution that has ended, and what is kept of a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+
+import pytest
+
+from atoll.executor import frames
+from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
+from atoll.service.consoles import rest
+from atoll.service.running import Running
+from atoll.service.story import GAP, lines_of
+
+OUT, ERR, VALUE, ASK = frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL
+DONE = ExecutionStatus.COMPLETED
+EXECUTION = Execution(
+    "exec_1", "sess_1", Request(), ExecutionStatus.PENDING, datetime(2026, 1, 1, tzinfo=UTC)
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "after", "told"),
+    [
+        (((OUT, 2), (ERR, 1), (VALUE, 9), (OUT, 1)), 0, [(1, OUT, b"ab"), (2, ERR, b"x"),
+                                                        (4, OUT, b"c")]),
+        (((OUT, 2), (ERR, 1), (VALUE, 9), (OUT, 1)), 1, [(2, ERR, b"x"), (4, OUT, b"c")]),
+        (((OUT, 2), (ERR, 1), (OUT, 1)), 3, []),
+        (((OUT, 2), (OUT, 5), (OUT, 5)), 0, [(1, OUT, b"ab"), (2, OUT, b"c")]),
+        (((GAP, 7), (OUT, 2), (OUT, 1), (ERR, 1)), 8, [(9, OUT, b"c"), (10, ERR, b"x")]),
+    ],
+    ids=["all", "the rest", "nothing", "a record that was cut", "a ring"],
+)  # fmt: skip
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_the_rest_of_the_output_comes_from_the_record(
+    log: tuple[tuple[int, int], ...],
+    after: int,
+    told: list[tuple[int, int, bytes]],
+    attempt: int,
+) -> None:
+    outcome = Outcome(DONE, None, 0, stdout=b"abc", stderr=b"x", log=log)
+    ended = dataclasses.replace(EXECUTION, status=DONE, outcome=outcome, retry_count=attempt)
+    assert list(rest(ended, after)) == told
+
+
+async def _ring(ring: int, entries: list[tuple[int, bytes]]) -> Running:
+    running = Running(EXECUTION)
+    running.ring = ring
+    running.started()
+    for sequence, (channel, data) in enumerate(entries, 1):
+        running.output(sequence, channel, data)
+    return running
+
+
+@pytest.mark.anyio
+async def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
+    question = b'{"id": "1", "state": "asked"}\n'
+    entries = [(OUT, b"%03d." % number) for number in range(100)]
+    entries[50:50] = [(ASK, question)]
+    running = await _ring(40, entries)
+    outcome = Outcome(
+        DONE, None, 0, stdout=running.gathered("stdout"), log=tuple(running.log),
+        results_json=bytes(running.lines),
+    )  # fmt: skip
+    ended = dataclasses.replace(EXECUTION, status=DONE, outcome=outcome)
+    assert list(rest(ended, 0)) == [
+        (sequence, channel, data)
+        for sequence, (channel, data) in enumerate(entries, 1)
+        if sequence > 91
+    ]
+    assert len(running.log) == 13
+    assert [line["id"] for line in lines_of(outcome)] == ["1"]
+
+
+@pytest.mark.anyio
+async def test_a_ring_of_tiny_pieces_is_bounded_too() -> None:
+    running = await _ring(1 << 20, [(OUT, b"x")] * 20_000)
+    assert len(running.events) <= 8192
+    assert running.log[0][0] == GAP
+    assert sum(size if channel == GAP else 1 for channel, size in running.log) == 20_000

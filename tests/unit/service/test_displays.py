@@ -1,0 +1,65 @@
+"""What becomes of what a context shows, which user code can write as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.executor import frames
+from atoll.service import story
+from atoll.service.displays import DEPTH, is_shallow, shaped
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_a_bundle_is_shown_without_what_is_not_promised() -> None:
+    line = {"type": "result", "data": {"text/plain": "1"}, "metadata": {"a": 1}, "more": 2}
+    assert shaped(line) == {
+        "type": "result",
+        "data": {"text/plain": "1"},
+        "metadata": {"a": 1},
+    }
+    assert shaped({"type": "display", "data": {}}) == {
+        "type": "display",
+        "data": {},
+        "metadata": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"type": "approval", "data": {}},
+        {"type": ["result"], "data": {}},
+        {"type": "result"},
+        {"type": "result", "data": "text"},
+        {"type": "result", "data": {"a": nested(1000)}},
+    ],
+)
+def test_what_is_no_bundle_is_not_shown(line: dict[str, Any]) -> None:
+    assert shaped(line) is None
+
+
+def test_depth_has_a_bound() -> None:
+    assert is_shallow({"a": nested(DEPTH - 3)})
+    assert not is_shallow({"a": nested(DEPTH)})
+
+
+@pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])
+def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
+    lines = story.Lines()
+    assert list(lines.feed(line + b'\n{"b":')) == []
+    assert list(lines.feed(b"1}\n")) == [{"b": 1}]
+
+
+def test_a_question_is_told_as_it_is() -> None:
+    line = {"id": "1", "state": "asked"}
+    assert story.told_of(frames.APPROVAL, line) == line
+    assert story.told_of(frames.DISPLAY, line) is None

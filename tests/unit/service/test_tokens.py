@@ -1,0 +1,59 @@
+"""Tokens of instances."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from atoll.errors import Unauthenticated
+from atoll.service.tokens import Tokens
+from tests.clock import MovedClock
+
+DAY = timedelta(days=1)
+
+
+def test_a_token_is_of_its_instance_until_it_expires() -> None:
+    clock = MovedClock()
+    tokens = Tokens("secret", clock, DAY)
+    token = tokens.make("inst_1")
+    assert tokens.instance(token) == "inst_1"
+    clock.time += DAY.total_seconds() - 2
+    assert tokens.instance(token) == "inst_1"
+    clock.time += 2
+    with pytest.raises(Unauthenticated) as expired:
+        tokens.instance(token)
+    assert expired.value.code == "token_expired"
+
+
+def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> None:
+    clock = MovedClock()
+    token = Tokens("secret", clock, DAY).make("inst_1")
+    assert Tokens("secret", clock, DAY).instance(token) == "inst_1"
+    with pytest.raises(Unauthenticated):
+        Tokens("another", clock, DAY).instance(token)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda token: "",
+        lambda token: "x",
+        lambda token: token[:-1],
+        lambda token: token + "0",
+        lambda token: token.replace("inst_1", "inst_2"),
+        lambda token: token.replace("inst_1", ""),
+        lambda token: token.replace(".", ".9", 2),
+        lambda token: token.replace("inst_1.", "inst_1. "),
+        lambda token: token.replace("inst_1.", "inst_1.0"),
+        lambda token: token.replace("inst_1.", "inst_1." + "9" * 5000),
+        lambda token: token.replace("atollinst", "atoll"),
+        lambda token: token.rpartition(".")[0] + ".\u0660\udc80",
+        lambda token: token.upper(),
+    ],
+)
+def test_a_changed_token_is_of_nobody(change: object) -> None:
+    tokens = Tokens("secret", MovedClock(), DAY)
+    with pytest.raises(Unauthenticated) as unknown:
+        tokens.instance(change(tokens.make("inst_1")))  # type: ignore[operator]
+    assert unknown.value.code == "token_unknown"
