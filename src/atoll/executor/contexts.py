@@ -405,7 +405,7 @@ class Contexts:
         # Programs that earlier executions left may write on, but not for ever: pipes are few.
         context.past.append(run)
         if len(context.past) > PAST:
-            self._runs.abandon(context.past.pop(0))
+            context.past.pop(0).pipes.close()
 
     def _usage(self, context: Context, last: dict[str, float] | None = None) -> dict[str, float]:
         """Of one execution: what its process used, less what it had used before."""
@@ -487,7 +487,7 @@ class Contexts:
         if len(host.coming) == host.expected:
             payload, host.coming = bytes(host.coming), None
             # What was printed before it comes before it.
-            self._runs.take_output(context.run)
+            context.run.pipes.take()
             self._runs.add_entry(context.run, frames.DISPLAY, payload.replace(b"\n", b" "))
 
     def _drop(self, context: Context, run: Run, size: int) -> None:

@@ -422,7 +422,7 @@ class Supervisor:
         import binascii
 
         data = binascii.a2b_base64(request["data"])
-        trouble = self._runs.give(self._active(request), data, bool(request.get("eof")))
+        trouble = self._active(request).pipes.give(data, bool(request.get("eof")))
         if trouble is not None:
             raise Refusal(trouble, "stdin of run %s takes nothing" % request["id"])
         stream.end({})
@@ -431,8 +431,10 @@ class Supervisor:
         rows, columns = int(request["rows"]), int(request["cols"])
         if not 0 < rows <= terminal.MAX_SIZE or not 0 < columns <= terminal.MAX_SIZE:
             raise ValueError("a terminal has 1 to %d rows and columns" % terminal.MAX_SIZE)
-        if not self._runs.resize(self._active(request), rows, columns):
+        keyboard = self._active(request).pipes.terminal_fd
+        if keyboard < 0:
             raise Refusal("no_terminal", "run %s has no terminal" % request["id"])
+        terminal.resize(keyboard, rows, columns)
         stream.end({})
 
     def _signal(self, stream: Stream, request: dict[str, Any]) -> None:
