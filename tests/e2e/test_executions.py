@@ -495,3 +495,18 @@ def test_processes_left_running_are_listed_and_ended(api: Api, session: str) -> 
     assert answer(api.http.delete(url))["items"] == [left]
     eventually(lambda: answer(api.http.get(url))["items"] == [])
     assert api.run(session, "print(1)")["stdout"] == "1\n"
+
+
+def test_what_lasts_is_listed_as_running(api: Api, session: str) -> None:
+    execution_id = api.submit(session, until("go"))
+    path = f"{V1}/sessions/{session}/executions"
+
+    def running() -> list[str]:
+        return [
+            item["id"] for item in answer(api.http.get(path, params={"status": "running"}))["items"]
+        ]
+
+    eventually(lambda: running() == [execution_id])
+    api.put(session, "go")
+    assert api.result(execution_id)["status"] == "success"
+    assert running() == []

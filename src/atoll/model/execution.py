@@ -187,6 +187,7 @@ class Execution:
         return (*self.attempts, last)
 
     def ended(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
+        assert may_become(self.status, outcome.status)
         return replace(
             self,
             status=outcome.status,
@@ -197,6 +198,7 @@ class Execution:
 
     def retried(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
         """As it waits for its next attempt, which has begun nowhere yet."""
+        assert may_become(self.status, ExecutionStatus.PENDING)
         return replace(
             self,
             status=ExecutionStatus.PENDING,

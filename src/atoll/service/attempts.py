@@ -26,7 +26,7 @@ from atoll.model.session import Cause, SessionStatus
 from atoll.service.leases import LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 END_MARGIN = 30.0
 """Seconds beyond its time-out after which an execution that was not ended is given up."""
 REATTACH_SECONDS = 0.5
+LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
 """The longest that an executor takes to end when it was told to."""
 AWAY = frozenset(
@@ -102,7 +103,8 @@ class Attempts:
 
     async def _settled(self, running: Running, work: Awaitable[Outcome | None]) -> Outcome | None:
         try:
-            return await work
+            with self._noted(running):
+                return await work
         except (LeaseLost, Superseded):
             raise
         except Exception as error:  # Whatever it is, an execution has an end.
@@ -111,6 +113,41 @@ class Attempts:
             log.error("execution.broke", execution_id=running.execution.id, exc_info=error)
             words = "Something broke in the server; it is in its log."
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
+        finally:
+            if running.noting is not None:
+                # Its version is the one that the end has to be written over.
+                await asyncio.wait([running.noting])
+                running.noting = None
+
+    @contextlib.contextmanager
+    def _noted(self, running: Running) -> Iterator[None]:
+        """
+        Record that it runs, if it lasts: other replicas, and lists by status, know only the record.
+        One that ends soon has two commits and no more.
+        """
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            if running.execution.status is ExecutionStatus.RUNNING:
+                running.noting = loop.create_task(self._note(running))
+            else:
+                timers[:] = [loop.call_later(LASTING_SECONDS, look)]
+
+        timers.append(loop.call_later(LASTING_SECONDS, look))
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+    async def _note(self, running: Running) -> None:
+        try:
+            stored = await self._store.executions.save(running.execution)
+        except (Conflict, TemporaryError) as error:
+            # Whose it is, is told when its end is written.
+            log.info("execution.not_noted", execution_id=running.execution.id, error=error.message)
+        else:
+            running.execution = dataclasses.replace(running.execution, version=stored.version)
 
     async def _run(self, running: Running, lease: Lease) -> Outcome | None:
         if running.stopped:

@@ -67,6 +67,9 @@ class Running:
         """Whether it waits for other replicas to be done with its session."""
         self.called_out = False
         """Whether it was called out of that line, by a cancellation of its task."""
+        self.noting: asyncio.Task[None] | None = None
+        """Who writes into its record that it runs."""
+        self._started = False
         self._partial = {channel: story.Lines() for channel in story.LINES}
         self._size = 0
         self._gone = 0
@@ -94,7 +97,9 @@ class Running:
     # What is heard of it
 
     def started(self) -> None:
-        if self.execution.status is ExecutionStatus.PENDING:
+        if not self._started:
+            # Its record may say so already.
+            self._started = True
             self.execution = dataclasses.replace(self.execution, status=ExecutionStatus.RUNNING)
             attempt = self.execution.retry_count
             self._tell(story.number(attempt, 1), "started", {"attempt": attempt + 1})
@@ -172,6 +177,7 @@ class Running:
     def next_attempt(self, execution: Execution, **told: Any) -> None:
         """The attempt is lost and there is another; what the lost one wrote is not its result."""
         self.execution = execution
+        self._started = False
         self.sequence = 0
         self.log, self.value, self.lines = [], bytearray(), bytearray()
         self._gone = 0

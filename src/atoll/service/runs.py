@@ -383,7 +383,12 @@ class Runs:
                 # Somebody else stored a result first, and that one counts; or sees to it now.
                 found = await self._ends.stored(execution.id)
                 if found is None or not found.status.ended:
-                    raise Superseded from None
+                    seen_to = self._running.get(execution.id) is running
+                    if found is None or not seen_to or not self._is_ours(found):
+                        raise Superseded from None
+                    # Written by this very one, though the store did not say so.
+                    execution = dataclasses.replace(execution, version=found.version)
+                    continue
                 execution = await self._bulk.fetch(found)
                 running.complete(execution)
                 break
@@ -399,9 +404,10 @@ class Runs:
     async def _still_ours(self, running: Running) -> bool:
         """After a lease was lost: the record tells whose the execution is."""
         stored = await self._ends.stored(running.execution.id)
-        return (
-            stored is not None and stored.holder == self._leases.replica and not stored.status.ended
-        )
+        return stored is not None and not stored.status.ended and self._is_ours(stored)
+
+    def _is_ours(self, stored: Execution) -> bool:
+        return stored.holder == self._leases.replica
 
     async def _await_other(self, running: Running) -> None:
         ended = await self._ends.end_of(running.execution)
