@@ -9,6 +9,7 @@ running, and no member logged an error.
 from __future__ import annotations
 
 import asyncio
+import glob
 import hashlib
 import json
 import os
@@ -340,9 +341,9 @@ class Cluster:
         """The control groups of this node, in whichever hierarchy and version."""
         node = (self.data_dir / "node").resolve()
         name = f"atoll-{hashlib.sha256(str(node).encode()).hexdigest()[:12]}"
-        top = Path("/sys/fs/cgroup")
-        return [found for depth in ("", "*/", "*/*/", "*/*/*/")
-                for found in top.glob(f"{depth}{name}")]  # fmt: skip
+        # Not by pathlib, which raises when another Atoll removes a group just then.
+        return [Path(found) for depth in ("", "*/", "*/*/", "*/*/*/")
+                for found in glob.glob(f"/sys/fs/cgroup/{depth}{name}")]  # fmt: skip
 
     def processes(self) -> list[int]:
         """What was started by this cluster and runs: it bears the mark, or is in a group."""

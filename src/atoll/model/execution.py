@@ -199,11 +199,13 @@ class Execution:
     def retried(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
         """As it waits for its next attempt, which has begun nowhere yet."""
         assert may_become(self.status, ExecutionStatus.PENDING)
+        # When one began that was lost with its replica, the replica alone knew.
+        lost = replace(self, started_at=self.started_at or at)
         return replace(
             self,
             status=ExecutionStatus.PENDING,
             instance_id=None,
             started_at=None,
             retry_count=self.retry_count + 1,
-            attempts=self.attempted(outcome, at=at, node_id=node_id),
+            attempts=lost.attempted(outcome, at=at, node_id=node_id),
         )

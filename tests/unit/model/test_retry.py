@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model.execution import ExecutionStatus, Outcome, Request
+from atoll.model.outcome import lost
 from atoll.model.retry import FORGIVEN, delay, is_retried
 from atoll.model.session import Cause
 from tests.contract.stores.store_entities import make_execution
@@ -103,3 +104,14 @@ def test_no_number_of_retries_is_too_large(retry: int, first: timedelta, most: t
 
     assert min(first, most) <= pause <= most
     assert pause <= delay(retry + 1, first=first, most=most)
+
+
+def test_each_retry_follows_a_recorded_attempt_also_when_nobody_knows_when_that_began() -> None:
+    outcome = lost(
+        ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, "It is gone.", stdout=b"", stderr=b""
+    )
+    execution = make_execution(retry_count=0)
+    for _ in range(2):
+        execution = execution.retried(outcome, at=execution.created_at, node_id="local")
+    assert execution.retry_count == 2
+    assert [attempt.cause for attempt in execution.attempts] == [Cause.INSTANCE_LOST] * 2
