@@ -196,15 +196,11 @@ class Idempotency:
         if not body.whole:
             await requests.forget(claim.id, claim.holder)
         elif not answer.whole or _code(answer) in _UNCERTAIN:
-            await self._settle_unkept(claim, body)
+            await requests.take_over(claim, NOBODY)
         elif answer.status in _COME_BACK or "retry-after" in answer.headers:
             await requests.forget(claim.id, claim.holder)
         else:
             await self._keep(claim, body, answer)
-
-    async def _settle_unkept(self, claim: KeyedRequest, body: HashedBody) -> None:
-        known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
-        await self._store.requests.take_over(known, NOBODY)
 
     async def _let_go(self, claim: KeyedRequest, body: HashedBody) -> None:
         """
@@ -212,7 +208,8 @@ class Idempotency:
         same key, because the line broke perhaps, need not wait for the end of this one.
         """
         with contextlib.suppress(TemporaryError):  # At its end, then.
-            await self._settle_unkept(claim, body)
+            known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
+            await self._store.requests.take_over(known, NOBODY)
 
     async def _settle_late(self, claim: KeyedRequest, body: HashedBody, answer: HeldAnswer) -> None:
         """Part of the request still, though its client has gone: a shutdown waits for it."""
