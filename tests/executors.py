@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -46,12 +47,28 @@ class Executor:
         await link.call("release", zygote=link.hello["zygote"])
         return link
 
+    def children(self) -> list[int]:
+        """Pids of PID 1 of the namespace, seen from outside."""
+        pid = self.process.pid
+        return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 10)
+
 
 @contextmanager
 def executor(
-    bubblewrap: str, home: Path, *, journal: bool = False, callback: dict[str, Any] | None = None
+    bubblewrap: str,
+    home: Path,
+    *,
+    journal: bool = False,
+    callback: dict[str, Any] | None = None,
+    python: Path | None = None,
 ) -> Iterator[Executor]:
-    """In a PID namespace of its own, with this machine's files and network."""
+    """
+    In a PID namespace of its own, with this machine's files and network; with `python`, as that of
+    a template.
+    """
     (home / "workspace").mkdir(exist_ok=True)
     path = home / "link.sock"
     path.unlink(missing_ok=True)
@@ -60,7 +77,8 @@ def executor(
     listener.listen()
     fds = [listener.fileno()]
     config: dict[str, Any] = {
-        "listen_fd": listener.fileno(), "root": str(home / "workspace"), "hooks": False,
+        "listen_fd": listener.fileno(), "root": str(home / "workspace"),
+        "hooks": python is not None,
     }  # fmt: skip
     if journal:
         names = [home / "journal.0", home / "journal.1"]
@@ -75,7 +93,8 @@ def executor(
     process = subprocess.Popen(
         [
             bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
-            "--proc", "/proc", sys.executable, "-I", "-S", "-c", boot, json.dumps(config),
+            "--proc", "/proc", str(python or sys.executable), "-I", "-S", "-c", boot,
+            json.dumps(config),
         ],
         pass_fds=fds,
     )  # fmt: skip
@@ -89,7 +108,7 @@ def executor(
         process.wait()
 
 
-def job(name: str, code: str, **fields: Any) -> dict[str, Any]:
+def job(name: str, code: str | None, **fields: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "id": name, "kind": "python", "code": code, "command": None, "event": {}, "stdin": None,
         "args": [], "env": {}, "cwd": "/", "timeout": 30.0, "output_limit": 1 << 20,

@@ -437,8 +437,8 @@ class Supervisor:
 
 
 def main() -> None:
-    zygote.warm()
     config = minijson.loads(sys.argv[1].encode())
+    zygote.warm(bool(config.get("hooks", True)))
     system.set_dumpable(False)
     system.set_name("atoll")
     listener = _socket.socket(fileno=config["listen_fd"])

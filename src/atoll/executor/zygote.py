@@ -189,16 +189,18 @@ class Zygote:
             os._exit(70)
 
 
-def set_up_paths() -> None:
+def set_up_paths(hooks: bool) -> None:
     """
     Where user code finds packages, as without -I -S; our own bundle leaves.
 
     The start-up code that packages bring (lines of .pth files, sitecustomize) is not run here: with
-    this machine's interpreter it was meant for this machine.
+    this machine's interpreter it was meant for this machine. For an interpreter of the template's
+    own `run_hooks` finds the packages too, which for a virtual environment are not these.
     """
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
-    for directory in site.getsitepackages():
-        _add_site(directory)
+    if not hooks:
+        for directory in site.getsitepackages():
+            _add_site(directory)
     sys.path.append(INSIDE)
     site.setquit()
     site.setcopyright()
@@ -241,12 +243,12 @@ def _import(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def warm() -> None:
+def warm(hooks: bool) -> None:
     """
     In the supervisor, before the fork: do once what every child would otherwise do and pay for, and
     what supervisor, zygote and children can then share. Pages that each of them touches are copied.
     """
-    set_up_paths()
+    set_up_paths(hooks)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     child.rehearse()
     gc.collect()

@@ -13,9 +13,7 @@ import pytest
 
 from atoll.executor import frames
 from atoll.link.client import ExecutorError, Link
-from tests.unit.executor.test_supervisor import Executor, executor, job
-
-__all__ = ["executor"]
+from tests.executors import Executor, job
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,8 @@ import pytest
 
 from atoll.executor import frames
 from atoll.link.client import ExecutorError, LinkLost, Piece
+from tests.executors import Executor, job
 from tests.unit.executor.test_interaction import Output, ready, start, text
-from tests.unit.executor.test_supervisor import Executor, executor, job
-
-__all__ = ["executor"]
 
 pytestmark = pytest.mark.anyio
 

@@ -3,82 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from datetime import timedelta
+import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from atoll.drivers import bundle
-from atoll.link.client import ExecutorError, Link, LinkLost
-from atoll.settings import LinkSettings
+from atoll.executor import frames
+from atoll.link.client import ExecutorError, LinkLost
+from tests import executors
+from tests.executors import Executor, Heard, job
 
 pytestmark = pytest.mark.anyio
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.output_seen = b""
-
-    def started(self) -> None: ...
-
-    def heartbeat(self) -> None: ...
-
-    def output(self, sequence: int, channel: int, data: bytes) -> None:
-        self.output_seen += data
-
-
-class Executor:
-    def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
-        self.path = path
-        self._process = process
-
-    def children(self) -> list[int]:
-        """Pids of PID 1 of the namespace, seen from outside."""
-        pid = self._process.pid
-        return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    async def exit_code(self) -> int:
-        return await asyncio.to_thread(self._process.wait, 10)
-
-    async def connect(self) -> Link:
-        return await Link.connect(str(self.path), LinkSettings(), timeout=timedelta(seconds=10))
-
-
-@pytest.fixture
-async def executor(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Executor]:
-    (tmp_path / "workspace").mkdir()
-    path = tmp_path / "link.sock"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
-    config = {"listen_fd": listener.fileno(), "root": str(tmp_path / "workspace"), "hooks": False}
-    boot = bundle.BOOT.format(path=str(bundle.write(tmp_path)))
-    process = subprocess.Popen(  # noqa: ASYNC220 - a fixture, with nothing beside it
-        [
-            bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
-            "--proc", "/proc", sys.executable, "-I", "-S", "-c", boot, json.dumps(config),
-        ],
-        pass_fds=[listener.fileno()],
-    )  # fmt: skip
-    listener.close()
-    yield Executor(path, process)
-    process.kill()
-    process.wait()
-
-
-def job(name: str, code: str | None, **fields: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "id": name, "kind": "python", "code": code, "command": None, "event": {}, "stdin": None,
-        "args": [], "env": {}, "cwd": "/", "timeout": 30.0, "output_limit": 1 << 20,
-        "return_limit": 1 << 20, "artifact_limit": 10, "limits": {}, "watch": {},
-    }  # fmt: skip
-    return base | fields
 
 
 async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
@@ -118,7 +53,7 @@ async def test_a_run_that_waits_is_in_the_journal_whoever_sent_it(executor: Exec
     attached = asyncio.create_task(second.attach("one", 0, heard))
     await second.call("release", zygote=second.hello["zygote"])
     assert (await asyncio.wait_for(attached, 10))["exit_code"] == 0
-    assert heard.output_seen == b"1\n"
+    assert heard.log == [(1, frames.STDOUT, b"1\n")]
     second.close()
 
 
@@ -132,3 +67,21 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     results = await asyncio.wait_for(asyncio.gather(*running), 20)
     assert [result["exit_code"] for result in results] == [0] * 16
     link.close()
+
+
+async def test_a_virtual_environment_has_its_own_packages_and_no_others(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
+    packages = next((tmp_path / "environment").glob("lib/python*/site-packages"))
+    (packages / "mine.py").write_text("word = 'mine'\n")
+    heard, python = Heard(), tmp_path / "environment" / "bin" / "python"
+    code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
+    with executors.executor(bubblewrap, tmp_path, python=python) as started:
+        link = await started.connect_released()
+        await link.run(job("one", code), heard)
+        link.close()
+
+    word, *path = b"".join(data for _, _, data in heard.log).decode().splitlines()
+    assert word == "mine"
+    assert [entry for entry in path if entry.endswith("-packages")] == [str(packages)]
