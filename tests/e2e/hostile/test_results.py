@@ -276,6 +276,14 @@ def test_what_a_forked_child_does_is_not_taken_for_the_result(shared: Box) -> No
     assert (result["status"], result["return_value"]) == ("success", "the parent")
 
 
+GIVEN = {
+    "HOME", "LANG", "LC_ALL", "PATH", "PWD", "PYTHONPATH", "TERM", "USER",
+    "ATOLL_EXECUTION_ID", "ATOLL_INVOCATION_ID", "ATOLL_SESSION_ID", "ATOLL_STAGING",
+    "ATOLL_PYTHON",
+}  # fmt: skip
+"""What code finds in its environment when the session and the request give it nothing."""
+
+
 def test_nothing_of_the_server_is_inherited(target: Target, shared: Box) -> None:
     code = """
 import os
@@ -286,10 +294,9 @@ print([os.readlink(place).split(":")[0] for place in places])
 print(open("/proc/self/environ", "rb").read())
 """
     names, descriptors, raw = shared.printed(code).splitlines()
-    assert "ATOLL" not in names + raw
     assert "SECRET" not in names + raw
     assert SECRET not in raw
-    assert set(eval(names)) <= {"HOME", "LANG", "LC_ALL", "PATH", "PWD", "TERM", "USER"}
+    assert set(eval(names)) <= GIVEN
     # Input, two outputs and the result; nothing else is open.
     assert eval(descriptors) == ["/dev/null", "pipe", "pipe", "pipe"]
     everything = shared.printed("cat /proc/*/environ 2>/dev/null; env", language="shell")
@@ -298,18 +305,7 @@ print(open("/proc/self/environ", "rb").read())
 
 def test_what_shell_code_gets_is_no_more(shared: Box) -> None:
     names = shared.printed("env | cut -d= -f1 | sort", language="shell").splitlines()
-    assert set(names) <= {
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "PATH",
-        "PWD",
-        "TERM",
-        "USER",
-        "SHLVL",
-        "_",
-        "OLDPWD",
-    }
+    assert set(names) <= GIVEN | {"OLDPWD", "SHLVL", "_"}
     # Input and two outputs; not the pipe of the result.
     opened = shared.printed("readlink /proc/$$/fd/*; true", language="shell")
     assert opened.count("pipe:") == 2, opened
