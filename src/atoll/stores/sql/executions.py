@@ -1,8 +1,13 @@
 """
-Executions. Two writes for every request, so no statement is built at call time.
+Executions. Two writes for every request, each one statement that is not built at call time.
 
-Each write is one statement, and one more where it writes the invocation too. All may be repeated:
-the execution's row tells whether the transaction was committed.
+An invocation is its executions, and only they are written. What holds them together is a unique
+index over invocation and ordinal: of two that race to be the first, or the next, of an invocation
+the database refuses one, whatever either has read. A second table would cost two more writes for
+every request, a check before the insert does not hold on all databases, and ids that are derived
+from the invocation's settle nothing between two that name ids of their own.
+
+All writes may be repeated: the execution's row tells whether the transaction was committed.
 """
 
 from __future__ import annotations
@@ -16,11 +21,12 @@ from atoll.model.execution import (
     Execution,
     ExecutionStatus,
     Language,
+    Mode,
     Outcome,
     Request,
 )
+from atoll.model.page import Page
 from atoll.model.session import Cause
-from atoll.stores.sql.invocations import adding, ending, going_on
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -29,6 +35,7 @@ from atoll.stores.sql.rows import (
     encode,
     insert,
     insert_again,
+    inserted,
     micros,
     moment,
     optional_micros,
@@ -36,19 +43,19 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
-    from atoll.model.invocation import Invocation
-    from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Operation, Row
+    from collections.abc import Sequence
+
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO executions (
         id, session_id, status, created_at, instance_id, started_at, completed_at, retry_count,
         version, request, outcome, return_json, stdout, stderr, holder, kept, invocation_id,
-        attempts, results_json
+        ordinal, superseded, invoked_at, attempts, results_json
     ) VALUES (
         :id, :session_id, :status, :created_at, :instance_id, :started_at, :completed_at,
         :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr, :holder, :kept,
-        :invocation_id, :attempts, :results_json
+        :invocation_id, :ordinal, :superseded, :invoked_at, :attempts, :results_json
     )
 """
 _GET = "SELECT * FROM executions WHERE id = :id"
@@ -58,6 +65,10 @@ _SAVE = """
         completed_at = :completed_at, retry_count = :retry_count, outcome = :outcome,
         return_json = :return_json, stdout = :stdout, stderr = :stderr, holder = :holder,
         kept = :kept, attempts = :attempts, results_json = :results_json, version = :version + 1
+    WHERE id = :id AND version = :version
+"""
+_SUPERSEDE = """
+    UPDATE executions SET superseded = 1, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _UNFINISHED = """
@@ -76,23 +87,24 @@ class SqlExecutions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
-        await self._add(execution, None if invocation is None else adding(invocation))
-
-    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
-        await self._add(execution, going_on(invocation, execution))
-
-    async def _add(self, execution: Execution, and_then: Operation[None] | None) -> None:
+    async def add(self, execution: Execution) -> None:
         row = row_of(execution)
+        await self._engine.write(
+            lambda connection: insert(connection, _ADD, row, "Execution"),
+            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
+        )
+
+    async def add_after(self, execution: Execution, previous: Execution) -> None:
+        row, before = row_of(execution), {"id": previous.id, "version": previous.version}
 
         def write(connection: Connection) -> None:
+            # First, so that those who race wait here for each other and cannot block crosswise.
+            compare_and_set(connection, _SUPERSEDE, before, "Execution")
             insert(connection, _ADD, row, "Execution")
-            if and_then is not None:
-                and_then(connection)
 
         def again(connection: Connection) -> None:
-            if insert_again(connection, _ADD, _GET, row, "Execution") and and_then is not None:
-                and_then(connection)
+            if not inserted(connection, _GET, row, "Execution"):
+                write(connection)
 
         await self._engine.write(write, again=again)
 
@@ -104,21 +116,13 @@ class SqlExecutions:
         return await self._engine.read(read)
 
     async def save(self, execution: Execution) -> Execution:
-        row, and_then = _progress(execution), ending(execution)
-
-        def write(connection: Connection) -> None:
-            compare_and_set(connection, _SAVE, row, "Execution")
-            if and_then is not None:
-                and_then(connection)
-
-        def again(connection: Connection) -> None:
-            if (
-                compare_and_set_again(connection, _SAVE, _GET, row, "Execution")
-                and and_then is not None
-            ):
-                and_then(connection)
-
-        await self._engine.write(write, again=again)
+        row = _progress(execution)
+        await self._engine.write(
+            lambda connection: compare_and_set(connection, _SAVE, row, "Execution"),
+            again=lambda connection: compare_and_set_again(
+                connection, _SAVE, _GET, row, "Execution"
+            ),
+        )
         return replace(execution, version=execution.version + 1)
 
     async def page(
@@ -144,6 +148,27 @@ class SqlExecutions:
                 rows_at_once=self._engine.rows_at_once,
             )
         )
+
+    async def latest(
+        self,
+        *,
+        session_id: str | None = None,
+        statuses: Sequence[ExecutionStatus] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        page = await self._engine.read(
+            page_of(
+                "executions",
+                where={"session_id": session_id},
+                statuses=statuses,
+                cursor=cursor,
+                limit=limit,
+                entity=_latest,
+                rows_at_once=self._engine.rows_at_once,
+            )
+        )
+        return Page(tuple(item for item in page.items if item is not None), page.next_cursor)
 
     async def unfinished(
         self, *, limit: int, after: str = "", holder: str | None = None
@@ -171,6 +196,9 @@ def row_of(execution: Execution) -> dict[str, Any]:
         "created_at": micros(execution.created_at),
         "request": _encode_request(execution.request),
         "invocation_id": execution.invocation_id,
+        "ordinal": execution.ordinal,
+        "superseded": int(execution.superseded),
+        "invoked_at": optional_micros(execution.invoked_at),
     }
 
 
@@ -185,13 +213,15 @@ def _progress(execution: Execution) -> dict[str, Any]:
         "started_at": optional_micros(execution.started_at),
         "completed_at": optional_micros(execution.completed_at),
         "retry_count": execution.retry_count,
-        "outcome": None if outcome is None else _encode_outcome(outcome),
+        "outcome": None if outcome is None else _encode_outcome(outcome, execution.attempts),
         "return_json": None if outcome is None else outcome.return_json,
         "stdout": None if outcome is None else outcome.stdout,
         "stderr": None if outcome is None else outcome.stderr,
         "holder": execution.holder,
         "kept": encode(execution.kept) if execution.kept else None,
-        "attempts": _encode_attempts(execution.attempts) if execution.attempts else None,
+        "attempts": encode(_attempts_out(execution.attempts))
+        if outcome is None and execution.attempts
+        else None,
         "results_json": None if outcome is None else outcome.results_json,
     }
 
@@ -215,27 +245,29 @@ def _encode_request(request: Request) -> str:
             fields[name] = value
     if request.stdin_open:
         fields["stdin_open"] = True
+    if request.mode is not Mode.ASYNC:
+        fields["mode"] = request.mode
+    if request.metadata:
+        fields["metadata"] = request.metadata
     return encode(fields)
 
 
-def _encode_attempts(attempts: tuple[Attempt, ...]) -> str:
-    return encode(
-        [
-            {
-                "started_at": micros(attempt.started_at),
-                "ended_at": micros(attempt.ended_at),
-                "node_id": attempt.node_id,
-                "instance_id": attempt.instance_id,
-                "cause": attempt.cause,
-                "message": attempt.message,
-            }
-            for attempt in attempts
-        ]
-    )
+def _attempts_out(attempts: tuple[Attempt, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "started_at": micros(attempt.started_at),
+            "ended_at": micros(attempt.ended_at),
+            "node_id": attempt.node_id,
+            "instance_id": attempt.instance_id,
+            "cause": attempt.cause,
+            "message": attempt.message,
+        }
+        for attempt in attempts
+    ]
 
 
-def _encode_outcome(outcome: Outcome) -> str:
-    """All but the bytes, which have columns."""
+def _encode_outcome(outcome: Outcome, attempts: tuple[Attempt, ...]) -> str:
+    """All but the bytes, which have columns; with the attempts, which are encoded once so."""
     fields: dict[str, Any] = {
         "status": outcome.status,
         "cause": outcome.cause,
@@ -261,10 +293,25 @@ def _encode_outcome(outcome: Outcome) -> str:
     }
     if outcome.log is not None:
         fields["log"] = outcome.log
+    if attempts:
+        fields["attempts"] = _attempts_out(attempts)
     return encode(fields)
 
 
+def _latest(row: Row) -> Execution | None:
+    """None when it is not the latest of an invocation."""
+    if row["superseded"] or row["invocation_id"] is None:
+        return None
+    return _execution(row)
+
+
 def _execution(row: Row) -> Execution:
+    outcome = None
+    attempts = () if row["attempts"] is None else _attempts(decode(row["attempts"]))
+    if row["outcome"] is not None:
+        fields = decode(row["outcome"])
+        attempts = _attempts(fields.pop("attempts", ()))
+        outcome = _outcome(row, fields)
     return Execution(
         id=row["id"],
         session_id=row["session_id"],
@@ -276,8 +323,11 @@ def _execution(row: Row) -> Execution:
         completed_at=optional_moment(row["completed_at"]),
         retry_count=row["retry_count"],
         invocation_id=row["invocation_id"],
-        attempts=() if row["attempts"] is None else _decode_attempts(row["attempts"]),
-        outcome=None if row["outcome"] is None else _decode_outcome(row),
+        ordinal=row["ordinal"],
+        superseded=bool(row["superseded"]),
+        invoked_at=optional_moment(row["invoked_at"]),
+        attempts=attempts,
+        outcome=outcome,
         holder=row["holder"],
         kept={} if row["kept"] is None else decode(row["kept"]),
         version=row["version"],
@@ -293,10 +343,12 @@ def _decode_request(text: str) -> Request:
     fields["args"] = tuple(fields["args"])
     if "terminal" in fields:
         fields["terminal"] = tuple(fields["terminal"])
+    if "mode" in fields:
+        fields["mode"] = Mode(fields["mode"])
     return Request(**fields)
 
 
-def _decode_attempts(text: str) -> tuple[Attempt, ...]:
+def _attempts(several: Sequence[dict[str, Any]]) -> tuple[Attempt, ...]:
     return tuple(
         Attempt(
             started_at=moment(fields["started_at"]),
@@ -306,12 +358,11 @@ def _decode_attempts(text: str) -> tuple[Attempt, ...]:
             cause=None if fields["cause"] is None else Cause(fields["cause"]),
             message=fields["message"],
         )
-        for fields in decode(text)
+        for fields in several
     )
 
 
-def _decode_outcome(row: Row) -> Outcome:
-    fields = decode(row["outcome"])
+def _outcome(row: Row, fields: dict[str, Any]) -> Outcome:
     fields["status"] = ExecutionStatus(fields["status"])
     if fields["cause"] is not None:
         fields["cause"] = Cause(fields["cause"])

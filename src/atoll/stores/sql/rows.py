@@ -62,18 +62,20 @@ def insert(connection: Connection, statement: str, row: Mapping[str, object], wh
 
 def insert_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, object], what: str
-) -> bool:
-    """
-    Insert what an attempt may have inserted that was cut off; `get` reads the row. Whether it had
-    not, so that what belongs to it has to be done too.
-    """
+) -> None:
+    """Insert what an attempt may have inserted that was cut off; `get` reads the row."""
+    if not inserted(connection, get, row, what):
+        insert(connection, statement, row, what)
+
+
+def inserted(connection: Connection, get: str, row: Mapping[str, object], what: str) -> bool:
+    """Whether such an attempt has; `Conflict` when another row has the id."""
     found = connection.execute(get, row).fetchone()
     if found is None:
-        insert(connection, statement, row, what)
-        return True
+        return False
     if not _holds(found, row):
         raise _exists(row, what)
-    return False
+    return True
 
 
 def compare_and_set(
@@ -86,17 +88,13 @@ def compare_and_set(
 
 def compare_and_set_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, Any], what: str
-) -> bool:
-    """
-    The same where an attempt was cut off: what it would have left is as good. Whether it had left
-    nothing.
-    """
+) -> None:
+    """The same where an attempt was cut off: what it would have left is as good."""
     if connection.execute(statement, row).rowcount > 0:
-        return True
+        return
     found = connection.execute(get, row).fetchone()
     if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
         raise _moved_on(row, what)
-    return False
 
 
 def _holds(found: Row, row: Mapping[str, object]) -> bool:
