@@ -22,7 +22,7 @@ from atoll.stores.sql.paging import statement
 from atoll.stores.sql.rows import micros
 from atoll.stores.sql.server import ServerEngine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import executions, invocations
+from atoll.stores.sql.tables import executions
 
 from .store_entities import NOW, make_execution, make_key, make_session
 

@@ -12,7 +12,7 @@ All writes may be repeated: the execution's row tells whether the transaction wa
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from atoll.model.execution import (
@@ -43,7 +43,7 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from atoll.stores.sql.engine import Connection, Engine, Row
 
@@ -80,6 +80,22 @@ _HELD = """
     WHERE status IN ('pending', 'running') AND holder = :holder AND id > :after
     ORDER BY id LIMIT :limit
 """
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "language": Language,
+    "command": tuple,
+    "args": tuple,
+    "terminal": tuple,
+    "mode": Mode,
+}
+"""Of the fields of a request that JSON has no kind for."""
+_BYTES = ("stdout", "stderr", "return_json", "results_json")
+_REQUEST = {field.name: getattr(Request(), field.name) for field in fields(Request)}
+_OUTCOME: dict[str, Any] = {
+    field.name: getattr(Outcome(ExecutionStatus.COMPLETED, None, 0), field.name)
+    for field in fields(Outcome)
+    if field.name not in (*_BYTES, "artifacts")
+} | {"status": None, "cause": "", "exit_code": ""}
+"""What is usual of each field; the last are always told."""
 _HOLDERS = "SELECT DISTINCT holder FROM executions WHERE status IN ('pending', 'running')"
 
 
@@ -194,7 +210,7 @@ def row_of(execution: Execution) -> dict[str, Any]:
         **_progress(execution),
         "session_id": execution.session_id,
         "created_at": micros(execution.created_at),
-        "request": _encode_request(execution.request),
+        "request": encode(_told(execution.request, _REQUEST)),
         "invocation_id": execution.invocation_id,
         "ordinal": execution.ordinal,
         "superseded": int(execution.superseded),
@@ -226,59 +242,32 @@ def _progress(execution: Execution) -> dict[str, Any]:
     }
 
 
-def _encode_request(request: Request) -> str:
-    fields: dict[str, Any] = {
-        "code": request.code,
-        "language": request.language,
-        "command": request.command,
-        "event": request.event,
-        "stdin": request.stdin,
-        "args": request.args,
-        "env": request.env,
-        "cwd": request.cwd,
-        "timeout": request.timeout,
+def _told(value: Request | Outcome, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not as usual: the shorter a row, the fewer pages a commit writes."""
+    return {
+        name: given for name, default in usual.items() if (given := getattr(value, name)) != default
     }
-    # Most requests have none of these.
-    for name in ("function_name", "body", "content_type", "context_id", "terminal"):
-        value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    if request.stdin_open:
-        fields["stdin_open"] = True
-    if request.mode is not Mode.ASYNC:
-        fields["mode"] = request.mode
-    if request.metadata:
-        fields["metadata"] = request.metadata
-    return encode(fields)
 
 
-def _attempts_out(attempts: tuple[Attempt, ...]) -> list[dict[str, Any]]:
+def _attempts_out(attempts: tuple[Attempt, ...]) -> list[tuple[Any, ...]]:
     return [
-        {
-            "started_at": micros(attempt.started_at),
-            "ended_at": micros(attempt.ended_at),
-            "node_id": attempt.node_id,
-            "instance_id": attempt.instance_id,
-            "cause": attempt.cause,
-            "message": attempt.message,
-        }
+        (
+            micros(attempt.started_at),
+            micros(attempt.ended_at),
+            attempt.node_id,
+            attempt.instance_id,
+            attempt.cause,
+            attempt.message,
+        )
         for attempt in attempts
     ]
 
 
 def _encode_outcome(outcome: Outcome, attempts: tuple[Attempt, ...]) -> str:
     """All but the bytes, which have columns; with the attempts, which are encoded once so."""
-    fields: dict[str, Any] = {
-        "status": outcome.status,
-        "cause": outcome.cause,
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "error": outcome.error,
-        "stdout_size": outcome.stdout_size,
-        "stderr_size": outcome.stderr_size,
-        "execution_time": outcome.execution_time,
-        "metrics": outcome.metrics,
-        "artifacts": [
+    fields = _told(outcome, _OUTCOME)
+    if outcome.artifacts:
+        fields["artifacts"] = [
             {
                 "path": artifact.path,
                 "size": artifact.size,
@@ -288,11 +277,7 @@ def _encode_outcome(outcome: Outcome, attempts: tuple[Attempt, ...]) -> str:
                 "type": artifact.type,
             }
             for artifact in outcome.artifacts
-        ],
-        "artifacts_truncated": outcome.artifacts_truncated,
-    }
-    if outcome.log is not None:
-        fields["log"] = outcome.log
+        ]
     if attempts:
         fields["attempts"] = _attempts_out(attempts)
     return encode(fields)
@@ -336,29 +321,23 @@ def _execution(row: Row) -> Execution:
 
 def _decode_request(text: str) -> Request:
     fields = decode(text)
-    if fields["language"] is not None:
-        fields["language"] = Language(fields["language"])
-    if fields["command"] is not None:
-        fields["command"] = tuple(fields["command"])
-    fields["args"] = tuple(fields["args"])
-    if "terminal" in fields:
-        fields["terminal"] = tuple(fields["terminal"])
-    if "mode" in fields:
-        fields["mode"] = Mode(fields["mode"])
+    for name, kind in _KINDS.items():
+        if fields.get(name) is not None:
+            fields[name] = kind(fields[name])
     return Request(**fields)
 
 
-def _attempts(several: Sequence[dict[str, Any]]) -> tuple[Attempt, ...]:
+def _attempts(several: Sequence[Sequence[Any]]) -> tuple[Attempt, ...]:
     return tuple(
         Attempt(
-            started_at=moment(fields["started_at"]),
-            ended_at=moment(fields["ended_at"]),
-            node_id=fields["node_id"],
-            instance_id=fields["instance_id"],
-            cause=None if fields["cause"] is None else Cause(fields["cause"]),
-            message=fields["message"],
+            started_at=moment(started_at),
+            ended_at=moment(ended_at),
+            node_id=node_id,
+            instance_id=instance_id,
+            cause=None if cause is None else Cause(cause),
+            message=message,
         )
-        for fields in several
+        for started_at, ended_at, node_id, instance_id, cause, message in several
     )
 
 
@@ -368,7 +347,7 @@ def _outcome(row: Row, fields: dict[str, Any]) -> Outcome:
         fields["cause"] = Cause(fields["cause"])
     fields["artifacts"] = tuple(
         Artifact(**(artifact | {"created_at": moment(artifact["created_at"])}))
-        for artifact in fields["artifacts"]
+        for artifact in fields.get("artifacts", ())
     )
     if "log" in fields:
         fields["log"] = tuple(map(tuple, fields["log"]))
