@@ -7,11 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: run test chaos check bench bench-records bench-backends lock clean
-=======
-.PHONY: run test check bench bench-records bench-backends bench-streams lock clean
->>>>>>> main
+.PHONY: run test chaos check bench bench-records bench-backends bench-streams lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run

@@ -64,7 +64,9 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, NODE)
     bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
     ends = Ends(store, bulk, coordination, clock)
-    attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution, settings.link)
+    attempts = Attempts(
+        store, driver, lives, bulk, leases, clock, settings.execution, settings.link
+    )
     approvals = Approvals(coordination, lives, tasks)
     runs = Runs(
         store,

@@ -176,7 +176,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
         sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, node_id)
         ends = Ends(store, bulk, coordination, clock)
-        attempts = Attempts(driver, lives, bulk, leases, clock, settings.execution, settings.link)
+        attempts = Attempts(
+            store, driver, lives, bulk, leases, clock, settings.execution, settings.link
+        )
         approvals = Approvals(coordination, lives, tasks)
         runs = Runs(
             store,

@@ -65,9 +65,11 @@ class Console:
     def wait(self, met: Callable[[], object]) -> Self:
         deadline = time.monotonic() + PATIENCE
         while not met():
-            left = deadline - time.monotonic()
-            assert left > 0, f"it did not come; {self.output[-500:]!r} {self.errors}"
-            self.hear(left)
+            try:
+                self.hear(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                heard = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
+                raise AssertionError(f"it did not come: {heard}") from None
         return self
 
     def until(self, text: str) -> Self:

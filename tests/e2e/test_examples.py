@@ -20,6 +20,12 @@ EMBEDDED = {
     "handler.py": "{'message': 'Hello', 'input': 'Alice'}\nworking\nfailed 1 ZeroDivisionError\n",
     "files.py": "artifacts: report.txt\n2 rows, 7 in all\n",
     "async_many.py": "[0, 1, 4, 9, 16, 25, 36, 49]\n",
+    "stream.py": "hello\nheard one\nsuccess\ncancelled\n",
+    "invocations.py": "succeeded 7\nfailed out of stock 1\nsucceeded order 17 is on its way 2\n",
+    "approval.py": "May I delete these? ['a.tmp', 'report.txt']\n"
+    "deleted ['a.tmp']\n"
+    "May I delete these? ['report.txt']\n"
+    "kept all: these are needed\n",
 }
 OF_A_SERVER = {"server.py": "line 0\nline 1\nline 2\nrunning\nterminated\n"}
 

@@ -32,7 +32,7 @@ KILLERS = {
         "    try: os.kill(1, n)\n    except OSError: pass\n"
         "time.sleep(0.3)\nraise SystemExit(3)"
     ),
-    "kill -9 -1": "import os\nos.kill(-1, 9)",
+    "kill -9 -1": "import os\nos.kill(-1, 9)\nraise SystemExit(3)",
     "kill -TERM -1": "import os, time\nos.kill(-1, 15)\ntime.sleep(60)",
     "zygote": "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.5)\nraise SystemExit(3)",
     "zygote in a loop": (

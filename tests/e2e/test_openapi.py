@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.api import V1, Api, answer
+from tests.e2e.api import V1, Api, answer, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,11 @@ ROUTES = {
     f"PUT {V1}/templates/{{template_id}}", f"DELETE {V1}/templates/{{template_id}}",
     f"GET {V1}/runtimes", f"GET {V1}/runtimes/{{runtime_id}}/health",
     f"GET {V1}/runtimes/{{runtime_id}}/metrics", "GET /health", "GET /ready", "GET /metrics",
+    f"GET {V1}/executions", f"POST {V1}/executions/{{execution_id}}/inject",
+    f"POST {V1}/executions/{{execution_id}}/resume", f"GET {V1}/invocations",
+    f"POST {V1}/invocations", f"GET {V1}/invocations/{{invocation_id}}",
+    f"GET {V1}/invocations/{{invocation_id}}/executions",
+    f"POST {V1}/invocations/{{invocation_id}}/cancel",
 }  # fmt: skip
 
 
@@ -85,6 +90,7 @@ def test_every_route_tells_its_answers(described: dict[str, Any]) -> None:
                 told = next(iter(answers[status]["content"].values()), None)
                 assert told is not None, f"{method} {path} {status}"
                 if "application/json" in answers[status]["content"]:
+                    told = answers[status]["content"]["application/json"]
                     assert told.get("schema"), f"{method} {path} {status}"
 
 
@@ -125,7 +131,11 @@ def test_answers_have_the_fields_that_are_described(
 ) -> None:
     execution_id = api.run(session, "open('a', 'w').close()")["execution_id"]
     submitted = answer(api.execute(session, code="1"), 202)
+    body = {"session_id": session, "code": "pass"}
     found = {
+        "InvocationOut": answer(api.http.post(f"{V1}/invocations", json=body)),
+        "InvocationPage": answer(api.http.get(f"{V1}/invocations")),
+        "AttemptOut": api.execution(execution_id)["attempts"][0],
         "SessionOut": api.get(session),
         "Submitted": submitted,
         "ResultOut": api.result(execution_id),
@@ -196,6 +206,39 @@ EXECUTIONS = objects(
     wait=st.floats(max_value=5),
 )
 
+IDS = st.sampled_from(["mine", "exec_nobody", "", "../x", "a\n"])
+INVOCATIONS = objects(
+    function_name=st.sampled_from(["f", "handler", "json:dumps", "nothing:here", "a:b:c", ""]),
+    code=st.sampled_from(["pass", "def f(event): return event", "print(input())"]),
+    language=st.sampled_from(["python", "shell", "cobol"]),
+    command=st.lists(st.text(max_size=5), max_size=3),
+    mode=st.sampled_from(["sync", "async", "stream", "console", "later"]),
+    # Never one that exists: what it answers then says nothing of this body.
+    invocation_id=IDS.filter(lambda text: text != "mine"),
+    timeout_ms=st.integers(max_value=2000),
+    wait_ms=st.integers(max_value=5000),
+    input=JSON,
+    input_base64=st.text(st.sampled_from("eA=%\n"), max_size=6),
+    content_type=st.text(max_size=8),
+    metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | JSON, max_size=3),
+    stdin=st.text(max_size=20),
+    stdin_open=st.booleans(),
+    context_id=IDS,
+    terminal=objects(rows=st.integers(), cols=st.integers()),
+    env=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    cwd=st.text(max_size=8),
+)
+INJECTIONS = objects(
+    message=st.text(max_size=20),
+    stdin=st.text(max_size=20),
+    stdin_base64=st.text(st.sampled_from("eA=%\n"), max_size=6),
+    eof=st.booleans(),
+)
+RESUMPTIONS = objects(
+    approved=st.booleans(), answer=JSON, reason=st.text(max_size=20), approval_id=IDS
+)
+CANCELLATIONS = objects(reason=st.text(max_size=20))
+
 FUZZ = settings(
     max_examples=100,
     deadline=None,
@@ -244,6 +287,94 @@ def test_no_body_breaks_an_execution(api: Api, fuzzed: str, body: Any) -> None:
         assert response.json()["code"]
 
 
+@FUZZ
+@given(body=INVOCATIONS)
+@example(body={"code": "def handler(event): return event", "input": "\ud800"})
+@example(body={"code": "pass", "metadata": {"\ud800": "\udfff"}})
+@example(body={"code": "pass", "metadata": {"a": "\0"}})
+@example(body={"code": "pass", "invocation_id": "\ud800"})
+@example(body={"code": "pass", "content_type": "\ud800", "input": 1})
+@example(body={"code": "pass", "input": 10**4000})
+@example(body={"code": "pass", "timeout_ms": 10**400})
+@example(body={"code": "pass", "wait_ms": 10**400})
+@example(body={"code": "pass", "terminal": {"rows": 10**30}})
+@example(body={"command": ["cat"], "input": ["\ud800"]})
+def test_no_body_breaks_an_invocation(api: Api, fuzzed: str, body: Any) -> None:
+    if isinstance(body, dict):
+        body = {"timeout_ms": 2000, **body, "session_id": fuzzed}
+    content = json.dumps(body)
+    with api.http.stream("POST", f"{V1}/invocations", content=content) as response:
+        response.read()
+    assert response.status_code < 500, response.text
+    if response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.startswith("event: accepted\n")
+        assert response.text.count("event: result\n") == 1
+        return
+    told = response.json()
+    if response.status_code == 202:
+        api.result(told["execution_id"])
+    elif response.status_code == 200:
+        assert told["status"] in ("succeeded", "failed")
+    else:
+        assert told["code"]
+
+
+@FUZZ
+@given(injection=INJECTIONS, resumption=RESUMPTIONS, cancellation=CANCELLATIONS)
+@example(injection={"message": "\ud800"}, resumption={}, cancellation={"reason": "\ud800"})
+@example(
+    injection={"stdin": "\ud800"},
+    resumption={"approved": True, "answer": "\ud800"},
+    cancellation={},
+)
+def test_no_body_breaks_a_conversation(
+    api: Api, listening: str, injection: Any, resumption: Any, cancellation: Any
+) -> None:
+    for verb, body in (("inject", injection), ("resume", resumption)):
+        for execution_id in (listening, "exec_nobody"):
+            url = f"{V1}/executions/{execution_id}/{verb}"
+            response = api.http.post(url, content=json.dumps(body))
+            assert response.status_code in (200, 404, 409, 422, 429), response.text
+    for noun in ("executions", "invocations"):
+        response = api.http.post(f"{V1}/{noun}/nobody/cancel", content=json.dumps(cancellation))
+        assert response.status_code in (404, 422), response.text
+
+
+@FUZZ
+@given(
+    noun=st.sampled_from(["executions", "invocations"]),
+    params=st.dictionaries(
+        st.sampled_from(["session_id", "invocation_id", "status", "cursor", "limit"]),
+        st.text(max_size=10) | st.integers().map(str),
+    ),
+)
+def test_no_query_breaks_a_list(api: Api, noun: str, params: dict[str, str]) -> None:
+    params = {name: text.encode("utf-8", "replace").decode() for name, text in params.items()}
+    response = api.http.get(f"{V1}/{noun}", params=params)
+    assert response.status_code in (200, 400, 404, 422), response.text
+
+
+@FUZZ
+@given(last=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30).map(str.strip))
+def test_no_last_event_id_breaks_a_stream(api: Api, ended: str, last: str) -> None:
+    url = f"{V1}/executions/{ended}/events"
+    response = api.http.get(url, headers={"Last-Event-ID": last})
+    assert response.status_code in (200, 422), response.text
+
+
+@pytest.fixture(scope="module")
+def ended(api: Api, fuzzed: str) -> str:
+    return str(api.run(fuzzed, "print(1)")["execution_id"])
+
+
+@pytest.fixture
+def listening(api: Api, session: str) -> str:
+    """An execution that runs with its stdin open."""
+    execution_id = api.submit(session, until("never"), stdin_open=True, timeout=600)
+    api.await_status(execution_id, "running")
+    return execution_id
+
+
 @pytest.fixture(scope="module")
 def fuzzed(api: Api) -> Iterator[str]:
     session = str(api.create(timeout=3600)["id"])
@@ -255,7 +386,11 @@ def fuzzed(api: Api) -> Iterator[str]:
 @FUZZ
 @given(content=st.binary(min_size=1, max_size=200).filter(lambda content: content.strip()))
 def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
-    for path in ("/sessions", "/templates", "/sessions/sess_nobody/execute"):
+    for path in (
+        "/sessions", "/templates", "/sessions/sess_nobody/execute", "/invocations",
+        "/executions/exec_nobody/inject", "/executions/exec_nobody/resume",
+        "/executions/exec_nobody/cancel", "/invocations/inv_nobody/cancel",
+    ):  # fmt: skip
         response = api.http.post(f"{V1}{path}", content=content)
         assert response.status_code in (400, 404, 422), response.text
 

@@ -501,6 +501,46 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
 
 
+def test_what_comes_while_an_executor_ends_is_run_in_the_next_instance(
+    api: Api, server: Server
+) -> None:
+    session = api.create(capacity=3)["id"]
+    long = api.submit(session, ONCE_MORE.format(enough=2))
+    next(name for _, name, _ in api.events(long) if name == "stdout")
+    stream = [(session, "print(1)")] * 300
+    with ThreadPoolExecutor(4) as threads:
+        coming = [threads.submit(api.run, *one) for one in stream]
+        coming[50].result()
+        os.kill(handle(server, api.get(session)["container_id"])["child"], signal.SIGTERM)
+        results = [one.result() for one in coming]
+    assert {(result["status"], result["cause"]) for result in results} == {("success", None)}
+    assert api.result(long)["stdout"] == "attempt\ndone\n"
+    api.end(session)
+
+
+def test_a_retry_that_is_lost_with_the_server_counts_too(own: Server) -> None:
+    with calling(own) as api:
+        session = api.create()["id"]
+        execution_id = api.submit(session, ONCE_MORE.format(enough=3))
+        events = api.events(execution_id)
+        next(name for _, name, _ in events if name == "stdout")
+        kill_instance(own, api, session)
+        next(name for _, name, _ in events if name == "retry")
+        next(name for _, name, _ in events if name == "stdout")
+        pid = handle(own, api.get(session)["container_id"])["child"]
+    own.stop(signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not runs(pid))
+    own.start()
+
+    with calling(own) as api:
+        assert api.result(execution_id)["stdout"] == "attempt\ndone\n"
+        shown = api.execution(execution_id)
+        assert shown["retry_count"] == 2
+        causes = [attempt["cause"] for attempt in shown["attempts"]]
+        assert causes == ["instance_lost", "instance_lost", None]
+
+
 @pytest.mark.parametrize(
     "change",
     [

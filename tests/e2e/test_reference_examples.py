@@ -27,7 +27,7 @@ def is_a_time(value: Any) -> bool:
 def test_submitting_answers_as_printed(api: Api, session: str) -> None:
     submitted = answer(api.http.post(f"{V1}/sessions/{session}/execute", json=EXAMPLE), 202)
 
-    assert set(submitted) == {"execution_id", "status", "submitted_at"}
+    assert set(submitted) == {"execution_id", "invocation_id", "status", "submitted_at"}
     assert submitted["status"] == "submitted"
     assert re.fullmatch(r"exec_\d{8}_[0-9a-z]{16,}", submitted["execution_id"])
     assert is_a_time(submitted["submitted_at"])

@@ -218,6 +218,25 @@ def test_a_callback_answers_what_the_code_asks(
     assert [(one.question, one.data) for one in asked] == [("Delete them?", {"files": 3})]
 
 
+async def test_an_answer_reaches_the_code_through_a_restart_of_the_server(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Server(tmp_path, "--port", str(port), ATOLL_POOL__SIZE="0") as server:
+
+        async def answer(approval: Approval) -> bool:
+            await asyncio.to_thread(server.stop, signal.SIGKILL)
+            await asyncio.to_thread(server.start)
+            return True
+
+        async with AsyncAtoll(server.url, api_key=server.key) as atoll:
+            session = await atoll.sessions.create()
+            result = await session.run(ASK, on_approval=answer, timeout=120)
+            assert result.check().return_value == [True, None, None]
+            await session.delete()
+
+
 def test_messages_reach_the_code(atoll: Atoll) -> None:
     code = (
         "from atoll_session import messages\nprint('ready', flush=True)\nprint(messages(wait=30))"

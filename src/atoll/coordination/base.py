@@ -117,7 +117,8 @@ class Coordination(Protocol):
         """
         Put a question to a person and wait for the answer; None after `timeout` seconds without
         one. `CANCELLED` when the execution is cancelled, `SHUTDOWN` when this replica shuts down.
-        An answer that comes while the question is being put is not missed.
+        An answer that comes while the question is being put is not missed, nor one that was given
+        to the same question of a replica that is lost.
         """
 
     async def question(self, execution_id: str) -> dict[str, Any] | None:

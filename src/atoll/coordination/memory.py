@@ -263,6 +263,14 @@ class MemoryCoordination:
         former = self._state.approvals.get(execution_id)
         if former is not None and former.answer is None:
             former.settle(None)
+        elif (
+            former is not None
+            and former.answer not in (None, packed(SHUTDOWN))
+            and former.question == approval.question
+            and former.replica != self.replica
+        ):
+            # Answered to a replica that was lost before it passed that on.
+            approval.settle(former.answer)
         self._state.approvals.put(execution_id, approval, timeout + KEPT)
         if self._state.cancellations.get(execution_id) is not None:
             approval.settle(packed(CANCELLED))

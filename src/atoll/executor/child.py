@@ -61,10 +61,6 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
 def _run(job: dict[str, Any], value: int) -> int:
     global _leader
     _leader = os.getpid()
-    # Who started the instance may ignore these for its own sake; code hears of them as usual.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         _limit(job["limits"])
         # On top of the instance's own, which is there already.

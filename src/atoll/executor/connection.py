@@ -21,6 +21,14 @@ LAZY_SECONDS = 0.002
 MAX_STREAMS = 1024
 
 
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Stream:
     """The executor's end of one request."""
 

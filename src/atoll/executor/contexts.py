@@ -17,7 +17,7 @@ import time
 
 from . import frames, minijson, processes, zygote
 from .child import FAILURE
-from .connection import Stream
+from .connection import Refusal, Stream
 from .kernel_messages import (
     DONE,
     DONE_BODY,
@@ -49,14 +49,6 @@ PAST = 8
 ENTRY_COST = 256
 """What a display costs beyond its bytes: many small ones have a bound too."""
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class ContextError(Exception):
-    """A request about a context that is refused."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Host:
@@ -154,12 +146,12 @@ class Contexts:
     def _create(self, stream: Stream, request: dict[str, Any]) -> None:
         if request["language"] not in LANGUAGES:
             message = "%s has no contexts; %s has" % (request["language"], ", ".join(LANGUAGES))
-            raise ContextError("language_unsupported", message)
+            raise Refusal("language_unsupported", message)
         known = self._contexts.get(request["id"])
         if known is None:
             if len(self._contexts) >= request["most"]:
                 message = "the session has %d contexts; delete one" % len(self._contexts)
-                raise ContextError("too_many_contexts", message)
+                raise Refusal("too_many_contexts", message)
             known = self._contexts[request["id"]] = Context(request)
             self._limit(request.get("watch", {}))
             self._start(known)
@@ -200,7 +192,7 @@ class Contexts:
     def _get(self, context_id: str) -> Context:
         context = self._contexts.get(context_id)
         if context is None:
-            raise ContextError("context_not_found", "no context has the id %s" % context_id)
+            raise Refusal("context_not_found", "no context has the id %s" % context_id)
         return context
 
     def _answer(self, context: Context, stream: Stream) -> None:
@@ -348,9 +340,9 @@ class Contexts:
         """The context that is to run something, if it can."""
         context = self._get(context_id)
         if context.state == "dead":
-            raise ContextError("context_dead", "context %s has ended; restart it" % context_id)
+            raise Refusal("context_dead", "context %s has ended; restart it" % context_id)
         if context.state == "busy":
-            raise ContextError("context_busy", "context %s is running something" % context_id)
+            raise Refusal("context_busy", "context %s is running something" % context_id)
         return context
 
     def begin(self, context: Context, run: Run) -> None:
@@ -367,7 +359,7 @@ class Contexts:
             self._runs.park(run)
             # It does not read what it is sent, or there is nobody to.
             self._kill(host)
-            raise ContextError("context_dead", "context %s: %s" % (context.id, error)) from None
+            raise Refusal("context_dead", "context %s: %s" % (context.id, error)) from None
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -405,7 +397,7 @@ class Contexts:
         # Programs that earlier executions left may write on, but not for ever: pipes are few.
         context.past.append(run)
         if len(context.past) > PAST:
-            self._runs.abandon(context.past.pop(0))
+            context.past.pop(0).pipes.close()
 
     def _usage(self, context: Context, last: dict[str, float] | None = None) -> dict[str, float]:
         """Of one execution: what its process used, less what it had used before."""
@@ -487,7 +479,7 @@ class Contexts:
         if len(host.coming) == host.expected:
             payload, host.coming = bytes(host.coming), None
             # What was printed before it comes before it.
-            self._runs.take_output(context.run)
+            context.run.pipes.take()
             self._runs.add_entry(context.run, frames.DISPLAY, payload.replace(b"\n", b" "))
 
     def _drop(self, context: Context, run: Run, size: int) -> None:

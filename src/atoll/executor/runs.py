@@ -1,10 +1,9 @@
 """
-Executions as the supervisor sees them: their pipes, their time, their end, and the journal.
+Executions as the supervisor sees them: their process, their time, their end, and the journal.
 
 A run's output up to the limit and its result stay in the journal until the control plane has
-acknowledged them, whatever becomes of the connection meanwhile. A slow or absent reader does not
-slow the code: output is taken from the pipes as it comes, and beyond the limit only counted. A run
-on a terminal has one pipe for all, and its log keeps the last of what was written.
+acknowledged them, whatever becomes of the connection meanwhile. Of a run on a terminal the log
+keeps the last of what was written.
 
 An id is run once: one whose result was acknowledged is refused. So a control plane that was given
 up by the others and comes back cannot run anything a second time.
@@ -16,12 +15,13 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import time
 
-from . import artifacts, frames, processes, terminal
+from . import artifacts, processes, terminal
 from .child import OUT_OF_MEMORY
 from .connection import Stream
 from .journal import Journal
 from .log import Follower, Log
-from .loop import READ, WRITE, Loop, Timer
+from .loop import Loop, Timer
+from .pipes import Pipes
 from .reports import Reports
 from .staging import Staging
 
@@ -29,7 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-PIPE_READ = 262_144
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
@@ -41,21 +40,8 @@ REMEMBERED = 512
 """How many of the last acknowledged ids are known."""
 WATCH_SECONDS = 0.002
 """A run that ends sooner is never watched: what it wrote is read at its end."""
-MAX_STDIN = 1024 * 1024
-"""Bytes that were injected and that nobody has read yet; one more is refused."""
 HEARTBEAT_SECONDS = 5.0
 MAX_ANCESTORS = 1024
-
-
-class Pipe:
-    """One output of a run: read, kept up to a limit, counted beyond it."""
-
-    def __init__(self, channel: int, fd: int, limit: int) -> None:
-        self.channel = channel
-        self.fd = fd
-        self.limit = limit
-        self.size = 0
-        self.kept = 0
 
 
 class Run:
@@ -63,22 +49,13 @@ class Run:
         self.id: str = request["id"]
         self.number = number
         self.request = request
-        self.terminal: tuple[int, int] | None = request.get("terminal")
-        """Rows and columns."""
-        self.log = Log(loop, request["output_limit"] if self.terminal else None)
+        self.log = Log(loop, request["output_limit"] if request.get("terminal") else None)
+        self.pipes = Pipes(loop, self.log, request)
         self.pid = 0
         self.parked = True
         """Accepted, and not yet handed to a zygote."""
         self.losses = 0
         """Zygotes that died with it before anybody took it."""
-        self.pipes: list[Pipe] = []
-        self.stdin = bytearray()
-        """What is still to be written."""
-        self.stdin_fd = -1
-        self.stdin_open = False
-        """Whether more may come."""
-        self.feeding = False
-        """Whether the loop waits for somebody to read."""
         self.started = time.monotonic()
         self.began = artifacts.coarse_now()
         self.reason: str | None = None
@@ -86,7 +63,6 @@ class Run:
         self.over = False
         """Whether its process has ended; what comes after that cannot be ended, or be its end."""
         self.result: dict[str, Any] | None = None
-        self.watched = False
         self.watch: Timer | None = None
         self.deadline: Timer | None = None
         self.grace: Timer | None = None
@@ -184,40 +160,13 @@ class Runs:
 
     def open(self, run: Run) -> list[int]:
         """Make the run's pipes; the ends that go to the process, which the caller closes."""
-        request = run.request
         run.started = time.monotonic()
         run.began = artifacts.coarse_now()
-        limit = request["output_limit"]
-        theirs: list[int] = []
         try:
-            text = request.get("stdin")
-            run.stdin = bytearray((text or "").encode("utf-8", "surrogateescape"))
-            run.stdin_open = bool(request.get("stdin_open")) or run.terminal is not None
-            if run.terminal is not None:
-                ours, slave = terminal.open(*run.terminal)
-                theirs += [slave, os.dup(slave), os.dup(slave)]
-                run.stdin_fd = os.dup(ours)
-                # No limit but that of the log.
-                run.pipes.append(Pipe(frames.STDOUT, ours, -1))
-            elif text is None and not run.stdin_open:
-                theirs.append(os.dup(self._null))
-            else:
-                read, run.stdin_fd = os.pipe2(os.O_CLOEXEC)
-                theirs.append(read)
-            for channel in (frames.STDOUT, frames.STDERR, frames.VALUE)[len(theirs) - 1 :]:
-                read, write = os.pipe2(os.O_CLOEXEC)
-                theirs.append(write)
-                keep = request["return_limit"] + 65_536 if channel == frames.VALUE else limit
-                run.pipes.append(Pipe(channel, read, keep))
-            for fd in (run.stdin_fd, *(pipe.fd for pipe in run.pipes)):
-                if fd >= 0:
-                    os.set_blocking(fd, False)
+            return run.pipes.open(self._null)
         except BaseException:
-            for fd in theirs:
-                os.close(fd)
             self.park(run)
             raise
-        return theirs
 
     def enter(self, run: Run, stream: Stream) -> None:
         """Into the journal: from now on it can be found, and its time counts."""
@@ -234,7 +183,7 @@ class Runs:
         run.parked = False
         self._reports.began(run)
         run.watch = self._loop.after(WATCH_SECONDS, lambda: self._watch(run))
-        self._feed(run)
+        run.pipes.feed()
 
     def park(self, run: Run) -> None:
         """Nobody took it: close what was opened for it; it may be handed over once more."""
@@ -242,11 +191,7 @@ class Runs:
         for timer in (run.watch, run.beat):
             if timer is not None:
                 timer.cancel()
-        self._close_stdin(run)
-        for pipe in run.pipes:
-            self._close_pipe(run, pipe)
-        run.pipes = []
-        run.watched = False
+        run.pipes.close()
 
     def _cancel_timers(self, run: Run) -> None:
         for timer in (run.watch, run.deadline, run.grace, run.beat):
@@ -291,17 +236,13 @@ class Runs:
                     processes.send(pid, signal.SIGKILL)
         self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
 
-    # Output
+    # While it runs
 
     def _watch(self, run: Run) -> None:
-        run.watched = True
         self._see_taken()
         if not run.pid:
             self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
-        for pipe in run.pipes:
-            if pipe.fd >= 0:
-                self._loop.add(pipe.fd, READ, self._reader(run, pipe))
-        self._feed(run)
+        run.pipes.watch()
         run.beat = self._loop.after(self._heartbeat(run), lambda: self._beat(run))
         run.log.begun = True
         run.log.announce()
@@ -313,79 +254,6 @@ class Runs:
         run.log.beat()
         run.beat = self._loop.after(self._heartbeat(run), lambda: self._beat(run))
 
-    def give(self, run: Run, data: bytes, eof: bool) -> str | None:
-        """More for its stdin; why not, in a word, when it cannot be taken."""
-        if run.stdin_fd < 0 or not run.stdin_open:
-            return "stdin_closed"
-        if len(run.stdin) + len(data) > MAX_STDIN:
-            return "stdin_full"
-        run.stdin += data
-        if eof and run.terminal is not None:
-            run.stdin += terminal.END_OF_INPUT
-        elif eof:
-            run.stdin_open = False
-        self._feed(run)
-        return None
-
-    def _feed(self, run: Run) -> None:
-        """Write what the pipe takes of stdin; close it at the end, or when nobody reads."""
-        if run.stdin_fd < 0:
-            return
-        try:
-            while run.stdin:
-                del run.stdin[: os.write(run.stdin_fd, run.stdin[:65_536])]
-        except BlockingIOError:
-            if run.watched and not run.feeding:
-                run.feeding = True
-                self._loop.add(run.stdin_fd, WRITE, lambda mask: self._feed(run))
-            return
-        except OSError:
-            run.stdin_open = False
-        if not run.stdin_open:
-            self._close_stdin(run)
-        elif run.feeding:
-            run.feeding = False
-            self._loop.remove(run.stdin_fd)
-
-    def _close_stdin(self, run: Run) -> None:
-        run.stdin.clear()
-        if run.stdin_fd >= 0:
-            self._loop.remove(run.stdin_fd)
-            os.close(run.stdin_fd)
-            run.stdin_fd, run.feeding = -1, False
-
-    def _reader(self, run: Run, pipe: Pipe) -> Callable[[int], None]:
-        def ready(mask: int) -> None:
-            self._read(run, pipe)
-
-        return ready
-
-    def _read(self, run: Run, pipe: Pipe) -> bool:
-        """Take one piece from a pipe; whether there may be more."""
-        try:
-            data = os.read(pipe.fd, PIPE_READ)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._close_pipe(run, pipe)
-            return False
-        pipe.size += len(data)
-        room = len(data) if pipe.limit < 0 else pipe.limit - pipe.kept
-        if room > 0 and run.result is None:
-            pipe.kept += len(data[:room])
-            run.log.keep(pipe.channel, data[:room])
-        return True
-
-    def take_output(self, run: Run) -> None:
-        """Read what is there already."""
-        for pipe in run.pipes:
-            # A process left running may write on and on; nobody is kept waiting for it.
-            rounds = 0
-            while pipe.fd >= 0 and rounds < 64 and self._read(run, pipe):
-                rounds += 1
-
     def add_entry(self, run: Run, channel: int, line: bytes) -> None:
         """A line of JSON into the run's log, sent at once."""
         if run.result is None:
@@ -393,9 +261,9 @@ class Runs:
 
     def send_signal(self, run: Run, number: int) -> None:
         """To what is in the foreground of its terminal, else to its process group."""
-        group = 0
-        if run.terminal is not None and run.pipes[0].fd >= 0:
-            group = terminal.foreground(run.pipes[0].fd)
+        group, keyboard = 0, run.pipes.terminal_fd
+        if keyboard >= 0:
+            group = terminal.foreground(keyboard)
         if run.stop is not None:
             processes.send(run.pid, number)
         elif group or run.pid:
@@ -410,13 +278,6 @@ class Runs:
     def _signal_later(self, run: Run, number: int) -> None:
         self._see_taken()
         self.send_signal(run, number)
-
-    def resize(self, run: Run, rows: int, columns: int) -> bool:
-        if run.terminal is None or run.pipes[0].fd < 0:
-            return False
-        run.terminal = (rows, columns)
-        terminal.resize(run.pipes[0].fd, rows, columns)
-        return True
 
     # End
 
@@ -469,7 +330,7 @@ class Runs:
         run.ending()
         result = self._result(run, status, usage)
         self._cancel_timers(run)
-        self.take_output(run)
+        run.pipes.take()
         if run.reason is None:
             self._leave_background(run)
         else:
@@ -477,7 +338,7 @@ class Runs:
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
             run.reason = "memory"
         result["reason"] = run.reason
-        result["sizes"] = {str(pipe.channel): pipe.size for pipe in run.pipes}
+        result["sizes"] = run.pipes.sizes()
         success = run.reason is None and status == 0
 
         def staged(problem: dict[str, str] | None) -> None:
@@ -519,7 +380,8 @@ class Runs:
 
     def _settle(self, run: Run) -> None:
         assert run.result is not None
-        self._close(run)
+        # What somebody may still write is read, so that it does not wait for us for ever.
+        run.pipes.settle(drained=bool(self.background) or run.stop is not None)
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
             # Before anybody is told: whoever is told may be gone, and this process too. One that
@@ -582,26 +444,3 @@ class Runs:
             self._over[run_id] = None
             if len(self._over) > REMEMBERED:
                 del self._over[next(iter(self._over))]
-
-    def _close(self, run: Run) -> None:
-        """Close what the run's end leaves open; a pipe that somebody still writes to is drained."""
-        for pipe in run.pipes:
-            if pipe.fd >= 0:
-                if pipe.channel != frames.VALUE and (self.background or run.stop is not None):
-                    if not run.watched:
-                        self._loop.add(pipe.fd, READ, self._reader(run, pipe))
-                else:
-                    self._close_pipe(run, pipe)
-        run.watched = run.watched or bool(self.background) or run.stop is not None
-        self._close_stdin(run)
-
-    def abandon(self, run: Run) -> None:
-        """Read no more of what is still written to its output."""
-        for pipe in run.pipes:
-            if pipe.fd >= 0:
-                self._close_pipe(run, pipe)
-
-    def _close_pipe(self, run: Run, pipe: Pipe) -> None:
-        self._loop.remove(pipe.fd)
-        os.close(pipe.fd)
-        pipe.fd = -1

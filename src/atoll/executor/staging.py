@@ -47,6 +47,7 @@ class Trouble(Exception):
 class Staging:
     def __init__(self, loop: Loop, root: str) -> None:
         self._loop = loop
+        self._path = root
         self._root = os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         self._bins = 0
 
@@ -71,6 +72,11 @@ class Staging:
         A run is over: move in what it staged, or remove it. `done` is called at once, or later,
         with what kept it from being moved.
         """
+        if self._is_empty(name):
+            # As it mostly is. Removing takes longer than all the rest: nobody waits for it.
+            self._loop.after(TIDY_SECONDS, lambda: self._tidy(name))
+            done(None)
+            return
         try:
             area = _open_up(STAGING, self._root)
         except OSError:
@@ -79,10 +85,7 @@ class Staging:
             return
         publish = False
         try:
-            if _is_empty(name, area):
-                # As it mostly is. Removing takes longer than all the rest: nobody waits for it.
-                self._loop.after(TIDY_SECONDS, lambda: self._tidy(name))
-            elif keep:
+            if keep:
                 publish = True
             else:
                 self._discard(area, name)
@@ -96,6 +99,17 @@ class Staging:
             )
         else:
             done(None)
+
+    def _is_empty(self, name: str) -> bool:
+        """
+        By its path, which user code may have led elsewhere: where that is empty nothing is staged
+        either. What is no directory, or cannot be read, is not empty.
+        """
+        try:
+            with os.scandir("%s/%s/%s" % (self._path, STAGING, name)) as items:
+                return next(items, None) is None
+        except OSError:
+            return False
 
     def _tidy(self, name: str) -> None:
         try:
@@ -254,25 +268,22 @@ def make(root: str, name: str) -> str:
     something that is no directory has its name: the code may run, and make order.
     """
     top = "%s/%s" % (root, STAGING)
+    area = "%s/%s" % (top, name)
     try:
+        if stat.S_ISLNK(os.lstat(top).st_mode):
+            return ""
+    except OSError:
         try:
-            area = os.open(top, DIRECTORY)
-        except FileNotFoundError:
-            try:
-                os.mkdir(top, 0o755)
-            except FileExistsError:
-                pass  # Another run was faster.
-            area = os.open(top, DIRECTORY)
-        try:
-            os.mkdir(name, 0o755, dir_fd=area)
-        except FileExistsError:
-            if not _is_directory(name, area):
-                return ""
-        finally:
-            os.close(area)
+            os.mkdir(top, 0o755)
+        except OSError:
+            pass  # Another run was faster; or it cannot be, which the next one says.
+    try:
+        os.mkdir(area, 0o755)
+    except FileExistsError:
+        return area if stat.S_ISDIR(os.lstat(area).st_mode) else ""
     except OSError:
         return ""
-    return "%s/%s" % (top, name)
+    return area
 
 
 def _open_up(name: str, directory: int) -> int:
@@ -289,21 +300,6 @@ def _open_up(name: str, directory: int) -> int:
         except OSError:
             pass  # Not ours; what is not possible then fails by itself.
     return fd
-
-
-def _is_empty(name: str, directory: int) -> bool:
-    """Of a directory; what is none, or cannot be read, is not empty."""
-    try:
-        fd = os.open(name, DIRECTORY, dir_fd=directory)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return False
-    try:
-        with os.scandir(fd) as items:
-            return next(items, None) is None
-    finally:
-        os.close(fd)
 
 
 def _names(fd: int) -> list[str]:

@@ -14,14 +14,15 @@ import os
 import struct
 import sys
 
-from . import artifacts, files, frames, minijson, processes, system, terminal, zygote
-from .connection import Connection, Stream
-from .contexts import ContextError, Contexts
+from . import artifacts, files, frames, minijson, processes, system, zygote
+from .connection import Connection, Refusal, Stream
+from .contexts import Contexts
 from .conversations import Conversations
 from .file_requests import FileRequests
 from .journal import Journal
 from .loop import READ, Loop
 from .reports import Reports
+from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
 from .watch import Watch
@@ -39,14 +40,6 @@ TERMINATED = 143
 LEAVE_SECONDS = 8.0
 """The longest that an executor which was told to end waits for what it ran."""
 LOOK_SECONDS = 0.02
-
-
-class Refusal(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Supervisor:
@@ -84,15 +77,9 @@ class Supervisor:
         self._leaving = False
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
-            "attach": self._attach,
-            "ack": self._ack,
-            "cancel": self._cancel,
-            "stdin": self._stdin,
-            "resize": self._resize,
-            "signal": self._signal,
             "release": self._release,
-            "processes": self._processes,
             "shutdown": self._shutdown,
+            **RunRequests(self._runs, self._see_taken).operations,
             **self._conversations.operations,
             **FileRequests(self._workspace, self._scanner, self._watch).operations,
             **self._contexts.operations,
@@ -155,7 +142,7 @@ class Supervisor:
                     "unsupported", "this executor has no operation %r" % request.get("op")
                 )
             operation(stream, request)
-        except (Refusal, ContextError, files.FileError) as error:
+        except (Refusal, files.FileError) as error:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
@@ -388,61 +375,6 @@ class Supervisor:
             self._unpark()
         stream.end({"preload_failed": self._preload_failed})
 
-    def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
-        run = self._runs.get(request["id"])
-        if run is None and request.get("expected") and not self._runs.is_over(request["id"]):
-            self._runs.expect(request["id"], stream, int(request.get("after", 0)))
-            return
-        if run is None:
-            raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
-        self._runs.attach(run, stream, int(request.get("after", 0)))
-
-    def _ack(self, stream: Stream, request: dict[str, Any]) -> None:
-        self._runs.acknowledge(request["id"])
-        stream.connection.close_stream(stream.number)
-
-    def _known(self, request: dict[str, Any]) -> Run:
-        run = self._runs.get(request["id"])
-        if run is None:
-            raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
-        return run
-
-    def _active(self, request: dict[str, Any]) -> Run:
-        """The run that is to hear something, which one that is over or ends cannot."""
-        run = self._known(request)
-        if run.result is not None or run.reason is not None or run.parked:
-            raise Refusal("not_running", "run %s does not run" % run.id)
-        return run
-
-    def _cancel(self, stream: Stream, request: dict[str, Any]) -> None:
-        self._runs.end(self._known(request), "cancelled", float(request.get("grace", 0.0)))
-        stream.end({})
-
-    def _stdin(self, stream: Stream, request: dict[str, Any]) -> None:
-        import binascii
-
-        data = binascii.a2b_base64(request["data"])
-        trouble = self._runs.give(self._active(request), data, bool(request.get("eof")))
-        if trouble is not None:
-            raise Refusal(trouble, "stdin of run %s takes nothing" % request["id"])
-        stream.end({})
-
-    def _resize(self, stream: Stream, request: dict[str, Any]) -> None:
-        rows, columns = int(request["rows"]), int(request["cols"])
-        if not 0 < rows <= terminal.MAX_SIZE or not 0 < columns <= terminal.MAX_SIZE:
-            raise ValueError("a terminal has 1 to %d rows and columns" % terminal.MAX_SIZE)
-        if not self._runs.resize(self._active(request), rows, columns):
-            raise Refusal("no_terminal", "run %s has no terminal" % request["id"])
-        stream.end({})
-
-    def _signal(self, stream: Stream, request: dict[str, Any]) -> None:
-        number = int(request["signal"])
-        if not 0 < number < signal.NSIG:
-            raise ValueError("%d is no signal" % number)
-        self._see_taken()
-        self._runs.send_signal(self._active(request), number)
-        stream.end({})
-
     def _hash_files(self, listed: list[dict[str, Any]], done: Callable[[], None]) -> None:
         if sum(item["size"] for item in listed) <= 262_144:
             artifacts.hash_files(self._workspace, listed)
@@ -468,18 +400,6 @@ class Supervisor:
         threading.Thread(target=work, daemon=True).start()
 
     # The instance
-
-    def _processes(self, stream: Stream, request: dict[str, Any]) -> None:
-        """What executions left running; with `kill`, its end."""
-        listed = []
-        for pid, run_id in list(self._runs.background.items()):
-            process = processes.read(pid)
-            if process is None:
-                continue
-            if request.get("kill"):
-                processes.kill_tree(pid)
-            listed.append({"pid": pid, "execution_id": run_id, "name": process.name})
-        stream.end({"processes": listed})
 
     def _shutdown(self, stream: Stream, request: dict[str, Any]) -> None:
         stream.end({})

@@ -172,6 +172,10 @@ class Zygote:
             # the one in Python makes enums of what it is given.
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Who started the instance may ignore these for its own sake; code hears of them.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
             for fd in self._private:
                 os.close(fd)
             os.setsid()

@@ -8,13 +8,14 @@ text, and a character is never cut in two.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict
+from atoll.errors import Conflict, TemporaryError
 from atoll.sdk.displays import Display
 from atoll.sdk.values import Answer, Approval, Event, Result
 
@@ -51,41 +52,81 @@ async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
         for kind, callback in (("stdout", callbacks.on_stdout), ("stderr", callbacks.on_stderr))
         if callback is not None
     }
+    answers = _Answers(execution)
     result: Result | None = None
-    async for event in execution.events():
-        result = event.result
-        if callbacks.on_event is not None:
-            await _called(callbacks.on_event, event)
-        if callbacks.on_display is not None and event.display is not None:
-            await _called(callbacks.on_display, event.display)
-        for kind, (text, callback) in outputs.items():
-            if event.kind == "retry":
-                # Nothing will come to complete the character that the lost attempt began.
-                text.reset()
-            ended = event.kind == "result"
-            if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
-                await _called(callback, piece)
-        if callbacks.on_approval is not None and event.approval is not None:
-            await _ask(execution, event.approval, callbacks.on_approval)
+    try:
+        async for event in execution.events():
+            result = event.result
+            answers.check()
+            if callbacks.on_event is not None:
+                await _called(callbacks.on_event, event)
+            if callbacks.on_display is not None and event.display is not None:
+                await _called(callbacks.on_display, event.display)
+            for kind, (text, callback) in outputs.items():
+                if event.kind == "retry":
+                    # Nothing will come to complete the character that the lost attempt began.
+                    text.reset()
+                ended = event.kind == "result"
+                if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
+                    await _called(callback, piece)
+            if callbacks.on_approval is not None and event.approval is not None:
+                await answers.hear(event.approval, callbacks.on_approval)
+    finally:
+        await answers.close()
     assert result is not None, "events end with a result"
     return result
 
 
-async def _ask(
-    execution: AsyncExecution, approval: Approval, on_approval: ApprovalCallback
-) -> None:
-    if not approval.asked:
-        return
-    given = await _called(on_approval, approval)
-    if given is None:
-        return
-    answer = given if isinstance(given, Answer) else Answer(bool(given))
-    try:
-        await execution.answer(answer, approval_id=approval.id)
-    except Conflict as error:
-        # Somebody else was quicker, or the time is over.
-        if error.code not in ("no_approval", "already_answered"):
-            raise
+class _Answers:
+    """
+    Answers on their way to the server.
+
+    Given again until it takes them, which it cannot before it was told of the question itself: when
+    the event outran that, or the server was started again meanwhile. Whatever settles a question,
+    an answer of somebody else or the end of its time, is an event, and ends the trying.
+    """
+
+    def __init__(self, execution: AsyncExecution) -> None:
+        self._execution = execution
+        self._giving: dict[str, asyncio.Task[None]] = {}
+
+    async def hear(self, approval: Approval, on_approval: ApprovalCallback) -> None:
+        if not approval.asked:
+            if (giving := self._giving.pop(approval.id, None)) is not None:
+                giving.cancel()
+            return
+        given = await _called(on_approval, approval)
+        if given is not None:
+            answer = given if isinstance(given, Answer) else Answer(bool(given))
+            giving = asyncio.create_task(self._give(approval.id, answer))
+            self._giving[approval.id] = giving
+
+    def check(self) -> None:
+        """Raise what an answer failed of."""
+        for giving in self._giving.values():
+            if giving.done() and not giving.cancelled():
+                giving.result()
+
+    async def close(self) -> None:
+        for giving in self._giving.values():
+            giving.cancel()
+        await asyncio.gather(*self._giving.values(), return_exceptions=True)
+
+    async def _give(self, approval_id: str, answer: Answer) -> None:
+        pause = 0.05
+        while True:
+            try:
+                await self._execution.answer(answer, approval_id=approval_id)
+                return
+            except Conflict as error:
+                if error.code == "already_answered":
+                    return
+                if error.code != "no_approval":
+                    raise
+            except TemporaryError:
+                pass  # The events know how long to wait for a server.
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
 
 
 async def _called(callback: Callable[[Any], Any], argument: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from atoll.coordination.base import SHUTDOWN
 from atoll.errors import AtollError, Conflict, TemporaryError
 from atoll.service.backoff import Backoff
 
@@ -73,9 +74,11 @@ class Approvals:
     async def _ask(self, running: Running, approval: str, line: dict[str, Any]) -> None:
         execution_id, timeout = running.execution.id, float(line.get("timeout") or 0.0)
         backoff = Backoff()
+        # Another attempt asks anew, though in the same words.
+        question = {**line, "attempt": running.execution.retry_count + 1}
         while not running.done.done():
             try:
-                answer = await self._coordination.ask(execution_id, line, timeout=timeout)
+                answer = await self._coordination.ask(execution_id, question, timeout=timeout)
                 break
             except TemporaryError as error:
                 # The executor counts the time; who asks is refused when it is over.
@@ -83,7 +86,8 @@ class Approvals:
                 await backoff.pause()
         else:
             return
-        if answer is None:
+        if answer is None or answer == SHUTDOWN:
+            # Of this replica alone: the next one hears the question again.
             return
         live = self._lives.reachable(running.execution.session_id)
         try:

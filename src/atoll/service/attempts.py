@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost, parse_value
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from atoll.service.lives import Live, Lives
     from atoll.service.running import Running
     from atoll.settings import ExecutionSettings, LinkSettings
+    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
 END_MARGIN = 30.0
 """Seconds beyond its time-out after which an execution that was not ended is given up."""
 REATTACH_SECONDS = 0.5
+LEAVING_SECONDS = 10.0
+"""The longest that an executor takes to end when it was told to."""
 AWAY = frozenset(
     {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
 )
@@ -65,6 +68,7 @@ class _Deaf:
 class Attempts:
     def __init__(
         self,
+        store: Store,
         driver: Driver,
         lives: Lives,
         bulk: Bulk,
@@ -73,6 +77,7 @@ class Attempts:
         settings: ExecutionSettings,
         link: LinkSettings,
     ) -> None:
+        self._store = store
         self._driver = driver
         self._lives = lives
         self._bulk = bulk
@@ -115,6 +120,8 @@ class Attempts:
             live = await self._lives.live(execution.session_id)
         except AtollError as error:
             return await self._unreachable(running, error)
+        if execution.instance_id is None:
+            execution = running.execution = await self._placed(execution, live)
         # What the kernel ended for memory before this one is not this one's.
         await self._driver.out_of_memory(live.instance.handle)
         if running.adopted:
@@ -167,10 +174,27 @@ class Attempts:
                     stdout=b"",
                     stderr=b"",
                 )
+            if error.code == "leaving":
+                # Not begun, and the instance goes: the one that takes its place runs it.
+                running.execution = dataclasses.replace(execution, started_at=None)
+                await asyncio.wait([live.link.closed], timeout=LEAVING_SECONDS)
+                return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )
         return await self._conclude(running, live, raw)
+
+    async def _placed(self, execution: Execution, live: Live) -> Execution:
+        """
+        Record where the next attempt begins: whoever takes it over can tell one that was lost with
+        its instance from one that never began.
+        """
+        try:
+            return await self._store.executions.save(
+                dataclasses.replace(execution, instance_id=live.instance.id)
+            )
+        except Conflict:
+            raise Superseded from None
 
     async def _let_end(self, live: Live, execution_id: str) -> None:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""

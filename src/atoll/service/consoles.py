@@ -183,6 +183,8 @@ class Console:
         else:
             self._asked.set()
         try:
+            # Who was let in first is first in line.
+            await self._until_asked()
             yield
         finally:
             for task in work:

@@ -418,7 +418,7 @@ async def _live_events(running: Running, after: int) -> AsyncIterator[Event]:
         await running.changed.wait()
     execution = running.execution
     if execution.outcome is not None:
-        last = story.of_result(execution.retry_count, execution.outcome.log)
+        last = story.of_result(execution.retry_count)
         if last > after:
             yield Event(last, "result", execution)
 

@@ -19,6 +19,7 @@ import structlog
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from atoll.clock import Clock
@@ -66,16 +67,26 @@ class Leases:
         """Whether others still take this replica for alive."""
         return self._clock.monotonic() < self._present_until
 
-    def lease(self, key: str, owner: str, *, wait: float = IN_LINE_SECONDS) -> Lease:
-        """The right to act on `key` inside `async with`, waited for in line."""
-        return Lease(self, key, owner, wait)
+    def lease(
+        self,
+        key: str,
+        owner: str,
+        *,
+        wait: float = IN_LINE_SECONDS,
+        instead: Sequence[str] = (),
+    ) -> Lease:
+        """
+        The right to act on `key` inside `async with`, or on one of `instead` if that is free and
+        `key` is not; waited for in the line of `key` when none is.
+        """
+        return Lease(self, key, owner, wait, instead)
 
     async def try_lease(self, key: str) -> Lease | None:
         """The same without waiting; None when another replica has it. To be entered at once."""
         owner = f"{self.replica}/{key}"
         if await self._coordination.acquire(key, owner) is not None:
             return None
-        return Lease(self, key, owner, 0.0)
+        return Lease(self, key, owner, 0.0, ())
 
     async def start(self) -> None:
         """Be present, before anything is done."""
@@ -146,6 +157,12 @@ class Leases:
                 lease.lose()
 
     async def acquire(self, lease: Lease) -> None:
+        for key in (lease.key, *lease.instead) if lease.instead else ():
+            now = self._clock.monotonic()
+            if await self._coordination.acquire(key, lease.owner) is None:
+                lease.key, lease.until = key, now + self._ttl
+                self._held.add(lease)
+                return
         now = self._clock.monotonic()
         holder = await self._coordination.acquire(lease.key, lease.owner, wait=lease.wait)
         while holder is not None:
@@ -183,8 +200,11 @@ class Leases:
 
 
 class Lease:
-    def __init__(self, leases: Leases, key: str, owner: str, wait: float) -> None:
+    def __init__(
+        self, leases: Leases, key: str, owner: str, wait: float, instead: Sequence[str]
+    ) -> None:
         self._leases = leases
+        self.instead = instead
         self.key = key
         self.owner = owner
         self.wait = wait

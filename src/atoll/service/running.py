@@ -213,6 +213,7 @@ class Queue:
     """
 
     def __init__(self, capacity: int = 1) -> None:
+        self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._slots: dict[asyncio.Future[bool], int] = {}
         self._told: dict[asyncio.Future[bool], Callable[[], None]] = {}

@@ -294,9 +294,9 @@ class Runs:
             await self._ends.tell(running.execution.id)
             return
         execution = running.execution
-        slot, lost = queue.slot(turn), None
-        place = execution.session_id if slot == 0 else f"{execution.session_id}#{slot}"
-        lease = self._leases.lease(place, execution.id)
+        lost = None
+        place, *others = _places(execution.session_id, queue.slot(turn), queue.capacity)
+        lease = self._leases.lease(place, execution.id, instead=others)
         running.in_line = True
         try:
             async with lease:
@@ -407,3 +407,9 @@ class Runs:
         ended = await self._ends.end_of(running.execution)
         running.complete(ended)
         running.finish(ended)
+
+
+def _places(session_id: str, slot: int, capacity: int) -> list[str]:
+    """The session's places by name, this one first: other replicas may be in any of them."""
+    slots = [(slot + further) % capacity for further in range(capacity)]
+    return [session_id if number == 0 else f"{session_id}#{number}" for number in slots]

@@ -5,8 +5,8 @@ A number says where in the executor's log an event is, and of which attempt; so 
 this replica, another one, or years later the record, gives it the same number, and one who comes
 back with the last number heard is told exactly the rest. Within an attempt 0 is its announcement
 as a retry, 1 its start, an entry of the log has its sequence number and one more, and the result
-comes after the last. Events that only tell how things are (a place in the line, a heartbeat) have
-no number and are not told again.
+has the last number of all. Events that only tell how things are (a place in the line, a heartbeat)
+have no number and are not told again.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def of_entry(retry_count: int, sequence: int) -> int:
     return number(retry_count, sequence + 1)
 
 
-def of_result(retry_count: int, log: tuple[tuple[int, int], ...] | None) -> int:
-    """The number of the result behind a log; of one that is not known, behind two entries."""
-    entries = 2 if log is None else sum(size if channel == GAP else 1 for channel, size in log)
-    return number(retry_count, entries + 2)
+def of_result(retry_count: int) -> int:
+    """
+    Behind all that the attempt can have told: what a replica had told of it when it was lost
+    together with the instance, no record has.
+    """
+    return number(retry_count + 1, 0) - 1
 
 
 class Lines:
@@ -92,7 +94,7 @@ def replay(execution: Execution) -> Iterator[Event]:
         yield Event(number(attempt, 0), "retry", {"attempt": attempt + 1, "cause": cause})
     yield Event(number(attempt, 1), "started", {"attempt": attempt + 1})
     yield from _entries(outcome, attempt)
-    yield Event(of_result(attempt, outcome.log), "result", execution)
+    yield Event(of_result(attempt), "result", execution)
 
 
 def _entries(outcome: Outcome, attempt: int) -> Iterator[Event]:

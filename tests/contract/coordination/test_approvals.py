@@ -153,3 +153,25 @@ async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
         await ground.a.ask("e", long, timeout=LONG)
     with pytest.raises(TooLarge):
         await ground.a.resolve("e", long)
+
+
+async def test_an_answer_to_a_replica_that_was_lost_is_found_by_who_asks_again(
+    ground: Ground,
+) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    assert await ground.b.resolve("e", YES) == "resolved"
+    assert await asked == YES
+    # Before it told anybody.
+    await ground.die(ground.a)
+
+    assert await ground.b.ask("e", QUESTION, timeout=LONG) == YES
+
+
+async def test_an_answer_counts_for_no_other_question(ground: Ground) -> None:
+    for asker, question in ((ground.a, QUESTION), (ground.b, {"tool": "ls"}), (ground.b, QUESTION)):
+        asked = asyncio.create_task(asker.ask("e", question, timeout=LONG))
+        await until_asked(ground)
+        assert not asked.done()
+        assert await ground.b.resolve("e", YES) == "resolved"
+        assert await asked == YES

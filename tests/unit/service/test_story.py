@@ -107,6 +107,16 @@ def test_one_who_comes_back_hears_exactly_the_rest(
     run(work())
 
 
+def test_one_who_heard_more_than_was_recorded_hears_the_result() -> None:
+    async def work() -> None:
+        # Told by a replica that was lost together with the instance.
+        after = story.of_entry(1, 1000)
+        replayed = story.replay(ended(hear([], 1)))
+        assert [event.name for event in replayed if (event.number or 0) > after] == ["result"]
+
+    run(work())
+
+
 @given(log=LOGS, known=st.integers(0, 20))
 def test_what_a_mirror_missed_the_record_completes(
     log: list[tuple[int, bytes]], known: int

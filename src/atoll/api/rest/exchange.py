@@ -10,6 +10,8 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from starlette.types import Message, Receive, Scope, Send
 
 SMALL = 64 * 1024
@@ -76,8 +78,10 @@ class HeldAnswer:
     (an event stream), is let through as it comes.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, on_stream: Callable[[], Awaitable[None]]) -> None:
         self._send = send
+        self._on_stream = on_stream
+        """Called before the first of an event stream is let through."""
         self._start: Message | None = None
         self._ended = False
         self._sent = False
@@ -102,6 +106,7 @@ class HeldAnswer:
         elif message["type"] == "http.response.start":
             self._start = message
             if self.headers.get("content-type", "").startswith("text/event-stream"):
+                await self._on_stream()
                 await self.deliver()
         else:
             self.body += message.get("body", b"")

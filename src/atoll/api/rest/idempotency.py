@@ -12,9 +12,9 @@ are kept, is made anew.
 
 Not kept are answers that say when to come back, and those of a request whose body never came whole:
 the key is then free. Where a back-end went away in the middle, nobody knows whether the work was
-done, and an answer may be too large to keep: then the claim stays, held by nobody, for the next who
-asks to take over. While the store cannot be reached, an answer to work that was done is sent all
-the same, and recorded when the store is back.
+done, and an answer may be too large to keep, or a stream of events: then the claim stays, held by
+nobody, for the next who asks to take over. While the store cannot be reached, an answer to work
+that was done is sent all the same, and recorded when the store is back.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Idempotency:
         return replace(found, holder=me)
 
     async def _run(self, claim: KeyedRequest, scope: Scope, body: HashedBody, send: Send) -> None:
-        answer = HeldAnswer(send)
+        answer = HeldAnswer(send, lambda: self._let_go(claim, body))
         failure: Exception | None = None
         try:
             await self._app(scope, body.receive, answer.send)
@@ -196,12 +196,23 @@ class Idempotency:
         if not body.whole:
             await requests.forget(claim.id, claim.holder)
         elif not answer.whole or _code(answer) in _UNCERTAIN:
-            # Whose it is stays known: of an event stream nothing else is kept.
-            await requests.take_over(replace(claim, fingerprint=body.fingerprint), NOBODY)
+            await self._settle_unkept(claim, body)
         elif answer.status in _COME_BACK or "retry-after" in answer.headers:
             await requests.forget(claim.id, claim.holder)
         else:
             await self._keep(claim, body, answer)
+
+    async def _settle_unkept(self, claim: KeyedRequest, body: HashedBody) -> None:
+        known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
+        await self._store.requests.take_over(known, NOBODY)
+
+    async def _let_go(self, claim: KeyedRequest, body: HashedBody) -> None:
+        """
+        An event stream begins, so what it tells of is there under its seeded id: who comes with the
+        same key, because the line broke perhaps, need not wait for the end of this one.
+        """
+        with contextlib.suppress(TemporaryError):  # At its end, then.
+            await self._settle_unkept(claim, body)
 
     async def _settle_late(self, claim: KeyedRequest, body: HashedBody, answer: HeldAnswer) -> None:
         """Part of the request still, though its client has gone: a shutdown waits for it."""

@@ -30,6 +30,8 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r
 
 FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
+MAX_MS = 2**53
+"""Beyond it JSON's numbers are not exact; what is allowed here is far less."""
 MAX_ANSWER = 32 * 1024
 """Bytes of the answer to a question, as JSON; a question has an entry of the log with it."""
 MAX_STDIN = 1024 * 1024
@@ -175,7 +177,7 @@ class Invoke(Work):
     invocation_id: Id | None = Field(
         None, description="An id of your own: sent again, it is the same invocation."
     )
-    timeout_ms: int | None = Field(None, ge=1, description="Milliseconds.")
+    timeout_ms: int | None = Field(None, ge=1, le=MAX_MS, description="Milliseconds.")
     input: Any = Field(
         None,
         description="JSON for the function; without function_name on stdin, and for `handler`.",
@@ -194,7 +196,10 @@ class Invoke(Work):
         Field(max_length=64, description=f"At most {MAX_METADATA} bytes of JSON in all."),
     ] = {}
     wait_ms: int | None = Field(
-        None, ge=0, description="Milliseconds that mode sync waits, at most `execution.max_wait`."
+        None,
+        ge=0,
+        le=MAX_MS,
+        description="Milliseconds that mode sync waits, at most `execution.max_wait`.",
     )
     terminal: Terminal | None = Field(
         None,

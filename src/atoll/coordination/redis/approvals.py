@@ -92,6 +92,7 @@ class Approvals:
             int(timeout * 1000),
             int((timeout + KEPT) * 1000),
             packed(CANCELLED),
+            packed(SHUTDOWN),
         )
         return answer
 

@@ -150,7 +150,14 @@ end
 """
 
 ASK = Script(f"""{_APPROVAL}
--- prefix, question, replica, token, time-out, time kept, the answer if cancelled (the second key)
+-- prefix, question, replica, token, time-out, time kept, the answer if cancelled (the second key),
+-- the answer of a shutdown
+local known = redis.call('HMGET', approval, 'question', 'replica', 'answer')
+if known[3] and known[3] ~= ARGV[8] and known[1] == ARGV[2] and known[2] ~= ARGV[3] then
+    -- Answered to a replica that was lost before it passed that on.
+    redis.call('HSET', approval, 'replica', ARGV[3], 'token', ARGV[4])
+    return known[3]
+end
 if pending() then wake_asker() end
 redis.call('DEL', approval)
 redis.call('HSET', approval, 'question', ARGV[2], 'replica', ARGV[3], 'token', ARGV[4],

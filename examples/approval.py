@@ -1,0 +1,26 @@
+"""Code that asks before it acts, and a person, here a function, who decides."""
+
+from atoll import Answer, Approval, Atoll
+
+CODE = """
+from atoll_session import ask
+
+def handler(files):
+    answer = ask("May I delete these?", files)
+    if not answer:
+        return f"kept all: {answer.reason}"
+    return f"deleted {answer.answer}"
+"""
+
+
+def decide(approval: Approval) -> Answer:
+    print(approval.question, approval.data)
+    harmless = [name for name in approval.data if name.endswith(".tmp")]
+    if not harmless:
+        return Answer(False, reason="these are needed")
+    return Answer(True, harmless)
+
+
+with Atoll() as atoll, atoll.session() as session:
+    for files in (["a.tmp", "report.txt"], ["report.txt"]):
+        print(session.run(CODE, event=files, on_approval=decide).check().return_value)

@@ -1,0 +1,66 @@
+"""The command line around code that really runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness import Server
+
+ASK = "from atoll_session import ask\nprint(ask('Go on?', {'n': 1}))\n"
+
+
+def start(*words: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "atoll.cli", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+    )
+
+
+def test_ctrl_c_ends_the_code_and_says_so(bubblewrap: str, tmp_path: Path) -> None:
+    code = "import time\nprint('on', flush=True)\ntime.sleep(60)"
+    with start("run", "--code", code, ATOLL_DATA_DIR=str(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("was cancelled.\n")
+
+
+def test_where_nobody_can_answer_the_code_is_refused(bubblewrap: str, tmp_path: Path) -> None:
+    with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, 'atoll: it asks: Go on? {"n": 1}\n')
+    assert out == "Answer(approved=False, answer=None, reason='There is nobody to ask.')\n"
+
+
+def test_a_question_is_answered_by_another_command(server: Server) -> None:
+    to = {"ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
+
+    def done(*words: str) -> str:
+        with start(*words, **to) as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return out
+
+    session = done("session", "create").strip()
+    with start("session", "exec", session, "--code", ASK, **to) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == 'atoll: it asks: Go on? {"n": 1}\n'
+        execution = process.stderr.readline().split("approve ")[1].split(",")[0]
+        done("execution", "approve", execution, "--answer", '"yes"')
+        out, _ = process.communicate(timeout=60)
+    assert out == "Answer(approved=True, answer='yes', reason=None)\n"
+    assert '"state": "answered"' in done("execution", "events", execution)
+    done("session", "rm", session)

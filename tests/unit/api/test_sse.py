@@ -1,0 +1,83 @@
+"""Events on the wire: what they look like, and that silence is told too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.api.rest import sse
+from atoll.service.story import Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+async def written(events: AsyncIterator[Event]) -> str:
+    pieces: list[Any] = [piece async for piece in sse.answer(events).body_iterator]
+    return "".join(pieces)
+
+
+async def test_an_event_has_a_number_a_name_and_one_line_of_content() -> None:
+    async def events() -> AsyncIterator[Event]:
+        yield Event(None, "queued", {"ahead": 2})
+        yield Event(7, "stdout", b"a\r\nb\n\ndata: x")
+        yield Event(8, "stderr", b"\xff")
+
+    assert await written(events()) == (
+        'event: queued\ndata: {"ahead": 2}\n\n'
+        'id: 7\nevent: stdout\ndata: {"text": "a\\r\\nb\\n\\ndata: x"}\n\n'
+        'id: 8\nevent: stderr\ndata: {"base64": "/w=="}\n\n'
+    )
+
+
+async def test_silence_is_told_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.01)
+    more = asyncio.Event()
+
+    async def events() -> AsyncIterator[Event]:
+        yield Event(1, "started", {})
+        await more.wait()
+        yield Event(2, "stdout", b"x")
+
+    body = aiter(sse.answer(events()).body_iterator)
+    assert "started" in str(await anext(body))
+    assert [await anext(body) for _ in range(3)] == [": ping\n\n"] * 3
+    more.set()
+    # Nothing was lost while it was silent.
+    rest = [str(piece) async for piece in body if piece != ": ping\n\n"]
+    assert rest == ['id: 2\nevent: stdout\ndata: {"text": "x"}\n\n']
+
+
+async def test_who_leaves_ends_what_it_listened_to() -> None:
+    heard, left = asyncio.Event(), asyncio.Event()
+
+    async def events() -> AsyncIterator[Event]:
+        try:
+            yield Event(1, "started", {})
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    async def listen() -> None:
+        async for _ in sse.answer(events()).body_iterator:
+            heard.set()
+
+    task = asyncio.ensure_future(listen())
+    await heard.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    async with asyncio.timeout(5):
+        await left.wait()
+
+
+async def test_a_defect_in_the_middle_cuts_the_stream() -> None:
+    async def events() -> AsyncIterator[Event]:
+        yield Event(1, "started", {})
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await written(events())
