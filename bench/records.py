@@ -49,8 +49,10 @@ SQLITE, DATABASE = SqliteSettings(), DatabaseSettings()
 
 def execution(number: int, session: str = SESSION) -> Execution:
     at = FIRST + timedelta(milliseconds=number)
+    id = ids.execution_id(at)
     return Execution(
-        id=ids.execution_id(at),
+        id=id,
+        invocation_id=ids.invocation_id(id),
         session_id=session,
         request=Request(code="print('hello')\n" * 20, language=Language.PYTHON),
         status=ExecutionStatus.FAILED if number % 100 == 0 else ExecutionStatus.COMPLETED,

@@ -24,6 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
 
+
 def _encoder() -> Callable[[Any], str]:
     """As `JSONEncoder.encode`, which spends most of its time on making an encoder at every call."""
     plain = json.JSONEncoder(separators=(",", ":"))
