@@ -25,6 +25,7 @@ from tests.servers.postgres import PostgreSQL
 
 from atoll import ids
 from atoll.model.execution import Execution, ExecutionStatus, Language, Outcome, Request
+from atoll.model.invocation import STATUSES_OF, InvocationStatus
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.executions import row_of
@@ -49,8 +50,10 @@ SQLITE, DATABASE = SqliteSettings(), DatabaseSettings()
 
 def execution(number: int, session: str = SESSION) -> Execution:
     at = FIRST + timedelta(milliseconds=number)
+    id = ids.execution_id(at)
     return Execution(
-        id=ids.execution_id(at),
+        id=id,
+        invocation_id=ids.invocation_id(id),
         session_id=session,
         request=Request(code="print('hello')\n" * 20, language=Language.PYTHON),
         status=ExecutionStatus.FAILED if number % 100 == 0 else ExecutionStatus.COMPLETED,
@@ -150,6 +153,14 @@ async def pages(store: SqlStore, count: int) -> None:
             PAGES,
         )
         print(f"{'':<46} deepest / first {deepest.p50 / first.p50:.2f}")
+    cursor = make_cursor(micros(FIRST + timedelta(milliseconds=49 * 100)), "~")
+    failed = STATUSES_OF[InvocationStatus.FAILED]
+    for name, start in (("page 1", None), ("deepest page", cursor)):
+        await timed(
+            f"failed invocations: {name}",
+            lambda start=start: store.executions.latest(statuses=failed, cursor=start),  # type: ignore[misc]
+            PAGES,
+        )
 
 
 async def commits(store: SqlStore) -> None:

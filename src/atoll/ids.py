@@ -6,6 +6,7 @@ With a seed, what is drawn is always the same: something that is made again gets
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,8 +51,11 @@ def execution_id(now: datetime, seed: Seed | None = None) -> str:
 
 
 def invocation_id(execution_id: str) -> str:
-    """The id of the invocation that an execution is the first of."""
-    return f"inv_{execution_id.removeprefix('exec_')}"[:64]
+    """The id of the invocation that an execution is the first of; another for each."""
+    kind, _, rest = execution_id.partition("_")
+    if kind != "exec":  # A user's own, which may be as long as an id can be.
+        rest = hashlib.sha256(execution_id.encode()).hexdigest()[:40]
+    return f"inv_{rest}"
 
 
 def context_id(seed: Seed | None = None) -> str:

@@ -13,14 +13,15 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.errors import Conflict, TemporaryError
-from atoll.model.execution import ExecutionStatus, Request
-from atoll.model.invocation import InvocationStatus
+from atoll.model.execution import Request
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.server import ServerEngine
 from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import (
     completed,
+    ended,
+    following,
     invoked,
     make_execution,
     make_instance,
@@ -489,27 +490,20 @@ async def test_an_invocation_is_written_once_whenever_the_connection_is_cut(
     proxy: Proxy, open_store: Open, cut: str
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
-    first, invocation = invoked()
+    first = invoked()
 
     proxy.cut = cut
-    await store.executions.add(first, invocation)
-    assert await direct.invocations.get(invocation.id) == invocation
-
+    await store.executions.add(first)
     proxy.cut = cut
-    lost = replace(completed(first), status=ExecutionStatus.CRASHED)
-    await store.executions.save(lost)
-    failed = await direct.invocations.get(invocation.id)
-    assert failed == replace(
-        invocation, status=InvocationStatus.FAILED, completed_at=lost.completed_at, version=2
-    )
-
+    lost = await store.executions.save(ended(first))
     proxy.cut = cut
-    second = make_execution(invocation_id=invocation.id)
-    await store.executions.add_to(second, failed)
+    second = following(lost)
+    await store.executions.add_after(second, lost)
+
     assert proxy.cut is None
-    assert await direct.executions.get(second.id) == second
-    assert await direct.invocations.get(invocation.id) == replace(
-        invocation, execution_id=second.id, version=3
+    assert (await direct.executions.page(invocation_id=first.invocation_id)).items == (
+        second,
+        replace(lost, superseded=True, version=lost.version + 1),
     )
 
 
@@ -517,19 +511,19 @@ async def test_one_that_was_cut_off_and_comes_second_to_go_on_leaves_nothing(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
-    first, invocation = invoked()
-    await store.executions.add(first, invocation)
-    mine, other = (make_execution(invocation_id=invocation.id) for _ in range(2))
+    first = invoked()
+    await store.executions.add(first)
+    mine, other = following(first), following(first)
     proxy.cut = "before"
-    proxy.meanwhile = lambda: direct.executions.add_to(other, invocation)
+    proxy.meanwhile = lambda: direct.executions.add_after(other, first)
 
-    with pytest.raises(Conflict, match=invocation.id):
-        await store.executions.add_to(mine, invocation)
+    with pytest.raises(Conflict, match=first.id):
+        await store.executions.add_after(mine, first)
 
-    assert await direct.executions.get(mine.id) is None
-    got = await direct.invocations.get(invocation.id)
-    assert got is not None
-    assert (got.execution_id, got.version) == (other.id, 2)
+    assert (await direct.executions.page(invocation_id=first.invocation_id)).items == (
+        other,
+        replace(first, superseded=True, version=2),
+    )
 
 
 async def test_a_save_that_was_cut_off_does_not_take_anothers_for_its_own(

@@ -58,6 +58,15 @@ RESULT_STATUS = {
 """The word that a result uses for each final status."""
 
 
+class Mode(StrEnum):
+    """How who invokes hears of the result."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    STREAM = "stream"
+    CONSOLE = "console"
+
+
 class Language(StrEnum):
     PYTHON = "python"
     JAVASCRIPT = "javascript"
@@ -102,6 +111,9 @@ class Request:
     """Rows and columns of the terminal to run on; none for pipes."""
     stdin_open: bool = False
     """Whether stdin stays open for what is injected later."""
+    mode: Mode = Mode.ASYNC
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What the invoker wants to find with it again; never much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +174,12 @@ class Execution:
     retry_count: int = 0
     invocation_id: str | None = None
     """None for those of before there were invocations."""
+    ordinal: int = 1
+    """Its number among the executions of its invocation."""
+    superseded: bool = False
+    """Whether another execution of its invocation came after it."""
+    invoked_at: datetime | None = None
+    """When the first execution of its invocation was made; None for that one."""
     attempts: tuple[Attempt, ...] = ()
     """Those that have ended, in order."""
     outcome: Outcome | None = None

@@ -1,8 +1,9 @@
 """
 One request to run something. Its id is stable; each placement of it is an execution.
 
-An invocation is as its latest execution is. Another execution is made for one that failed, never
-beside one that runs or after one that succeeded.
+An invocation is as its latest execution is, and nothing is recorded of it but its executions.
+Another execution is made for one that failed, never beside one that runs or after one that
+succeeded.
 """
 
 from __future__ import annotations
@@ -16,14 +17,7 @@ from atoll.model.execution import ExecutionStatus
 if TYPE_CHECKING:
     from datetime import datetime
 
-
-class Mode(StrEnum):
-    """How who invokes hears of the result."""
-
-    SYNC = "sync"
-    ASYNC = "async"
-    STREAM = "stream"
-    CONSOLE = "console"
+    from atoll.model.execution import Execution, Mode
 
 
 class InvocationStatus(StrEnum):
@@ -61,6 +55,12 @@ STATUS_OF = {
 }
 """The status of an invocation by that of its latest execution."""
 
+STATUSES_OF = {
+    status: tuple(one for one in ExecutionStatus if STATUS_OF[one] is status)
+    for status in InvocationStatus
+}
+"""The statuses that the latest execution may have, by that of the invocation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -74,4 +74,19 @@ class Invocation:
     function_name: str | None = None
     completed_at: datetime | None = None
     metadata: dict[str, str] = field(default_factory=dict)
-    version: int = 1
+
+
+def invocation_of(latest: Execution) -> Invocation:
+    """The invocation that this is the latest execution of."""
+    assert latest.invocation_id is not None
+    return Invocation(
+        id=latest.invocation_id,
+        session_id=latest.session_id,
+        execution_id=latest.id,
+        mode=latest.request.mode,
+        status=STATUS_OF[latest.status],
+        created_at=latest.invoked_at or latest.created_at,
+        function_name=latest.request.function_name,
+        completed_at=latest.completed_at if latest.status.ended else None,
+        metadata=latest.request.metadata,
+    )

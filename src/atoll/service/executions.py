@@ -17,7 +17,6 @@ from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.link.client import ExecutorError
 from atoll.model.execution import Execution, ExecutionStatus, Request
-from atoll.model.invocation import Invocation, InvocationStatus, Mode
 from atoll.service import story
 from atoll.service.mirror import Mirrors
 from atoll.service.story import Event
@@ -48,6 +47,10 @@ _CONFLICTS = {
     "stdin_closed": "stdin_closed",
 }
 """What an executor refuses, and what that is called here."""
+
+
+class Overtaken(Conflict):
+    """Another execution has the place in the invocation that this one was to have."""
 
 
 class Executions:
@@ -89,14 +92,12 @@ class Executions:
         *,
         execution_id: str | None = None,
         invocation_id: str | None = None,
-        mode: Mode = Mode.ASYNC,
-        metadata: dict[str, str] | None = None,
-        instead_of: Invocation | None = None,
+        after: Execution | None = None,
     ) -> Running:
         """
-        Record the execution with its invocation, and start it as soon as its session is free. One
-        whose id is given and exists is not recorded again. `instead_of` is an invocation that has
-        failed, and that this is the next execution of.
+        Record the execution and start it as soon as its session is free. One whose id is given and
+        exists is not recorded again. `after` is the latest execution of an invocation, which has
+        failed, and that this is the next one of. `Overtaken` when the invocation has that already.
         """
         most = self._settings.execution.max_timeout.total_seconds()
         if request.timeout > most:
@@ -104,9 +105,7 @@ class Executions:
                 f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
             )
         if execution_id is None:
-            return await self._record(
-                session_id, request, None, invocation_id, mode, metadata, instead_of
-            )
+            return await self._record(session_id, request, None, invocation_id, after)
         # One after the other: what the first has recorded it has started too when the next looks,
         # which would otherwise take it for a stray.
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
@@ -114,9 +113,7 @@ class Executions:
             known = await self._known(execution_id, session_id, invocation_id)
             if known is not None:
                 return known
-            return await self._record(
-                session_id, request, execution_id, invocation_id, mode, metadata, instead_of
-            )
+            return await self._record(session_id, request, execution_id, invocation_id, after)
 
     async def _record(
         self,
@@ -124,9 +121,7 @@ class Executions:
         request: Request,
         execution_id: str | None,
         invocation_id: str | None,
-        mode: Mode,
-        metadata: dict[str, str] | None,
-        instead_of: Invocation | None,
+        after: Execution | None,
     ) -> Running:
         if request.context_id is not None:
             await self._contexts.check(session_id, request)
@@ -149,20 +144,14 @@ class Executions:
                 code="session_busy",
             )
         now = self._clock.now()
-        execution_id_given, execution_id = execution_id, execution_id or ids.execution_id(now)
-        invocation = instead_of or Invocation(
-            id=invocation_id or ids.invocation_id(execution_id),
-            session_id=session_id,
-            execution_id=execution_id,
-            mode=mode,
-            status=InvocationStatus.ACCEPTED,
-            created_at=now,
-            function_name=request.function_name,
-            metadata=metadata or {},
-        )
+        may_be_repeated = execution_id is not None or invocation_id is not None
+        if execution_id is None:
+            execution_id = ids.execution_id(now)
         execution = Execution(
             id=execution_id,
-            invocation_id=invocation.id,
+            invocation_id=invocation_id or ids.invocation_id(execution_id),
+            ordinal=1 if after is None else after.ordinal + 1,
+            invoked_at=None if after is None else after.invoked_at or after.created_at,
             session_id=session_id,
             request=request,
             status=ExecutionStatus.PENDING,
@@ -175,20 +164,23 @@ class Executions:
         was_away = self._store.away
         try:
             stored = await self._bulk.put_away(execution)
-            if instead_of is None:
-                await self._store.executions.add(stored, invocation)
+            if after is None:
+                await self._store.executions.add(stored)
             else:
-                await self._store.executions.add_to(stored, instead_of)
+                await self._store.executions.add_after(stored, after)
         except TemporaryError:
             # With an id it may be repeated, and is found then. While the database is known to be
             # away nothing gets there, and what waits for its return must not grow with each call.
-            if execution_id_given is None and not was_away:
+            if not may_be_repeated and not was_away:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
-        except Conflict:
+        except Conflict as error:
             known = await self._known(execution_id, session_id, invocation_id)
             if known is None:
-                raise
+                raise Overtaken(
+                    f"Invocation {execution.invocation_id} has another execution already.",
+                    code="invocation_id_in_use",
+                ) from error
             # The same request, here or at a replica that was taken for lost, was quicker.
             return known
         finally:
@@ -271,11 +263,11 @@ class Executions:
             limit=limit,
         )
         items = tuple(
-            self._under_way(item) if not item.status.ended else item for item in page.items
+            self.under_way(item) if not item.status.ended else item for item in page.items
         )
         return dataclasses.replace(page, items=items)
 
-    def _under_way(self, execution: Execution) -> Execution:
+    def under_way(self, execution: Execution) -> Execution:
         """What is known here beyond the record, which says nothing until the end."""
         running = self._runs.get(execution.id)
         return execution if running is None else running.execution

@@ -21,11 +21,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
-    from atoll.model.invocation import Invocation, InvocationStatus
     from atoll.model.key import Key
     from atoll.model.keyed import KeyedRequest
     from atoll.model.page import Page
@@ -63,15 +63,16 @@ class Sessions(Protocol):
 
 
 class Executions(Protocol):
-    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
+    async def add(self, execution: Execution) -> None:
         """
-        Store it and, in the same transaction, the invocation that it is the first execution of.
+        Store it. An invocation has one execution of each `ordinal`: another is a `Conflict` as
+        well, so of those that race to be its first one is.
         """
 
-    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
+    async def add_after(self, execution: Execution, previous: Execution) -> None:
         """
-        Store it and, in the same transaction, make it the latest of this invocation: a
-        compare-and-set of the invocation, which becomes `accepted` again and has no end.
+        Store the next execution of an invocation and, in the same transaction, that `previous` is
+        superseded: a compare-and-set of that one.
         """
 
     async def get(self, execution_id: str) -> Execution | None: ...
@@ -79,8 +80,7 @@ class Executions(Protocol):
     async def save(self, execution: Execution) -> Execution:
         """
         Compare-and-set of status, instance, holder, times, retry count, attempts, outcome and what
-        is kept elsewhere; the request never changes. One that has ended ends its invocation, in the
-        same transaction, if it is the latest of it.
+        is kept elsewhere; the request never changes, nor does its place in its invocation.
         """
 
     async def page(
@@ -91,7 +91,22 @@ class Executions(Protocol):
         status: ExecutionStatus | None = None,
         cursor: str | None = None,
         limit: int = 50,
-    ) -> Page[Execution]: ...
+    ) -> Page[Execution]:
+        """Those of one invocation in the order of their ordinals, the last one first."""
+
+    async def latest(
+        self,
+        *,
+        session_id: str | None = None,
+        statuses: Sequence[ExecutionStatus] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        """
+        Executions that are the latest of their invocations, of any of these statuses if some are
+        given. The others are left out of what a page would hold, so it may hold fewer than `limit`,
+        or none, and not be the last.
+        """
 
     async def unfinished(
         self, *, limit: int, after: str = "", holder: str | None = None
@@ -103,21 +118,6 @@ class Executions(Protocol):
 
     async def holders(self) -> set[str | None]:
         """Who holds executions that have not ended."""
-
-
-class Invocations(Protocol):
-    """Written with their executions."""
-
-    async def get(self, invocation_id: str) -> Invocation | None: ...
-
-    async def page(
-        self,
-        *,
-        session_id: str | None = None,
-        status: InvocationStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[Invocation]: ...
 
 
 class Instances(Protocol):
@@ -192,7 +192,6 @@ class KeyedRequests(Protocol):
 class Store(Protocol):
     sessions: Sessions
     executions: Executions
-    invocations: Invocations
     instances: Instances
     templates: Templates
     keys: Keys

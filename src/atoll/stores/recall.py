@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from atoll.errors import Conflict, TemporaryError
@@ -19,16 +19,15 @@ from atoll.model.execution import Execution
 from atoll.model.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Sequence
     from datetime import datetime
 
     from atoll.clock import Clock
     from atoll.model.execution import ExecutionStatus
-    from atoll.model.invocation import Invocation, InvocationStatus
     from atoll.model.page import Page
     from atoll.model.session import SessionStatus
     from atoll.settings import RecallSettings
-    from atoll.stores.base import Executions, Invocations, Sessions, Store
+    from atoll.stores.base import Executions, Sessions, Store
 
 T = TypeVar("T")
 E = TypeVar("E", Session, Execution)
@@ -94,7 +93,7 @@ def _size(entity: Session | Execution) -> int:
     request, outcome = entity.request, entity.outcome
     size = ROUGHLY + len(request.code or "") + len(request.stdin or "") + len(request.body or "")
     size += ATTEMPT * len(entity.attempts)
-    for more in (request.event, request.command, request.args, request.env):
+    for more in (request.event, request.command, request.args, request.env, request.metadata):
         if more:
             size += _texts(more)
     if outcome is not None:
@@ -126,7 +125,6 @@ class RecallingStore:
         self.recent_executions: Recent[Execution] = Recent(clock, settings)
         self.sessions: Sessions = _Sessions(self, store.sessions, self.recent_sessions)
         self.executions: Executions = _Executions(self, store.executions, self.recent_executions)
-        self.invocations: Invocations = _Invocations(self, store.invocations)
         self.instances = store.instances
         self.templates = store.templates
         self.keys = store.keys
@@ -221,12 +219,13 @@ class _Executions:
         self._inner = inner
         self._recent = recent
 
-    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
-        await self._noting(self._inner.add(execution, invocation))
+    async def add(self, execution: Execution) -> None:
+        await self._noting(self._inner.add(execution))
         self._recent.see(execution)
 
-    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
-        await self._noting(self._inner.add_to(execution, invocation))
+    async def add_after(self, execution: Execution, previous: Execution) -> None:
+        await self._noting(self._inner.add_after(execution, previous))
+        self._recent.see(replace(previous, superseded=True, version=previous.version + 1))
         self._recent.see(execution)
 
     async def get(self, execution_id: str) -> Execution | None:
@@ -259,6 +258,18 @@ class _Executions:
             )
         )
 
+    async def latest(
+        self,
+        *,
+        session_id: str | None = None,
+        statuses: Sequence[ExecutionStatus] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        return await self._noting(
+            self._inner.latest(session_id=session_id, statuses=statuses, cursor=cursor, limit=limit)
+        )
+
     async def unfinished(
         self, *, limit: int, after: str = "", holder: str | None = None
     ) -> list[Execution]:
@@ -266,24 +277,3 @@ class _Executions:
 
     async def holders(self) -> set[str | None]:
         return await self._noting(self._inner.holders())
-
-
-class _Invocations:
-    def __init__(self, store: RecallingStore, inner: Invocations) -> None:
-        self._noting = store.noting
-        self._inner = inner
-
-    async def get(self, invocation_id: str) -> Invocation | None:
-        return await self._noting(self._inner.get(invocation_id))
-
-    async def page(
-        self,
-        *,
-        session_id: str | None = None,
-        status: InvocationStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[Invocation]:
-        return await self._noting(
-            self._inner.page(session_id=session_id, status=status, cursor=cursor, limit=limit)
-        )

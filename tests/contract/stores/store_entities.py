@@ -17,11 +17,11 @@ from atoll.model.execution import (
     Execution,
     ExecutionStatus,
     Language,
+    Mode,
     Outcome,
     Request,
 )
 from atoll.model.instance import Handle, Instance
-from atoll.model.invocation import Invocation, InvocationStatus, Mode
 from atoll.model.key import Key, Scope
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
@@ -65,24 +65,25 @@ def completed(execution: Execution, **given: Any) -> Execution:
     )
 
 
-def make_invocation(execution: Execution, **given: Any) -> Invocation:
-    """Of which this execution is the latest."""
-    fields: dict[str, Any] = {
-        "id": execution.invocation_id,
-        "session_id": execution.session_id,
-        "execution_id": execution.id,
-        "mode": Mode.SYNC,
-        "status": InvocationStatus.ACCEPTED,
-        "created_at": execution.created_at,
-    }
-    return Invocation(**(fields | given))
-
-
-def invoked(**given: Any) -> tuple[Execution, Invocation]:
-    """An execution that is the first of an invocation, and that."""
+def invoked(**given: Any) -> Execution:
+    """An execution that is the first of an invocation."""
     execution = make_execution(**given)
-    execution = replace(execution, invocation_id=ids.invocation_id(execution.id))
-    return execution, make_invocation(execution)
+    return replace(execution, invocation_id=ids.invocation_id(execution.id))
+
+
+def following(previous: Execution, **given: Any) -> Execution:
+    """The next execution of the invocation that this is the latest of."""
+    fields: dict[str, Any] = {
+        "session_id": previous.session_id,
+        "invocation_id": previous.invocation_id,
+        "ordinal": previous.ordinal + 1,
+        "invoked_at": previous.invoked_at or previous.created_at,
+    }
+    return make_execution(**(fields | given))
+
+
+def ended(execution: Execution, status: ExecutionStatus = ExecutionStatus.FAILED) -> Execution:
+    return replace(completed(execution, status=status), status=status)
 
 
 def make_session(**given: Any) -> Session:
@@ -196,6 +197,8 @@ requests = st.builds(
     context_id=st.none() | texts,
     terminal=st.none() | st.tuples(st.integers(1, 500), st.integers(1, 500)),
     stdin_open=st.booleans(),
+    mode=st.sampled_from(Mode),
+    metadata=environments,
 )
 attempts = st.builds(
     Attempt,
@@ -235,19 +238,12 @@ executions = st.builds(
     started_at=st.none() | times,
     completed_at=st.none() | times,
     retry_count=st.integers(0, 100),
-    invocation_id=st.none() | st.just("inv_1"),
+    invocation_id=st.none() | st.builds(lambda: ids.invocation_id(ids.execution_id(NOW))),
+    ordinal=st.integers(1, 2**63 - 1),
+    superseded=st.booleans(),
+    invoked_at=st.none() | times,
     attempts=st.lists(attempts, max_size=3).map(tuple),
     outcome=st.none() | outcomes,
-    version=st.integers(1, 2**31 - 2),
-)
-invocations = st.builds(
-    lambda **given: replace(invoked()[1], **given),
-    created_at=times,
-    mode=st.sampled_from(Mode),
-    status=st.sampled_from(InvocationStatus),
-    function_name=st.none() | texts,
-    completed_at=st.none() | times,
-    metadata=environments,
     version=st.integers(1, 2**31 - 2),
 )
 resources = st.builds(

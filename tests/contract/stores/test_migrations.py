@@ -243,7 +243,11 @@ def _with_new_columns(name: str, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-NOT_NULL = {("sessions", "capacity"): 1}
+NOT_NULL = {
+    ("sessions", "capacity"): 1,
+    ("executions", "ordinal"): 1,
+    ("executions", "superseded"): 0,
+}
 """What a row of an older version has in a column that it did not know."""
 
 

@@ -1,4 +1,4 @@
-"""Invocations: written with their executions in one transaction, ended by the latest of them."""
+"""Executions of one invocation: numbered, each after the other, and one of each number."""
 
 from __future__ import annotations
 
@@ -8,56 +8,45 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from atoll.errors import Conflict
-from atoll.model.execution import Attempt, ExecutionStatus, Request
-from atoll.model.invocation import STATUS_OF, InvocationStatus, Mode
+from atoll.model.execution import Attempt, ExecutionStatus, Mode, Request
 from atoll.model.session import Cause
 
-from . import store_entities as make
-from .store_entities import NOW, ODD_TEXT, completed, invoked, make_execution
+from .store_entities import (
+    NOW,
+    ODD_TEXT,
+    completed,
+    ended,
+    following,
+    invoked,
+    make_execution,
+    walk,
+)
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution
-    from atoll.model.invocation import Invocation
     from atoll.stores.base import Store
 
 pytestmark = pytest.mark.anyio
 
-shared = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
-ENDS = [status for status in ExecutionStatus if status.ended]
-
-
-def ended(execution: Execution, status: ExecutionStatus) -> Execution:
-    return replace(completed(execution, status=status), status=status)
+async def failed(store: Store) -> Execution:
+    """The only execution of an invocation, which is stored and has failed."""
+    execution = invoked()
+    await store.executions.add(execution)
+    return await store.executions.save(ended(execution))
 
 
-async def failed(store: Store) -> tuple[Execution, Invocation]:
-    """An invocation whose only execution, which is stored too, has failed."""
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
-    execution = await store.executions.save(ended(execution, ExecutionStatus.CRASHED))
-    found = await store.invocations.get(invocation.id)
-    assert found is not None
-    assert found.status is InvocationStatus.FAILED
-    return execution, found
+def superseded(execution: Execution) -> Execution:
+    return replace(execution, superseded=True, version=execution.version + 1)
 
 
-@shared
-@given(invocation=make.invocations)
-async def test_an_invocation_comes_back_equal(store: Store, invocation: Invocation) -> None:
-    await store.executions.add(make_execution(invocation_id=invocation.id), invocation)
-
-    assert await store.invocations.get(invocation.id) == invocation
+async def of_invocation(store: Store, invocation_id: str | None) -> tuple[Execution, ...]:
+    return (await store.executions.page(invocation_id=invocation_id)).items
 
 
-async def test_what_is_new_in_an_execution_comes_back_as_it_was(store: Store) -> None:
+async def test_what_is_seldom_in_an_execution_comes_back_as_it_was(store: Store) -> None:
     """Tuples as tuples, words as enums, none and empty apart."""
     attempt = Attempt(NOW, NOW + timedelta(microseconds=1), "node", None, Cause.EVICTED, ODD_TEXT)
     full = completed(
@@ -69,8 +58,13 @@ async def test_what_is_new_in_an_execution_comes_back_as_it_was(store: Store) ->
                 context_id="ctx_1",
                 terminal=(24, 80),
                 stdin_open=True,
+                mode=Mode.CONSOLE,
+                metadata={ODD_TEXT: ODD_TEXT},
             ),
             invocation_id="inv_1",
+            ordinal=7,
+            superseded=True,
+            invoked_at=NOW - timedelta(days=1),
             attempts=(attempt, replace(attempt, instance_id="inst_1", cause=None, message=None)),
         ),
         results_json=b"[\xff]",
@@ -81,7 +75,8 @@ async def test_what_is_new_in_an_execution_comes_back_as_it_was(store: Store) ->
         results_json=b"",
         log=(),
     )
-    for execution in (full, empty):
+    begun = make_execution(attempts=full.attempts)
+    for execution in (full, empty, begun):
         await store.executions.add(execution)
 
         got = await store.executions.get(execution.id)
@@ -90,248 +85,180 @@ async def test_what_is_new_in_an_execution_comes_back_as_it_was(store: Store) ->
         assert repr(got) == repr(execution)
 
 
-async def test_the_words_of_an_invocation_come_back_as_enums(store: Store) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, replace(invocation, mode=Mode.CONSOLE))
+async def test_an_invocation_has_one_execution_of_each_number(store: Store) -> None:
+    first = invoked()
+    await store.executions.add(first)
+    other = make_execution(invocation_id=first.invocation_id)
 
-    got = await store.invocations.get(invocation.id)
-
-    assert got is not None
-    assert got.mode is Mode.CONSOLE
-    assert not got.status.ended
-
-
-async def test_an_invocation_that_is_not_there_reads_as_none(store: Store) -> None:
-    assert await store.invocations.get("inv_none") is None
-
-
-async def test_an_execution_that_exists_leaves_no_invocation_behind(store: Store) -> None:
-    known = make_execution()
-    await store.executions.add(known)
-    _, invocation = invoked()
-
-    with pytest.raises(Conflict, match=known.id):
-        await store.executions.add(replace(known, invocation_id=invocation.id), invocation)
-
-    assert await store.invocations.get(invocation.id) is None
-    assert await store.executions.get(known.id) == known
-
-
-async def test_an_invocation_that_exists_leaves_no_execution_behind(store: Store) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
-    other = make_execution(invocation_id=invocation.id)
-
-    with pytest.raises(Conflict, match=invocation.id):
-        await store.executions.add(other, replace(invocation, execution_id=other.id))
+    with pytest.raises(Conflict, match=other.id):
+        await store.executions.add(other)
 
     assert await store.executions.get(other.id) is None
-    assert await store.invocations.get(invocation.id) == invocation
+    assert await of_invocation(store, first.invocation_id) == (first,)
 
 
-async def test_of_many_adds_of_one_invocation_one_wins_and_leaves_one_execution(
-    store: Store,
-) -> None:
-    _, invocation = invoked()
-    executions = [make_execution(invocation_id=invocation.id) for _ in range(30)]
+async def test_executions_without_invocation_are_not_counted(store: Store) -> None:
+    for _ in range(3):
+        await store.executions.add(make_execution())
 
-    answers = await asyncio.gather(
-        *(
-            store.executions.add(execution, replace(invocation, execution_id=execution.id))
-            for execution in executions
-        ),
-        return_exceptions=True,
-    )
+    assert len((await store.executions.page()).items) == 3
+
+
+async def test_of_many_that_would_be_the_first_of_an_invocation_one_is(store: Store) -> None:
+    executions = [make_execution(invocation_id="inv_1") for _ in range(30)]
+
+    answers = await asyncio.gather(*map(store.executions.add, executions), return_exceptions=True)
 
     assert answers.count(None) == 1
     assert sum(isinstance(answer, Conflict) for answer in answers) == 29
-    winner = executions[answers.index(None)]
-    assert (await store.executions.page(invocation_id=invocation.id)).items == (winner,)
-    assert await store.invocations.get(invocation.id) == replace(invocation, execution_id=winner.id)
+    assert await of_invocation(store, "inv_1") == (executions[answers.index(None)],)
 
 
-async def test_a_refused_pair_does_not_disturb_those_beside_it(store: Store) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
-    pairs = [invoked() for _ in range(20)]
-    refused = make_execution(invocation_id=invocation.id)
-    pairs.insert(10, (refused, invocation))
+async def test_a_refused_first_does_not_disturb_those_beside_it(store: Store) -> None:
+    known = invoked()
+    await store.executions.add(known)
+    executions = [invoked() for _ in range(20)]
+    refused = make_execution(invocation_id=known.invocation_id)
+    executions.insert(10, refused)
 
-    answers = await asyncio.gather(
-        *(store.executions.add(*pair) for pair in pairs), return_exceptions=True
-    )
+    answers = await asyncio.gather(*map(store.executions.add, executions), return_exceptions=True)
 
     assert [number for number, answer in enumerate(answers) if answer] == [10]
     assert await store.executions.get(refused.id) is None
-    for added, of in pairs[:10] + pairs[11:]:
+    for added in executions[:10] + executions[11:]:
         assert await store.executions.get(added.id) == added
-        assert await store.invocations.get(of.id) == of
 
 
-@pytest.mark.parametrize("status", ENDS)
-async def test_an_execution_that_ends_ends_its_invocation(
-    store: Store, status: ExecutionStatus
-) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
+async def test_another_execution_supersedes_the_one_before_it(store: Store) -> None:
+    first = await failed(store)
+    second = following(first)
 
-    saved = await store.executions.save(ended(execution, status))
+    await store.executions.add_after(second, first)
 
-    assert await store.invocations.get(invocation.id) == replace(
-        invocation, status=STATUS_OF[status], completed_at=saved.completed_at, version=2
+    assert await of_invocation(store, first.invocation_id) == (second, superseded(first))
+    second = await store.executions.save(ended(second, ExecutionStatus.CRASHED))
+    third = following(second)
+    await store.executions.add_after(third, second)
+    assert await of_invocation(store, first.invocation_id) == (
+        third,
+        superseded(second),
+        superseded(first),
     )
 
 
-async def test_an_execution_that_goes_on_leaves_its_invocation_alone(store: Store) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
-
-    running = await store.executions.save(replace(execution, status=ExecutionStatus.RUNNING))
-    await store.executions.save(replace(running, status=ExecutionStatus.PENDING, retry_count=1))
-
-    assert await store.invocations.get(invocation.id) == invocation
-
-
-async def test_an_execution_that_ended_and_is_saved_again_changes_no_invocation(
+async def test_executions_of_an_invocation_are_in_their_order_whatever_the_clocks_said(
     store: Store,
 ) -> None:
-    execution, invocation = await failed(store)
-    later = NOW + timedelta(days=1)
+    latest = await failed(store)
+    made = [latest.id]
+    for number in range(6):
+        following_one = following(latest, created_at=NOW - timedelta(hours=number % 3))
+        await store.executions.add_after(following_one, latest)
+        latest = await store.executions.save(ended(following_one))
+        made.append(latest.id)
 
-    await store.executions.save(replace(execution, completed_at=later))
+    got = await walk(store.executions.page, 2, invocation_id=latest.invocation_id)
 
-    assert await store.invocations.get(invocation.id) == invocation
-
-
-async def test_a_refused_save_does_not_end_the_invocation(store: Store) -> None:
-    execution, invocation = invoked()
-    await store.executions.add(execution, invocation)
-    await store.executions.save(replace(execution, holder="another"))
-
-    with pytest.raises(Conflict, match=execution.id):
-        await store.executions.save(completed(execution))
-
-    assert await store.invocations.get(invocation.id) == invocation
+    assert [execution.id for execution in got] == made[::-1]
 
 
-async def test_an_execution_without_invocation_ends_alone(store: Store) -> None:
-    _, invocation = invoked()
-    execution = make_execution(id=invocation.execution_id)
-    await store.executions.add(execution, invocation)
+async def test_a_save_does_not_move_an_execution_in_its_invocation(store: Store) -> None:
+    first = await failed(store)
+    elsewhere = replace(first, superseded=True, ordinal=9, invocation_id="inv_x", invoked_at=NOW)
 
-    await store.executions.save(completed(execution))
+    saved = await store.executions.save(elsewhere)
 
-    assert await store.invocations.get(invocation.id) == invocation
-
-
-async def test_an_execution_of_an_invocation_that_is_not_there_ends_all_the_same(
-    store: Store,
-) -> None:
-    execution = make_execution(invocation_id="inv_none")
-    await store.executions.add(execution)
-
-    assert (await store.executions.save(completed(execution))).version == 2
-    assert await store.invocations.get("inv_none") is None
+    assert saved.version == first.version + 1
+    assert await store.executions.get(first.id) == replace(first, version=saved.version)
 
 
-async def test_another_execution_makes_the_invocation_accepted_again(store: Store) -> None:
-    _, invocation = await failed(store)
-    second = make_execution(invocation_id=invocation.id, session_id="sess_2")
-
-    await store.executions.add_to(second, invocation)
-
-    assert await store.executions.get(second.id) == second
-    assert await store.invocations.get(invocation.id) == replace(
-        invocation,
-        execution_id=second.id,
-        status=InvocationStatus.ACCEPTED,
-        completed_at=None,
-        version=invocation.version + 1,
-    )
-    await store.executions.save(completed(second))
-    got = await store.invocations.get(invocation.id)
-    assert got is not None
-    assert (got.status, got.version) == (InvocationStatus.SUCCEEDED, invocation.version + 2)
-
-
-@pytest.mark.parametrize("status", ENDS)
-async def test_an_execution_that_is_not_the_latest_does_not_end_the_invocation(
-    store: Store, status: ExecutionStatus
-) -> None:
-    first, invocation = invoked()
-    await store.executions.add(first, invocation)
-    second = make_execution(invocation_id=invocation.id)
-    await store.executions.add_to(second, invocation)
-
-    await store.executions.save(ended(first, status))
-
-    assert await store.invocations.get(invocation.id) == replace(
-        invocation, execution_id=second.id, version=2
-    )
-
-
-async def test_an_execution_that_exists_does_not_become_the_latest(store: Store) -> None:
-    first, invocation = await failed(store)
+async def test_one_that_is_superseded_is_saved_as_such(store: Store) -> None:
+    first = await failed(store)
+    await store.executions.add_after(following(first), first)
 
     with pytest.raises(Conflict, match=first.id):
-        await store.executions.add_to(first, invocation)
+        await store.executions.save(first)
+    await store.executions.save(replace(superseded(first), kept={"stdout": "x"}))
 
-    assert await store.invocations.get(invocation.id) == invocation
+    got = await store.executions.get(first.id)
+    assert got is not None
+    assert (got.superseded, got.kept) == (True, {"stdout": "x"})
 
 
-async def test_an_invocation_that_moved_on_or_is_not_there_takes_no_execution(
-    store: Store,
-) -> None:
-    _, invocation = await failed(store)
-    second = make_execution(invocation_id=invocation.id)
+async def test_one_that_moved_on_or_is_not_there_is_followed_by_none(store: Store) -> None:
+    first = await failed(store)
+    second = following(first)
 
-    for wrong in (replace(invocation, version=1), replace(invocation, id="inv_none")):
+    for wrong in (replace(first, version=1), replace(first, id="exec_none")):
         with pytest.raises(Conflict, match=wrong.id):
-            await store.executions.add_to(second, wrong)
+            await store.executions.add_after(second, wrong)
 
+    assert await of_invocation(store, first.invocation_id) == (first,)
     assert await store.executions.get(second.id) is None
-    assert await store.invocations.get(invocation.id) == invocation
+
+
+@pytest.mark.parametrize("taken", ["id", "place"])
+async def test_one_whose_id_or_place_is_taken_supersedes_nothing(store: Store, taken: str) -> None:
+    first, other = await failed(store), make_execution()
+    await store.executions.add(other)
+    second = following(first, id=other.id) if taken == "id" else following(first, ordinal=1)
+
+    with pytest.raises(Conflict, match=second.id):
+        await store.executions.add_after(second, first)
+
+    assert await of_invocation(store, first.invocation_id) == (first,)
+    assert await store.executions.get(other.id) == other
 
 
 async def test_of_many_that_go_on_with_one_invocation_exactly_one_does(store: Store) -> None:
-    first, invocation = await failed(store)
-    others = [make_execution(invocation_id=invocation.id) for _ in range(30)]
+    first = await failed(store)
+    others = [following(first) for _ in range(30)]
 
     answers = await asyncio.gather(
-        *(store.executions.add_to(execution, invocation) for execution in others),
+        *(store.executions.add_after(execution, first) for execution in others),
         return_exceptions=True,
     )
 
     assert answers.count(None) == 1
     assert sum(isinstance(answer, Conflict) for answer in answers) == 29
     winner = others[answers.index(None)]
-    stored = (await store.executions.page(invocation_id=invocation.id)).items
-    assert {execution.id for execution in stored} == {first.id, winner.id}
-    got = await store.invocations.get(invocation.id)
-    assert got is not None
-    assert (got.execution_id, got.version) == (winner.id, invocation.version + 1)
+    assert await of_invocation(store, first.invocation_id) == (winner, superseded(first))
 
 
 async def test_an_end_and_another_execution_at_once_leave_what_one_order_would(
     store: Store,
 ) -> None:
     for _ in range(10):
-        first, invocation = invoked()
-        await store.executions.add(first, invocation)
-        second = make_execution(invocation_id=invocation.id)
+        first = invoked()
+        await store.executions.add(first)
+        second = following(first)
 
         end, gone_on = await asyncio.gather(
-            store.executions.save(ended(first, ExecutionStatus.FAILED)),
-            store.executions.add_to(second, invocation),
+            store.executions.save(ended(first)),
+            store.executions.add_after(second, first),
             return_exceptions=True,
         )
 
-        assert not isinstance(end, BaseException)
-        got = await store.invocations.get(invocation.id)
-        assert got is not None
+        stored = await of_invocation(store, first.invocation_id)
         if gone_on is None:
-            assert (got.execution_id, got.status) == (second.id, InvocationStatus.ACCEPTED)
+            assert isinstance(end, Conflict)
+            assert stored == (second, superseded(first))
         else:
             assert isinstance(gone_on, Conflict)
-            assert (got.execution_id, got.status) == (first.id, InvocationStatus.FAILED)
-            assert await store.executions.get(second.id) is None
+            assert stored == (end,)
+
+
+async def test_the_latest_are_those_that_no_other_came_after(store: Store) -> None:
+    alone = [await failed(store) for _ in range(3)]
+    first = await failed(store)
+    second = following(first, created_at=NOW + timedelta(seconds=1))
+    await store.executions.add_after(second, first)
+    await store.executions.add(make_execution())
+
+    page = await store.executions.latest()
+
+    assert page.next_cursor is None
+    assert [execution.id for execution in page.items] == [
+        second.id,
+        *sorted((execution.id for execution in alone), reverse=True),
+    ]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from atoll import ids
 from atoll.errors import InvalidRequest
 from atoll.model.execution import ExecutionStatus
-from atoll.model.invocation import InvocationStatus
 from atoll.model.session import SessionStatus
 
 from . import store_entities as make
@@ -170,11 +169,17 @@ async def test_executions_are_filtered_by_session_and_status(store: Store) -> No
 
 async def test_executions_are_filtered_by_invocation_too(store: Store) -> None:
     executions = [
-        make_execution(status=status, session_id=session, invocation_id=invocation)
-        for status in ExecutionStatus
-        for session in ("sess_1", "sess_2")
-        for invocation in ("inv_1", "inv_2", None)
-        for _ in range(2)
+        make_execution(
+            status=status, session_id=session, invocation_id=invocation, ordinal=2 * number + more
+        )
+        for number, status in enumerate(ExecutionStatus)
+        for session, invocation in (
+            ("sess_1", "inv_1"),
+            ("sess_2", "inv_2"),
+            ("sess_1", None),
+            ("sess_2", None),
+        )
+        for more in range(2)
     ]
     for execution in executions:
         await store.executions.add(execution)
@@ -189,35 +194,51 @@ async def test_executions_are_filtered_by_invocation_too(store: Store) -> None:
         status=ExecutionStatus.FAILED,
     )
 
-    assert of_one == newest_first([e for e in executions if e.invocation_id == "inv_1"])
-    assert both == [e for e in of_one if e.session_id == "sess_1"]
+    assert of_one == [e for e in executions if e.invocation_id == "inv_1"][::-1]
+    assert both == of_one
     assert all_three == [e for e in both if e.status == ExecutionStatus.FAILED]
     assert await walk(store.executions.page, 3, invocation_id="inv_3") == []
+    assert await walk(store.executions.page, 3, invocation_id="inv_1", session_id="sess_2") == []
 
 
-async def test_invocations_are_filtered_by_session_and_status(store: Store) -> None:
-    invocations = []
-    for number, status in enumerate(InvocationStatus):
-        for session in ("sess_1", "sess_2"):
-            for _ in range(3):
-                execution, invocation = invoked(session_id=session)
-                created_at = NOW + timedelta(microseconds=number % 2)
-                invocation = replace(invocation, status=status, created_at=created_at)
-                invocations.append(invocation)
-                await store.executions.add(execution, invocation)
+@shared
+@given(
+    made=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(ExecutionStatus), st.booleans()), max_size=15
+    ),
+    statuses=st.lists(st.sampled_from(ExecutionStatus), unique=True),
+    limit=st.integers(1, 4),
+)
+async def test_the_latest_of_some_statuses_are_one_list_newest_first(
+    store: Store,
+    made: list[tuple[int, ExecutionStatus, bool]],
+    statuses: list[ExecutionStatus],
+    limit: int,
+) -> None:
+    session_id = ids.session_id()
+    executions = [
+        replace(
+            invoked(session_id=session_id, created_at=NOW + timedelta(microseconds=moment)),
+            status=status,
+            superseded=superseded,
+        )
+        for moment, status, superseded in made
+    ]
+    for execution in executions:
+        await store.executions.add(execution)
+    where: dict[str, Any] = {"session_id": session_id, "statuses": statuses}
 
-    everything = await walk(store.invocations.page, 4)
-    of_one = await walk(store.invocations.page, 4, session_id="sess_1")
-    failed = await walk(store.invocations.page, 4, status=InvocationStatus.FAILED)
-    both = await walk(
-        store.invocations.page, 2, session_id="sess_1", status=InvocationStatus.FAILED
+    got: list[Any] = []
+    page = await store.executions.latest(limit=limit, **where)
+    got += page.items
+    while page.next_cursor is not None:
+        page = await store.executions.latest(limit=limit, cursor=page.next_cursor, **where)
+        assert len(page.items) <= limit
+        got += page.items
+
+    assert got == newest_first(
+        [e for e in executions if not e.superseded and (not statuses or e.status in statuses)]
     )
-
-    assert everything == newest_first(invocations)
-    assert of_one == [i for i in everything if i.session_id == "sess_1"]
-    assert failed == [i for i in everything if i.status == InvocationStatus.FAILED]
-    assert both == [i for i in of_one if i.status == InvocationStatus.FAILED]
-    assert await walk(store.invocations.page, 4, session_id="sess_3") == []
 
 
 def cursor_of(value: object) -> str:
@@ -238,7 +259,7 @@ async def test_a_cursor_that_this_store_did_not_make_is_refused(store: Store, cu
     for page in (
         store.sessions.page,
         store.executions.page,
-        store.invocations.page,
+        store.executions.latest,
         store.templates.page,
     ):
         with pytest.raises(InvalidRequest) as caught:

@@ -62,6 +62,9 @@ async def test_a_saved_execution_comes_back_equal_but_for_its_request(
         session_id=execution.session_id,
         request=execution.request,
         invocation_id=execution.invocation_id,
+        ordinal=execution.ordinal,
+        superseded=execution.superseded,
+        invoked_at=execution.invoked_at,
         created_at=execution.created_at,
         version=execution.version,
     )

@@ -12,7 +12,6 @@ import pytest
 
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.execution import Artifact, Attempt, Execution, ExecutionStatus, Request
-from atoll.model.invocation import InvocationStatus
 from atoll.model.session import Cause, Session, SessionStatus
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores import recall as module
@@ -22,6 +21,8 @@ from tests.clock import MovedClock
 from tests.contract.stores.store_entities import (
     NOW,
     completed,
+    ended,
+    following,
     invoked,
     make_execution,
     make_session,
@@ -260,23 +261,21 @@ async def test_what_was_added_read_or_saved_last_is_remembered(tmp_path: Path) -
         assert ended.status is ExecutionStatus.COMPLETED
 
 
-async def test_invocations_go_through_to_the_store(tmp_path: Path) -> None:
+async def test_an_execution_that_was_superseded_is_remembered_so(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, other):
-        first, invocation = invoked()
-        await store.executions.add(first, invocation)
-        assert await other.invocations.get(invocation.id) == invocation
-        await store.executions.save(replace(completed(first), status=ExecutionStatus.CRASHED))
-        failed = await store.invocations.get(invocation.id)
-        assert failed is not None
-        second = make_execution(invocation_id=invocation.id)
-        await store.executions.add_to(second, failed)
+        first = invoked()
+        await store.executions.add(first)
+        failed = await store.executions.save(ended(first))
+        second = following(failed)
+        await store.executions.add_after(second, failed)
 
-        again = await other.invocations.get(invocation.id)
-        assert again is not None
-        assert (again.execution_id, again.status) == (second.id, InvocationStatus.ACCEPTED)
-        assert (await store.invocations.page(status=InvocationStatus.ACCEPTED)).items == (again,)
-        assert len((await store.executions.page(invocation_id=invocation.id)).items) == 2
-        assert store.recent_executions.recall(second.id) is not None
+        page = await store.executions.page(invocation_id=first.invocation_id)
+        assert page == await other.executions.page(invocation_id=first.invocation_id)
+        assert (await store.executions.latest()).items == (second,)
+        for execution in page.items:
+            remembered = store.recent_executions.recall(execution.id)
+            assert remembered is not None
+            assert remembered.entity == execution
 
 
 async def test_what_could_not_be_written_or_found_is_not_remembered(tmp_path: Path) -> None:
@@ -295,6 +294,11 @@ async def test_what_could_not_be_written_or_found_is_not_remembered(tmp_path: Pa
         assert store.recent_executions.recall(execution.id) is None
 
 
+async def _refused(call: Awaitable[object]) -> None:
+    with pytest.raises(Conflict):
+        await call
+
+
 CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
     ("ping", lambda store: store.ping()),
     ("session", lambda store: store.sessions.get("sess_x")),
@@ -305,12 +309,11 @@ CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
     ("count", lambda store: store.sessions.count(SessionStatus.RUNNING)),
     ("execution", lambda store: store.executions.get("exec_x")),
     ("new execution", lambda store: store.executions.add(make_execution())),
-    ("new invocation", lambda store: store.executions.add(*invoked())),
+    ("next execution", lambda store: _refused(store.executions.add_after(invoked(), invoked()))),
     ("executions", lambda store: store.executions.page(invocation_id="inv_x")),
     ("unfinished executions", lambda store: store.executions.unfinished(limit=1)),
     ("holders", lambda store: store.executions.holders()),
-    ("invocation", lambda store: store.invocations.get("inv_x")),
-    ("invocations", lambda store: store.invocations.page()),
+    ("latest executions", lambda store: store.executions.latest()),
 ]
 
 

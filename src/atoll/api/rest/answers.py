@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from atoll.model.execution import RESULT_STATUS
-from atoll.model.invocation import Mode
+from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.service.bulk import shortened
 from atoll.service.displays import shaped

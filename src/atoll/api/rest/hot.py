@@ -18,7 +18,6 @@ from atoll.api.rest.context import encode_json
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError
-from atoll.model.invocation import Mode
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,7 +40,6 @@ async def execute(
         session_id,
         body.request(found.settings.execution.timeout.total_seconds()),
         execution_id=body.execution_id or seeded,
-        mode=Mode.SYNC if body.wait else Mode.ASYNC,
     )
     if body.wait:
         execution = await found.executions.await_end(running, body.wait)

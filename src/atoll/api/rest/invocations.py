@@ -13,7 +13,8 @@ from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import Cancel, Invoke
 from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
-from atoll.model.invocation import InvocationStatus, Mode
+from atoll.model.execution import Mode
+from atoll.model.invocation import InvocationStatus
 from atoll.service.story import Event
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ async def invoke(request: Request, body: Invoke) -> Response:
     running = await found.invocations.submit(
         body.session_id,
         body.request(timeout.total_seconds()),
-        mode=body.mode,
-        metadata=body.metadata,
         invocation_id=body.invocation_id,
         execution_id=body.execution_id or _seeded(request, body),
     )
@@ -77,8 +76,7 @@ def _seeded(request: Request, body: Invoke) -> str | None:
 
 async def _answer(found: Services, running: Running) -> Answer:
     execution = running.execution
-    assert execution.invocation_id is not None
-    invocation = await found.invocations.get(execution.invocation_id)
+    invocation = await found.invocations.of(execution)
     return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
 
 
@@ -106,7 +104,10 @@ async def list_invocations(
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Answer:
-    """Invocations, newest first, without results. One that runs is listed as `accepted`."""
+    """
+    Invocations, newest first by their latest execution, without results. One that runs is listed
+    as `accepted`. A page may hold fewer than asked for and not be the last: `next_cursor` tells.
+    """
     found = services(request)
     if session_id is not None:
         await found.sessions.get(session_id)

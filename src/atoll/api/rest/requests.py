@@ -15,8 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from atoll.model.execution import Language, Request
-from atoll.model.invocation import Mode
+from atoll.model.execution import Language, Mode, Request
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.template import REQUIREMENTS
 
@@ -39,6 +38,10 @@ MAX_STDIN = 1024 * 1024
 """Bytes of stdin that an executor takes at once."""
 MAX_MESSAGE = 64 * 1024
 """The same of a message."""
+
+
+MAX_METADATA = 8 * 1024
+"""Bytes of an invocation's metadata as JSON: they stay in its row."""
 
 
 class Wire(BaseModel):
@@ -142,6 +145,7 @@ class Execute(Work):
             cwd=self.cwd,
             timeout=self.timeout or timeout,
             context_id=self.context_id,
+            mode=Mode.SYNC if self.wait else Mode.ASYNC,
         )
 
 
@@ -189,7 +193,7 @@ class Invoke(Work):
             Annotated[str, StringConstraints(min_length=1, max_length=128)],
             Annotated[str, StringConstraints(max_length=4096)],
         ],
-        Field(max_length=64),
+        Field(max_length=64, description=f"At most {MAX_METADATA} bytes of JSON in all."),
     ] = {}
     wait_ms: int | None = Field(
         None,
@@ -207,6 +211,13 @@ class Invoke(Work):
     @classmethod
     def _is_json(cls, value: Any) -> Any:
         return _as_json(value)
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_short(cls, metadata: dict[str, str]) -> dict[str, str]:
+        if metadata and len(json.dumps(metadata)) > MAX_METADATA:
+            raise ValueError(f"at most {MAX_METADATA} bytes of JSON in all")
+        return metadata
 
     @field_validator("input_base64")
     @classmethod
@@ -292,6 +303,8 @@ class Invoke(Work):
             content_type=content_type,
             context_id=self.context_id,
             terminal=None if terminal is None else (terminal.rows, terminal.cols),
+            mode=self.mode,
+            metadata=self.metadata,
         )
 
 

@@ -1,13 +1,18 @@
 """
-Executions. Two writes for every request, so no statement is built at call time.
+Executions. Two writes for every request, each one statement that is not built at call time.
 
-Each write is one statement, and one more where it writes the invocation too. All may be repeated:
-the execution's row tells whether the transaction was committed.
+An invocation is its executions, and only they are written. What holds them together is a unique
+index over invocation and ordinal: of two that race to be the first, or the next, of an invocation
+the database refuses one, whatever either has read. A second table would cost two more writes for
+every request, a check before the insert does not hold on all databases, and ids that are derived
+from the invocation's settle nothing between two that name ids of their own.
+
+All writes may be repeated: the execution's row tells whether the transaction was committed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from atoll.model.execution import (
@@ -16,11 +21,12 @@ from atoll.model.execution import (
     Execution,
     ExecutionStatus,
     Language,
+    Mode,
     Outcome,
     Request,
 )
+from atoll.model.page import Page
 from atoll.model.session import Cause
-from atoll.stores.sql.invocations import adding, ending, going_on
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -29,6 +35,7 @@ from atoll.stores.sql.rows import (
     encode,
     insert,
     insert_again,
+    inserted,
     micros,
     moment,
     optional_micros,
@@ -36,19 +43,19 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
-    from atoll.model.invocation import Invocation
-    from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Operation, Row
+    from collections.abc import Callable, Mapping, Sequence
+
+    from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
     INSERT INTO executions (
         id, session_id, status, created_at, instance_id, started_at, completed_at, retry_count,
         version, request, outcome, return_json, stdout, stderr, holder, kept, invocation_id,
-        attempts, results_json
+        ordinal, superseded, invoked_at, attempts, results_json
     ) VALUES (
         :id, :session_id, :status, :created_at, :instance_id, :started_at, :completed_at,
         :retry_count, :version, :request, :outcome, :return_json, :stdout, :stderr, :holder, :kept,
-        :invocation_id, :attempts, :results_json
+        :invocation_id, :ordinal, :superseded, :invoked_at, :attempts, :results_json
     )
 """
 _GET = "SELECT * FROM executions WHERE id = :id"
@@ -60,6 +67,10 @@ _SAVE = """
         kept = :kept, attempts = :attempts, results_json = :results_json, version = :version + 1
     WHERE id = :id AND version = :version
 """
+_SUPERSEDE = """
+    UPDATE executions SET superseded = 1, version = :version + 1
+    WHERE id = :id AND version = :version
+"""
 _UNFINISHED = """
     SELECT * FROM executions
     WHERE status IN ('pending', 'running') AND id > :after ORDER BY id LIMIT :limit
@@ -69,6 +80,22 @@ _HELD = """
     WHERE status IN ('pending', 'running') AND holder = :holder AND id > :after
     ORDER BY id LIMIT :limit
 """
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "language": Language,
+    "command": tuple,
+    "args": tuple,
+    "terminal": tuple,
+    "mode": Mode,
+}
+"""Of the fields of a request that JSON has no kind for."""
+_BYTES = ("stdout", "stderr", "return_json", "results_json")
+_REQUEST = {field.name: getattr(Request(), field.name) for field in fields(Request)}
+_OUTCOME: dict[str, Any] = {
+    field.name: getattr(Outcome(ExecutionStatus.COMPLETED, None, 0), field.name)
+    for field in fields(Outcome)
+    if field.name not in (*_BYTES, "artifacts")
+} | {"status": None, "cause": "", "exit_code": ""}
+"""What is usual of each field; the last are always told."""
 _HOLDERS = "SELECT DISTINCT holder FROM executions WHERE status IN ('pending', 'running')"
 
 
@@ -76,23 +103,24 @@ class SqlExecutions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, execution: Execution, invocation: Invocation | None = None) -> None:
-        await self._add(execution, None if invocation is None else adding(invocation))
-
-    async def add_to(self, execution: Execution, invocation: Invocation) -> None:
-        await self._add(execution, going_on(invocation, execution))
-
-    async def _add(self, execution: Execution, and_then: Operation[None] | None) -> None:
+    async def add(self, execution: Execution) -> None:
         row = row_of(execution)
+        await self._engine.write(
+            lambda connection: insert(connection, _ADD, row, "Execution"),
+            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
+        )
+
+    async def add_after(self, execution: Execution, previous: Execution) -> None:
+        row, before = row_of(execution), {"id": previous.id, "version": previous.version}
 
         def write(connection: Connection) -> None:
+            # First, so that those who race wait here for each other and cannot block crosswise.
+            compare_and_set(connection, _SUPERSEDE, before, "Execution")
             insert(connection, _ADD, row, "Execution")
-            if and_then is not None:
-                and_then(connection)
 
         def again(connection: Connection) -> None:
-            if insert_again(connection, _ADD, _GET, row, "Execution") and and_then is not None:
-                and_then(connection)
+            if not inserted(connection, _GET, row, "Execution"):
+                write(connection)
 
         await self._engine.write(write, again=again)
 
@@ -104,21 +132,13 @@ class SqlExecutions:
         return await self._engine.read(read)
 
     async def save(self, execution: Execution) -> Execution:
-        row, and_then = _progress(execution), ending(execution)
-
-        def write(connection: Connection) -> None:
-            compare_and_set(connection, _SAVE, row, "Execution")
-            if and_then is not None:
-                and_then(connection)
-
-        def again(connection: Connection) -> None:
-            if (
-                compare_and_set_again(connection, _SAVE, _GET, row, "Execution")
-                and and_then is not None
-            ):
-                and_then(connection)
-
-        await self._engine.write(write, again=again)
+        row = _progress(execution)
+        await self._engine.write(
+            lambda connection: compare_and_set(connection, _SAVE, row, "Execution"),
+            again=lambda connection: compare_and_set_again(
+                connection, _SAVE, _GET, row, "Execution"
+            ),
+        )
         return replace(execution, version=execution.version + 1)
 
     async def page(
@@ -145,6 +165,27 @@ class SqlExecutions:
             )
         )
 
+    async def latest(
+        self,
+        *,
+        session_id: str | None = None,
+        statuses: Sequence[ExecutionStatus] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[Execution]:
+        page = await self._engine.read(
+            page_of(
+                "executions",
+                where={"session_id": session_id},
+                statuses=statuses,
+                cursor=cursor,
+                limit=limit,
+                entity=_latest,
+                rows_at_once=self._engine.rows_at_once,
+            )
+        )
+        return Page(tuple(item for item in page.items if item is not None), page.next_cursor)
+
     async def unfinished(
         self, *, limit: int, after: str = "", holder: str | None = None
     ) -> list[Execution]:
@@ -169,8 +210,11 @@ def row_of(execution: Execution) -> dict[str, Any]:
         **_progress(execution),
         "session_id": execution.session_id,
         "created_at": micros(execution.created_at),
-        "request": _encode_request(execution.request),
+        "request": encode(_told(execution.request, _REQUEST)),
         "invocation_id": execution.invocation_id,
+        "ordinal": execution.ordinal,
+        "superseded": int(execution.superseded),
+        "invoked_at": optional_micros(execution.invoked_at),
     }
 
 
@@ -185,68 +229,45 @@ def _progress(execution: Execution) -> dict[str, Any]:
         "started_at": optional_micros(execution.started_at),
         "completed_at": optional_micros(execution.completed_at),
         "retry_count": execution.retry_count,
-        "outcome": None if outcome is None else _encode_outcome(outcome),
+        "outcome": None if outcome is None else _encode_outcome(outcome, execution.attempts),
         "return_json": None if outcome is None else outcome.return_json,
         "stdout": None if outcome is None else outcome.stdout,
         "stderr": None if outcome is None else outcome.stderr,
         "holder": execution.holder,
         "kept": encode(execution.kept) if execution.kept else None,
-        "attempts": _encode_attempts(execution.attempts) if execution.attempts else None,
+        "attempts": encode(_attempts_out(execution.attempts))
+        if outcome is None and execution.attempts
+        else None,
         "results_json": None if outcome is None else outcome.results_json,
     }
 
 
-def _encode_request(request: Request) -> str:
-    fields: dict[str, Any] = {
-        "code": request.code,
-        "language": request.language,
-        "command": request.command,
-        "event": request.event,
-        "stdin": request.stdin,
-        "args": request.args,
-        "env": request.env,
-        "cwd": request.cwd,
-        "timeout": request.timeout,
+def _told(value: Request | Outcome, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not as usual: the shorter a row, the fewer pages a commit writes."""
+    return {
+        name: given for name, default in usual.items() if (given := getattr(value, name)) != default
     }
-    # Most requests have none of these.
-    for name in ("function_name", "body", "content_type", "context_id", "terminal"):
-        value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    if request.stdin_open:
-        fields["stdin_open"] = True
-    return encode(fields)
 
 
-def _encode_attempts(attempts: tuple[Attempt, ...]) -> str:
-    return encode(
-        [
-            {
-                "started_at": micros(attempt.started_at),
-                "ended_at": micros(attempt.ended_at),
-                "node_id": attempt.node_id,
-                "instance_id": attempt.instance_id,
-                "cause": attempt.cause,
-                "message": attempt.message,
-            }
-            for attempt in attempts
-        ]
-    )
+def _attempts_out(attempts: tuple[Attempt, ...]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            micros(attempt.started_at),
+            micros(attempt.ended_at),
+            attempt.node_id,
+            attempt.instance_id,
+            attempt.cause,
+            attempt.message,
+        )
+        for attempt in attempts
+    ]
 
 
-def _encode_outcome(outcome: Outcome) -> str:
-    """All but the bytes, which have columns."""
-    fields: dict[str, Any] = {
-        "status": outcome.status,
-        "cause": outcome.cause,
-        "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "error": outcome.error,
-        "stdout_size": outcome.stdout_size,
-        "stderr_size": outcome.stderr_size,
-        "execution_time": outcome.execution_time,
-        "metrics": outcome.metrics,
-        "artifacts": [
+def _encode_outcome(outcome: Outcome, attempts: tuple[Attempt, ...]) -> str:
+    """All but the bytes, which have columns; with the attempts, which are encoded once so."""
+    fields = _told(outcome, _OUTCOME)
+    if outcome.artifacts:
+        fields["artifacts"] = [
             {
                 "path": artifact.path,
                 "size": artifact.size,
@@ -256,15 +277,26 @@ def _encode_outcome(outcome: Outcome) -> str:
                 "type": artifact.type,
             }
             for artifact in outcome.artifacts
-        ],
-        "artifacts_truncated": outcome.artifacts_truncated,
-    }
-    if outcome.log is not None:
-        fields["log"] = outcome.log
+        ]
+    if attempts:
+        fields["attempts"] = _attempts_out(attempts)
     return encode(fields)
 
 
+def _latest(row: Row) -> Execution | None:
+    """None when it is not the latest of an invocation."""
+    if row["superseded"] or row["invocation_id"] is None:
+        return None
+    return _execution(row)
+
+
 def _execution(row: Row) -> Execution:
+    outcome = None
+    attempts = () if row["attempts"] is None else _attempts(decode(row["attempts"]))
+    if row["outcome"] is not None:
+        fields = decode(row["outcome"])
+        attempts = _attempts(fields.pop("attempts", ()))
+        outcome = _outcome(row, fields)
     return Execution(
         id=row["id"],
         session_id=row["session_id"],
@@ -276,8 +308,11 @@ def _execution(row: Row) -> Execution:
         completed_at=optional_moment(row["completed_at"]),
         retry_count=row["retry_count"],
         invocation_id=row["invocation_id"],
-        attempts=() if row["attempts"] is None else _decode_attempts(row["attempts"]),
-        outcome=None if row["outcome"] is None else _decode_outcome(row),
+        ordinal=row["ordinal"],
+        superseded=bool(row["superseded"]),
+        invoked_at=optional_moment(row["invoked_at"]),
+        attempts=attempts,
+        outcome=outcome,
         holder=row["holder"],
         kept={} if row["kept"] is None else decode(row["kept"]),
         version=row["version"],
@@ -286,38 +321,33 @@ def _execution(row: Row) -> Execution:
 
 def _decode_request(text: str) -> Request:
     fields = decode(text)
-    if fields["language"] is not None:
-        fields["language"] = Language(fields["language"])
-    if fields["command"] is not None:
-        fields["command"] = tuple(fields["command"])
-    fields["args"] = tuple(fields["args"])
-    if "terminal" in fields:
-        fields["terminal"] = tuple(fields["terminal"])
+    for name, kind in _KINDS.items():
+        if fields.get(name) is not None:
+            fields[name] = kind(fields[name])
     return Request(**fields)
 
 
-def _decode_attempts(text: str) -> tuple[Attempt, ...]:
+def _attempts(several: Sequence[Sequence[Any]]) -> tuple[Attempt, ...]:
     return tuple(
         Attempt(
-            started_at=moment(fields["started_at"]),
-            ended_at=moment(fields["ended_at"]),
-            node_id=fields["node_id"],
-            instance_id=fields["instance_id"],
-            cause=None if fields["cause"] is None else Cause(fields["cause"]),
-            message=fields["message"],
+            started_at=moment(started_at),
+            ended_at=moment(ended_at),
+            node_id=node_id,
+            instance_id=instance_id,
+            cause=None if cause is None else Cause(cause),
+            message=message,
         )
-        for fields in decode(text)
+        for started_at, ended_at, node_id, instance_id, cause, message in several
     )
 
 
-def _decode_outcome(row: Row) -> Outcome:
-    fields = decode(row["outcome"])
+def _outcome(row: Row, fields: dict[str, Any]) -> Outcome:
     fields["status"] = ExecutionStatus(fields["status"])
     if fields["cause"] is not None:
         fields["cause"] = Cause(fields["cause"])
     fields["artifacts"] = tuple(
         Artifact(**(artifact | {"created_at": moment(artifact["created_at"])}))
-        for artifact in fields["artifacts"]
+        for artifact in fields.get("artifacts", ())
     )
     if "log" in fields:
         fields["log"] = tuple(map(tuple, fields["log"]))

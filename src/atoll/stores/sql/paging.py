@@ -8,6 +8,7 @@ that come and go do not move it, and the index leads straight to where the next 
 from __future__ import annotations
 
 import base64
+import heapq
 import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +17,7 @@ from atoll.errors import InvalidRequest
 from atoll.model.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from atoll.stores.sql.engine import Connection, Operation, Row
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
 
-INDEXES_OF_TWO = {"executions_session_status", "invocations_session_status"}
+INDEXES_OF_TWO = {"executions_session_status"}
 
 
 def page_of(
@@ -36,23 +37,32 @@ def page_of(
     limit: int,
     entity: Callable[[Row], T],
     rows_at_once: int | None = None,
+    statuses: Sequence[str] = (),
 ) -> Operation[Page[T]]:
     """
-    Reads one page of the rows whose columns have the values in `where`; None allows any. Where rows
-    do not come one by one, they are asked for by `rows_at_once`.
+    Reads one page of the rows whose columns have the values in `where`; None allows any. With
+    `statuses`, those that have one of these as well. Where rows do not come one by one, they are
+    asked for by `rows_at_once`.
     """
     if limit < 1:
         raise InvalidRequest(f"limit: {limit} is not a number of items; it is 1 or more.")
     values: dict[str, object] = {
         name: str(value) for name, value in where.items() if value is not None
     }
+    order = _order(tuple(values))
+    # Several lists, each of which an index leads into: one of all would have to be sorted.
+    lists = [{**values, "status": str(status)} for status in statuses] or [values]
     start = None if cursor is None else read_cursor(cursor)
 
     def read(connection: Connection) -> Page[T]:
         rows: list[Row] = []
         size, more = 0, False
         # One more than asked for tells whether there is a next page.
-        for row in _rows(connection, table, values, start, limit + 1, rows_at_once):
+        for row in heapq.merge(
+            *(_rows(connection, table, one, start, limit + 1, rows_at_once) for one in lists),
+            key=lambda row: (row[order], row["id"]),
+            reverse=True,
+        ):
             size += sum(len(value) for value in row if isinstance(value, (str, bytes)))
             more = len(rows) == limit or (size > PAGE_BYTES and bool(rows))
             if more:
@@ -60,7 +70,7 @@ def page_of(
             rows.append(row)
         return Page(
             tuple(entity(row) for row in rows),
-            make_cursor(rows[-1]["created_at"], rows[-1]["id"]) if more else None,
+            make_cursor(rows[-1][order], rows[-1]["id"]) if more else None,
         )
 
     return read
@@ -75,6 +85,7 @@ def _rows(
     at_once: int | None,
 ) -> Iterator[Row]:
     """At most `limit` rows beyond `start`, fetched as they are asked for."""
+    order = _order(tuple(where))
     while limit > 0:
         ask = min(limit, at_once or limit)
         values = {**where, "limit": ask}
@@ -86,8 +97,16 @@ def _rows(
             yield row
         if row is None or got < ask:
             return
-        start = row["created_at"], row["id"]
+        start = row[order], row["id"]
         limit -= got
+
+
+def _order(columns: tuple[str, ...]) -> str:
+    """
+    What a list is in the order of. The executions of an invocation are numbered; the clocks of
+    the replicas that made them may differ.
+    """
+    return "ordinal" if "invocation_id" in columns else "created_at"
 
 
 @lru_cache
@@ -101,7 +120,10 @@ def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
     # Such that SQLite does not prefer an index of two of them to that of the first, which leads to
     # fewer rows.
     conditions += [f"coalesce({name}, '') = :{name}" for name in columns[2:]]
-    if continued:
+    order = _order(columns)
+    if continued and order == "ordinal":
+        conditions.append("ordinal < :after_time")
+    elif continued:
         # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.
         conditions.append("created_at <= :after_time")
         conditions.append("(created_at < :after_time OR id < :after_id)")
@@ -110,7 +132,8 @@ def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
         # of all pages before this one.
         f"SELECT * FROM {table} /*! FORCE INDEX ({index}) */ "  # noqa: S608
         + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
-        + "ORDER BY created_at DESC, id DESC LIMIT :limit"
+        + f"ORDER BY {'ordinal DESC' if order == 'ordinal' else 'created_at DESC, id DESC'} "
+        + "LIMIT :limit"
     )
 
 

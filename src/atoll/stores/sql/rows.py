@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
 from atoll.stores.sql.engine import Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from atoll.stores.sql.engine import Connection, Row
 
@@ -23,7 +24,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
 
-encode = json.JSONEncoder(separators=(",", ":")).encode
+
+def _encoder() -> Callable[[Any], str]:
+    """As `JSONEncoder.encode`, which spends most of its time on making an encoder at every call."""
+    plain = json.JSONEncoder(separators=(",", ":"))
+    if c_make_encoder is None:
+        return plain.encode
+    separators, sort, skip, nan = (":", ","), False, False, True
+    pieces = c_make_encoder(
+        None, plain.default, encode_basestring_ascii, None, *separators, sort, skip, nan
+    )
+    return lambda value: "".join(pieces(value, 0))
+
+
+encode = _encoder()
 decode = json.JSONDecoder().decode
 
 
@@ -62,18 +76,20 @@ def insert(connection: Connection, statement: str, row: Mapping[str, object], wh
 
 def insert_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, object], what: str
-) -> bool:
-    """
-    Insert what an attempt may have inserted that was cut off; `get` reads the row. Whether it had
-    not, so that what belongs to it has to be done too.
-    """
+) -> None:
+    """Insert what an attempt may have inserted that was cut off; `get` reads the row."""
+    if not inserted(connection, get, row, what):
+        insert(connection, statement, row, what)
+
+
+def inserted(connection: Connection, get: str, row: Mapping[str, object], what: str) -> bool:
+    """Whether such an attempt has; `Conflict` when another row has the id."""
     found = connection.execute(get, row).fetchone()
     if found is None:
-        insert(connection, statement, row, what)
-        return True
+        return False
     if not _holds(found, row):
         raise _exists(row, what)
-    return False
+    return True
 
 
 def compare_and_set(
@@ -86,17 +102,13 @@ def compare_and_set(
 
 def compare_and_set_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, Any], what: str
-) -> bool:
-    """
-    The same where an attempt was cut off: what it would have left is as good. Whether it had left
-    nothing.
-    """
+) -> None:
+    """The same where an attempt was cut off: what it would have left is as good."""
     if connection.execute(statement, row).rowcount > 0:
-        return True
+        return
     found = connection.execute(get, row).fetchone()
     if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
         raise _moved_on(row, what)
-    return False
 
 
 def _holds(found: Row, row: Mapping[str, object]) -> bool:

@@ -80,6 +80,9 @@ CREATE TABLE executions (
     invocation_id VARCHAR(64),
     attempts TEXT,
     results_json BLOB,
+    ordinal BIGINT DEFAULT 1 NOT NULL,
+    superseded INTEGER DEFAULT 0 NOT NULL,
+    invoked_at BIGINT,
     PRIMARY KEY (id)
 );
 
@@ -91,29 +94,7 @@ CREATE INDEX executions_session ON executions (session_id, created_at, id);
 
 CREATE INDEX executions_session_status ON executions (session_id, status, created_at, id);
 
-CREATE INDEX executions_invocation ON executions (invocation_id, created_at, id);
-
-CREATE TABLE invocations (
-    id VARCHAR(64) NOT NULL,
-    session_id VARCHAR(64) NOT NULL,
-    execution_id VARCHAR(64) NOT NULL,
-    mode VARCHAR(32) NOT NULL,
-    status VARCHAR(32) NOT NULL,
-    created_at BIGINT NOT NULL,
-    completed_at BIGINT,
-    version INTEGER NOT NULL,
-    function_name TEXT,
-    metadata TEXT NOT NULL,
-    PRIMARY KEY (id)
-);
-
-CREATE INDEX invocations_created ON invocations (created_at, id);
-
-CREATE INDEX invocations_status ON invocations (status, created_at, id);
-
-CREATE INDEX invocations_session ON invocations (session_id, created_at, id);
-
-CREATE INDEX invocations_session_status ON invocations (session_id, status, created_at, id);
+CREATE UNIQUE INDEX executions_invocation ON executions (invocation_id, ordinal);
 
 CREATE TABLE instances (
     id VARCHAR(64) NOT NULL,

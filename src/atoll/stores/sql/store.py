@@ -9,7 +9,6 @@ from atoll.errors import Conflict
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
-from atoll.stores.sql.invocations import SqlInvocations
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.requests import SqlKeyedRequests
 from atoll.stores.sql.rows import insert
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from atoll.stores.base import (
         Executions,
         Instances,
-        Invocations,
         KeyedRequests,
         Keys,
         Sessions,
@@ -47,7 +45,6 @@ class SqlStore:
         self._engine = _engine(addresses(urls), urls, sqlite, database)
         self.sessions: Sessions = SqlSessions(self._engine)
         self.executions: Executions = SqlExecutions(self._engine)
-        self.invocations: Invocations = SqlInvocations(self._engine)
         self.instances: Instances = SqlInstances(self._engine)
         self.templates: Templates = SqlTemplates(self._engine)
         self.keys: Keys = SqlKeys(self._engine)

@@ -120,31 +120,16 @@ executions = Table(
     Column("invocation_id", ID),
     Column("attempts", JSON),
     Column("results_json", BYTES),
+    Column("ordinal", BigInteger, nullable=False, server_default=text("1")),
+    Column("superseded", Integer, nullable=False, server_default=text("0")),
+    Column("invoked_at", TIME),
     Index("executions_created", "created_at", "id"),
     Index("executions_status", "status", "created_at", "id"),
     # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
     Index("executions_session", "session_id", "created_at", "id"),
     Index("executions_session_status", "session_id", "status", "created_at", "id"),
-    Index("executions_invocation", "invocation_id", "created_at", "id"),
-)
-
-invocations = Table(
-    "invocations",
-    metadata,
-    Column("id", ID, primary_key=True),
-    Column("session_id", ID, nullable=False),
-    Column("execution_id", ID, nullable=False),
-    Column("mode", WORD, nullable=False),
-    Column("status", WORD, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("completed_at", TIME),
-    Column("version", Integer, nullable=False),
-    Column("function_name", JSON),
-    Column("metadata", JSON, nullable=False),
-    Index("invocations_created", "created_at", "id"),
-    Index("invocations_status", "status", "created_at", "id"),
-    Index("invocations_session", "session_id", "created_at", "id"),
-    Index("invocations_session_status", "session_id", "status", "created_at", "id"),
+    # The order of its executions, and what lets only one be the first.
+    Index("executions_invocation", "invocation_id", "ordinal", unique=True),
 )
 
 instances = Table(

@@ -21,8 +21,6 @@ def words(length: int) -> sa.String:
 
 
 ID = words(64)
-WORD = words(32)
-TIME = sa.BigInteger()
 JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
@@ -34,31 +32,24 @@ def upgrade() -> None:
     steps.add_column("executions", sa.Column("invocation_id", ID))
     steps.add_column("executions", sa.Column("attempts", JSON))
     steps.add_column("executions", sa.Column("results_json", BYTES))
-    steps.create_index("executions_invocation", "executions", ["invocation_id", "created_at", "id"])
-    steps.create_table(
-        "invocations",
-        sa.Column("id", ID, primary_key=True),
-        sa.Column("session_id", ID, nullable=False),
-        sa.Column("execution_id", ID, nullable=False),
-        sa.Column("mode", WORD, nullable=False),
-        sa.Column("status", WORD, nullable=False),
-        sa.Column("created_at", TIME, nullable=False),
-        sa.Column("completed_at", TIME),
-        sa.Column("version", sa.Integer, nullable=False),
-        sa.Column("function_name", JSON),
-        sa.Column("metadata", JSON, nullable=False),
+    steps.add_column(
+        "executions",
+        sa.Column("ordinal", sa.BigInteger, nullable=False, server_default=sa.text("1")),
     )
-    steps.create_index("invocations_created", "invocations", ["created_at", "id"])
-    steps.create_index("invocations_status", "invocations", ["status", "created_at", "id"])
-    steps.create_index("invocations_session", "invocations", ["session_id", "created_at", "id"])
+    steps.add_column(
+        "executions",
+        sa.Column("superseded", sa.Integer, nullable=False, server_default=sa.text("0")),
+    )
+    steps.add_column("executions", sa.Column("invoked_at", sa.BigInteger))
     steps.create_index(
-        "invocations_session_status", "invocations", ["session_id", "status", "created_at", "id"]
+        "executions_invocation", "executions", ["invocation_id", "ordinal"], unique=True
     )
 
 
 def downgrade() -> None:
-    steps.drop_table("invocations")
     steps.drop_index("executions_invocation", "executions")
+    for name in ("invoked_at", "superseded", "ordinal"):
+        steps.drop_column("executions", name)
     steps.drop_column("executions", "results_json")
     steps.drop_column("executions", "attempts")
     steps.drop_column("executions", "invocation_id")
