@@ -99,8 +99,8 @@ class AsyncInvocations:
     async def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[AsyncInvocation]:
-        """Invocations, newest first; pages are fetched as they are needed. One that runs may be
-        listed as `accepted`."""
+        """Invocations, newest first; pages are fetched as they are needed. One that has just begun
+        to run may be listed as `accepted`."""
         query = {"session_id": session_id, "status": status}
         async for item in self._connection.pages("invocations", query):
             yield AsyncInvocation(self._connection, decode(InvocationInfo, item))

@@ -266,8 +266,8 @@ class Invocations:
     def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> Iterator[Invocation]:
-        """Invocations, newest first; pages are fetched as they are needed. One that runs may be
-        listed as `accepted`."""
+        """Invocations, newest first; pages are fetched as they are needed. One that has just begun
+        to run may be listed as `accepted`."""
         for item in self._portal.iterate(self._async.list(session_id=session_id, status=status)):
             yield Invocation(item, self._portal)
 

@@ -186,7 +186,9 @@ class Executions:
         finally:
             queue.coming -= 1
             self._runs.forget(session_id, queue)
-        return self._runs.start(dataclasses.replace(execution, kept=stored.kept), capacity)
+        if stored is not execution:
+            execution = dataclasses.replace(execution, kept=stored.kept)
+        return self._runs.start(execution, capacity)
 
     async def _known(
         self, execution_id: str, session_id: str, invocation_id: str | None

@@ -373,8 +373,13 @@ class Runs:
         backoff = Backoff()
         while True:
             try:
-                stored = await self._store.executions.save(await self._bulk.put_away(execution))
-                execution = dataclasses.replace(execution, version=stored.version, kept=stored.kept)
+                away = await self._bulk.put_away(execution)
+                stored = await self._store.executions.save(away)
+                if away is execution:
+                    execution = stored
+                else:
+                    version, kept = stored.version, stored.kept
+                    execution = dataclasses.replace(execution, version=version, kept=kept)
                 break
             except TemporaryError as error:
                 log.warning("execution.not_stored", execution_id=execution.id, error=error.message)

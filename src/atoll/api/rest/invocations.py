@@ -105,8 +105,9 @@ async def list_invocations(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Answer:
     """
-    Invocations, newest first by their latest execution, without results. One that runs is listed
-    as `accepted`. A page may hold fewer than asked for and not be the last: `next_cursor` tells.
+    Invocations, newest first by their latest execution, without results. One that has just begun
+    to run may be listed as `accepted`. A page may hold fewer than asked for and not be the last:
+    `next_cursor` tells.
     """
     found = services(request)
     if session_id is not None:
