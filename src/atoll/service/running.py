@@ -67,7 +67,7 @@ class Running:
         """Whether it waits for other replicas to be done with its session."""
         self.called_out = False
         """Whether it was called out of that line, by a cancellation of its task."""
-        self._partial = {channel: story.Lines() for channel in story.LINES}
+        self._partial = story.Lines()
         self._size = 0
         self._gone = 0
         """How many items of `log` are before the first output that is kept."""
@@ -113,7 +113,7 @@ class Running:
             self._forget()
         elif channel in story.LINES:
             self.lines += data
-            for said in self._partial[channel].feed(data):
+            for said in self._partial.feed(data):
                 line = story.told_of(channel, said)
                 if line is None:
                     continue
@@ -175,7 +175,7 @@ class Running:
         self.sequence = 0
         self.log, self.value, self.lines = [], bytearray(), bytearray()
         self._gone = 0
-        self._partial = {channel: story.Lines() for channel in story.LINES}
+        self._partial = story.Lines()
         attempt = execution.retry_count
         self._tell(story.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})
 
