@@ -44,6 +44,8 @@ WATCH_SECONDS = 0.002
 MAX_STDIN = 1024 * 1024
 """Bytes that were injected and that nobody has read yet; one more is refused."""
 HEARTBEAT_SECONDS = 5.0
+MAX_LEFT = 256
+"""Outputs of runs that are over, to which what they left running may still write."""
 MAX_ANCESTORS = 1024
 
 
@@ -127,6 +129,7 @@ class Runs:
         self._by_pid: dict[int, Run] = {}
         self._count = 0
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._left: list[Pipe] = []
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
         self.hosts: dict[int, Run | None] = {}
@@ -244,7 +247,7 @@ class Runs:
                 timer.cancel()
         self._close_stdin(run)
         for pipe in run.pipes:
-            self._close_pipe(run, pipe)
+            self._close_pipe(pipe)
         run.pipes = []
         run.watched = False
 
@@ -369,7 +372,7 @@ class Runs:
         except OSError:
             data = b""
         if not data:
-            self._close_pipe(run, pipe)
+            self._close_pipe(pipe)
             return False
         pipe.size += len(data)
         room = len(data) if pipe.limit < 0 else pipe.limit - pipe.kept
@@ -520,6 +523,7 @@ class Runs:
     def _settle(self, run: Run) -> None:
         assert run.result is not None
         self._close(run)
+        run.stop = None
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
             # Before anybody is told: whoever is told may be gone, and this process too. One that
@@ -588,20 +592,36 @@ class Runs:
         for pipe in run.pipes:
             if pipe.fd >= 0:
                 if pipe.channel != frames.VALUE and (self.background or run.stop is not None):
-                    if not run.watched:
-                        self._loop.add(pipe.fd, READ, self._reader(run, pipe))
+                    self._drain(pipe)
                 else:
-                    self._close_pipe(run, pipe)
-        run.watched = run.watched or bool(self.background) or run.stop is not None
+                    self._close_pipe(pipe)
         self._close_stdin(run)
 
-    def abandon(self, run: Run) -> None:
-        """Read no more of what is still written to its output."""
-        for pipe in run.pipes:
-            if pipe.fd >= 0:
-                self._close_pipe(run, pipe)
+    def _drain(self, pipe: Pipe) -> None:
+        """
+        Read what comes, and keep nothing: neither of it, nor of the run. User code can hold such
+        pipes for ever, and as many as there were runs: the oldest goes for one too many.
+        """
 
-    def _close_pipe(self, run: Run, pipe: Pipe) -> None:
+        def ready(mask: int) -> None:
+            try:
+                data = os.read(pipe.fd, PIPE_READ)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._left.remove(pipe)
+                self._close_pipe(pipe)
+
         self._loop.remove(pipe.fd)
-        os.close(pipe.fd)
-        pipe.fd = -1
+        self._loop.add(pipe.fd, READ, ready)
+        self._left.append(pipe)
+        if len(self._left) > MAX_LEFT:
+            self._close_pipe(self._left.pop(0))
+
+    def _close_pipe(self, pipe: Pipe) -> None:
+        if pipe.fd >= 0:
+            self._loop.remove(pipe.fd)
+            os.close(pipe.fd)
+            pipe.fd = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from atoll.drivers import bundle
+from atoll.executor import runs
 from atoll.link.client import ExecutorError, Link, LinkLost
 from atoll.settings import LinkSettings
 
@@ -42,6 +44,12 @@ class Executor:
         """Pids of PID 1 of the namespace, seen from outside."""
         pid = self._process.pid
         return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def supervisor(self) -> tuple[int, int]:
+        """Resident bytes and open descriptors of PID 1."""
+        (pid,) = self.children()
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return resident * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))
 
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self._process.wait, 10)
@@ -131,4 +139,73 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     await link.call("release", zygote=link.hello["zygote"])
     results = await asyncio.wait_for(asyncio.gather(*running), 20)
     assert [result["exit_code"] for result in results] == [0] * 16
+    link.close()
+
+
+KEEPER = """
+import os, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0keeper")
+listener.listen()
+if os.fork() == 0:
+    os.setsid()
+    kept = []
+    while True:
+        peer, _ = listener.accept()
+        kept.append(socket.recv_fds(peer, 1, 2)[1])
+        peer.send(b"k")
+"""
+KEPT = """
+import os, socket
+for fd in (1, 2):
+    left = b"x" * (1 << 20)
+    while left:
+        left = left[os.write(fd, left):]
+peer = socket.socket(socket.AF_UNIX)
+peer.connect("\\0keeper")
+socket.send_fds(peer, [b"k"], [1, 2])
+peer.recv(1)
+"""
+
+
+async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
+    executor: Executor,
+) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    await link.run(job("keeper", KEEPER), Heard())
+    link.acknowledge("keeper")
+
+    async def run(name: str) -> None:
+        assert (await link.run(job(name, KEPT), Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+
+    for number in range(5):
+        await run(f"first-{number}")
+    size, descriptors = executor.supervisor()
+    for number in range(25):
+        await run(f"run-{number}")
+    now, open_now = executor.supervisor()
+    assert open_now > descriptors, "the outputs are not kept open, so this tests nothing"
+    assert now - size < 20 << 20
+    for number in range(runs.MAX_LEFT // 2):
+        await run(f"more-{number}")
+    assert executor.supervisor()[1] < runs.MAX_LEFT + 50
+    link.close()
+
+
+async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    fields = {"language": "python", "cwd": "/", "env": {"ATOLL_NO_IPYTHON": "1"}}
+    await link.call("context_create", id="c", limits={}, watch={}, most=1, **fields)
+    code = "display({'text/plain': 'x' * (7 << 20)}, raw=True)"
+    sizes = []
+    for number in range(6):
+        name = f"run-{number}"
+        request = job(name, code, context="c", results_limit=8 << 20)
+        assert (await link.run(request, Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+        sizes.append(executor.supervisor()[0])
+    assert sizes[-1] - sizes[0] < 20 << 20
     link.close()
