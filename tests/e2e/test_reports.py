@@ -138,9 +138,7 @@ def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
     assert waiting.record()["exit_code"] == 0
 
 
-def test_a_result_with_all_that_is_kept_of_it_is_taken(
-    reporting: Server, waiting: Waiting
-) -> None:
+def test_a_result_with_all_that_is_kept_of_it_is_taken(reporting: Server, waiting: Waiting) -> None:
     told = report(b"x" * (1 << 20))
     shown = b'{"type":"display","data":{"text/plain":"%s"}}\n' % (b"x" * (8 << 20))
     told["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]

@@ -423,7 +423,7 @@ class Contexts:
             if not message:
                 raise ValueError
             self._hear(host, message[:1], message[1:])
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, frames.ProtocolError):
             self._close(host)
             if not host.ended:
                 self._kill(host)
