@@ -121,11 +121,13 @@ class Approvals:
         self, execution_id: str, answer: dict[str, Any], *, approval: str | None, status: str
     ) -> None:
         """Answer; `Conflict` with the execution's status when there is nothing to answer."""
+        asked = None
         if approval is not None:
             asked = await self._coordination.question(execution_id)
             if asked is None or str(asked.get("id")) != approval:
                 raise _nothing_to_answer(execution_id, status)
-        resolution = await self._coordination.resolve(execution_id, answer)
+        # What is asked may have changed since.
+        resolution = await self._coordination.resolve(execution_id, answer, question=asked)
         if resolution == "gone":
             raise _nothing_to_answer(execution_id, status)
         if resolution == "already":
