@@ -200,7 +200,8 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     bad: list[Any] = [
         {}, [], "text", {"result": 1}, {"result": {}, "log": [[1, 1, "not base64!"]]},
         {"result": {}, "log": [[-1, 1, ""]]}, {"result": {}, "log": [[1, 1]]},
-        report(duration="long"), report(duration=1e300), report(duration=-1), report(sizes=[1]), report(artifacts=[{"path": "x"}]),
+        report(duration="long"), report(duration=1e300), report(duration=-1), report(sizes=[1]),
+        report(artifacts=[{"path": "x"}]),
         report(artifacts=[{"path": "x", "size": 1, "modified": 10**40}]),
     ]  # fmt: skip
     for body in bad:
