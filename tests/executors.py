@@ -52,6 +52,12 @@ class Executor:
         pid = self.process.pid
         return [int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
+    def supervisor(self) -> tuple[int, int]:
+        """Resident bytes and open descriptors of PID 1."""
+        (pid,) = self.children()
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return resident * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))
+
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self.process.wait, 10)
 

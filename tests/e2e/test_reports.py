@@ -138,6 +138,18 @@ def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
     assert waiting.record()["exit_code"] == 0
 
 
+def test_a_result_with_all_that_is_kept_of_it_is_taken(reporting: Server, waiting: Waiting) -> None:
+    told = report(b"x" * (1 << 20))
+    shown = b'{"type":"display","data":{"text/plain":"%s"}}\n' % (b"x" * (8 << 20))
+    told["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
+    for start in range(0, len(shown), 65536):
+        piece = base64.b64encode(shown[start : start + 65536]).decode()
+        told["log"].append([4 + start // 65536, 5, piece])
+    path = f"executions/{waiting.id}/result"
+    assert answer(post(reporting, path, waiting.token, told)) == {"stored": True}
+    assert len(waiting.finish()["results"]) == 1
+
+
 def test_status_and_heartbeat_change_nothing(reporting: Server, waiting: Waiting) -> None:
     before = waiting.record()
     execution = f"executions/{waiting.id}"
@@ -188,7 +200,8 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     bad: list[Any] = [
         {}, [], "text", {"result": 1}, {"result": {}, "log": [[1, 1, "not base64!"]]},
         {"result": {}, "log": [[-1, 1, ""]]}, {"result": {}, "log": [[1, 1]]},
-        report(duration="long"), report(sizes=[1]), report(artifacts=[{"path": "x"}]),
+        report(duration="long"), report(duration=1e300), report(duration=-1), report(sizes=[1]),
+        report(artifacts=[{"path": "x"}]),
         report(artifacts=[{"path": "x", "size": 1, "modified": 10**40}]),
     ]  # fmt: skip
     for body in bad:
@@ -196,7 +209,7 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     headers = {"Authorization": f"Bearer {waiting.token}"}
     url = f"{reporting.url}/internal/{path}"
     problem(httpx.post(url, headers=headers, content=b"{nonsense"), 400, "bad_json")
-    large = httpx.post(url, headers=headers, content=bytes(20 * 1024 * 1024))
+    large = httpx.post(url, headers=headers, content=bytes(40 * 1024 * 1024))
     problem(large, 413, "body_too_large")
     problem(httpx.post(f"{reporting.url}/internal/else", headers=headers), 404, "not_found")
     problem(httpx.get(url, headers=headers), 405, "method_not_allowed")

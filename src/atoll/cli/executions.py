@@ -106,7 +106,7 @@ def events(
             content = _content(event)
             if json:
                 line = {"id": event.sequence or None, "event": event.kind, **content}
-                typer.echo(dumps(line, default=output.plain, ensure_ascii=False))
+                output.as_json(line, indent=None)
             else:
                 words = dumps(content, default=output.plain, ensure_ascii=False) if content else ""
                 output.line(f"{event.sequence or '-'} {event.kind} {words}".rstrip())

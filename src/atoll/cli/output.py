@@ -20,8 +20,11 @@ def visible(value: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
-def as_json(value: Any) -> None:
-    typer.echo(json.dumps(value, default=plain, indent=2, ensure_ascii=False))
+def as_json(value: Any, indent: int | None = 2) -> None:
+    text = json.dumps(value, default=plain, indent=indent, ensure_ascii=False)
+    # JSON allows some of what could steer a terminal; outside of strings there is none of it.
+    shown = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    typer.echo("".join(shown))
 
 
 def line(text: str) -> None:

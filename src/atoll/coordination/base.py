@@ -124,11 +124,14 @@ class Coordination(Protocol):
     async def question(self, execution_id: str) -> dict[str, Any] | None:
         """What an execution waits to be told."""
 
-    async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
+    async def resolve(
+        self, execution_id: str, answer: dict[str, Any], *, question: dict[str, Any] | None = None
+    ) -> Resolution:
         """
         Answer: `resolved` when this is the answer that counts, `already` when there was one before,
         `gone` when nobody asks or waits any more. Of two at once, one is `resolved`. A later
-        question of an execution takes the place of an earlier one, whose asker is told None.
+        question of an execution takes the place of an earlier one, whose asker is told None; with
+        `question`, as `question()` told it, the answer counts for that one alone.
         """
 
     # Cancellation

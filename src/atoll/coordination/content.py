@@ -10,7 +10,7 @@ from atoll.errors import TooLarge
 
 
 def packed(content: dict[str, Any]) -> str:
-    return checked(json.dumps(content))
+    return checked(json.dumps(content, separators=(",", ":")))
 
 
 def unpacked(text: str) -> dict[str, Any]:

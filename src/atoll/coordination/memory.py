@@ -299,14 +299,20 @@ class MemoryCoordination:
         pending = self._pending(execution_id)
         return None if pending is None else unpacked(pending.question)
 
-    async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
+    async def resolve(
+        self, execution_id: str, answer: dict[str, Any], *, question: dict[str, Any] | None = None
+    ) -> Resolution:
         text = packed(answer)
         pending = self._pending(execution_id)
         if pending is not None:
+            if question is not None and pending.question != packed(question):
+                return "gone"
             pending.settle(text)
             return "resolved"
         approval = self._state.approvals.get(execution_id)
         if approval is None or approval.answer is None or self._lost(approval.replica):
+            return "gone"
+        if question is not None and approval.question != packed(question):
             return "gone"
         return "already"
 

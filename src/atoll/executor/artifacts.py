@@ -128,7 +128,7 @@ def hash_files(workspace: Workspace, artifacts: list[dict[str, Any]]) -> None:
             continue  # Removed meanwhile, by something left running.
         with open(fd, "rb") as file:
             digest = hashlib.sha256()
-            left = MAX_HASHED
+            left = artifact["size"] + 1  # More is another file than was listed.
             while left > 0:
                 block = file.read(min(262_144, left))
                 if not block:

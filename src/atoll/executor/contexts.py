@@ -44,8 +44,6 @@ TIMEOUT_GRACE = 2.0
 """Between SIGINT and the end of a context whose execution took too long."""
 MESSAGES = 64
 """So many are taken in one turn, so that one who talks a lot does not keep the others waiting."""
-PAST = 8
-"""Of so many executions the output of what they left running is still read."""
 ENTRY_COST = 256
 """What a display costs beyond its bytes: many small ones have a bound too."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -82,8 +80,6 @@ class Context:
         """Whether it was ever ready."""
         self.host: Host | None = None
         self.run: Run | None = None
-        self.past: list[Run] = []
-        """Its last executions."""
         self.room = 0
         self.dropped = False
         self.began: tuple[float, int] = (0.0, 0)
@@ -329,11 +325,6 @@ class Contexts:
             host.socket.close()
             host.socket = None
 
-    def end_all(self) -> None:
-        """For a limit that nothing else holds."""
-        for host in list(self._hosts.values()):
-            self._kill(host)
-
     # Runs
 
     def check(self, context_id: str) -> Context:
@@ -394,10 +385,6 @@ class Contexts:
         if run is None:
             return
         self._runs.conclude(run, status, usage)
-        # Programs that earlier executions left may write on, but not for ever: pipes are few.
-        context.past.append(run)
-        if len(context.past) > PAST:
-            context.past.pop(0).pipes.close()
 
     def _usage(self, context: Context, last: dict[str, float] | None = None) -> dict[str, float]:
         """Of one execution: what its process used, less what it had used before."""
@@ -428,7 +415,7 @@ class Contexts:
             if not message:
                 raise ValueError
             self._hear(host, message[:1], message[1:])
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, frames.ProtocolError):
             self._close(host)
             if not host.ended:
                 self._kill(host)

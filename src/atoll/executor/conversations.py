@@ -37,6 +37,8 @@ IDLE_SECONDS = 10.0
 """For a peer to send its request, and to take its reply."""
 MAX_ENTRY = frames.CHUNK
 """Bytes of one entry in the log, which has to fit into what a stream may send at once."""
+MAX_QUESTION = MAX_ENTRY - 256
+"""The control plane, which has the same bound, puts a little to it."""
 MAX_OPEN = 8
 MAX_QUESTIONS = 1000
 MAX_ASKED = 1024 * 1024
@@ -264,7 +266,7 @@ class Conversations:
         run = self._runs.get(request["id"])
         if run is None:
             stream.error("unknown_run", "no run %s is in the journal" % request["id"])
-        elif run.result is not None or run.reason is not None:
+        elif run.over or run.reason is not None:
             stream.error("not_running", "run %s is over or being ended" % request["id"])
         else:
             return run
@@ -279,7 +281,7 @@ class Conversations:
         seconds = float(run.request.get("approval_timeout", APPROVAL_SECONDS))
         if timeout is not None:
             seconds = max(0.0, min(seconds, _number(timeout)))
-        if self._refusing is not None or run.reason is not None or run.result is not None:
+        if self._refusing is not None or run.reason is not None or run.over:
             reason = self._refusing or _words(run)
             self._reply(peer, {"approved": False, "answer": None, "reason": reason})
             return
@@ -294,7 +296,7 @@ class Conversations:
                 "timeout": seconds,
             }
         )
-        if len(entry) > MAX_ENTRY:
+        if len(entry) > MAX_QUESTION:
             self._error(peer, "too_large", "A question has at most 64 KiB of JSON, data included.")
         elif len(talk.questions) >= MAX_OPEN:
             words = "This execution has %d open questions; no more are taken." % MAX_OPEN
@@ -371,7 +373,7 @@ class Conversations:
     def _read(self, peer: Peer, request: dict[str, Any]) -> None:
         wait = min(_number(request.get("wait", 0.0)), MAX_WAIT_SECONDS)
         run = peer.run
-        if self._refusing is not None or run.reason is not None or run.result is not None:
+        if self._refusing is not None or run.reason is not None or run.over:
             self._reply(peer, {"messages": [], "more": False})
             return
         talk = self._talk(run)

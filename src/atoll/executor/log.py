@@ -142,6 +142,8 @@ class Log:
         self._send_to(follower)
 
     def _leave(self, follower: Follower) -> None:
+        # A log may be large: nothing that is over keeps it.
+        follower.stream.on_credit = follower.stream.on_reset = None
         if follower in self.followers:
             self.followers.remove(follower)
 
@@ -189,5 +191,5 @@ class Log:
             follower.sent += 1
             stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(follower.sent, channel) + data)
         if self.result is not None and follower in self.followers:
-            self.followers.remove(follower)
+            self._leave(follower)
             stream.end(self.result)

@@ -85,9 +85,10 @@ class Loop:
             now = time.monotonic() if timers else 0.0
             while timers and timers[0][0] <= now:
                 timer = heapq.heappop(timers)[2]
-                if timer.call is not None:
+                due, timer.call = timer.call, None  # Whoever keeps it is not kept by it.
+                if due is not None:
                     try:
-                        timer.call()
+                        due()
                     except Exception:  # noqa: BLE001 - see the top
                         self._complain()
             while self._end_of_turn:

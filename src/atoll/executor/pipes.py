@@ -23,6 +23,7 @@ ROUNDS = 64
 """So many pieces are read of what is there: a process that writes on and on is not waited for."""
 MAX_STDIN = 1024 * 1024
 """Bytes that were given later and that nobody has read yet; one more is refused."""
+MAX_LEFT = 256
 OUTPUTS = (frames.STDOUT, frames.STDERR, frames.VALUE)
 
 
@@ -35,6 +36,39 @@ class Pipe:
         self.limit = limit
         self.size = 0
         self.kept = 0
+
+
+class Leftovers:
+    """
+    Outputs of runs that are over, to which what they left running may still write. They are read,
+    and nothing is kept, neither of that nor of the run. User code can hold them for ever, and as
+    many as there were runs: the oldest goes for one too many.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._fds: list[int] = []
+
+    def take(self, fd: int) -> None:
+        self._loop.add(fd, READ, lambda mask: self._drain(fd))
+        self._fds.append(fd)
+        if len(self._fds) > MAX_LEFT:
+            self._close(self._fds[0])
+
+    def _drain(self, fd: int) -> None:
+        try:
+            data = os.read(fd, PIPE_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._fds.remove(fd)
+        self._loop.remove(fd)
+        os.close(fd)
 
 
 class Pipes:
@@ -51,8 +85,6 @@ class Pipes:
         self._feeding = False
         """Whether the loop waits for somebody to read."""
         self._watched = False
-        self._over = False
-        """Whether the run has its result: what comes now is not in it."""
 
     def open(self, null: int) -> list[int]:
         """Make them; the ends that go to the process, which the caller closes."""
@@ -118,11 +150,10 @@ class Pipes:
             self._close(pipe)
             return False
         pipe.size += len(data)
-        if not self._over:
-            kept = data if pipe.limit is None else data[: max(0, pipe.limit - pipe.kept)]
-            if kept:
-                pipe.kept += len(kept)
-                self._log.keep(pipe.channel, kept)
+        kept = data if pipe.limit is None else data[: max(0, pipe.limit - pipe.kept)]
+        if kept:
+            pipe.kept += len(kept)
+            self._log.keep(pipe.channel, kept)
         return True
 
     def take(self) -> None:
@@ -190,17 +221,14 @@ class Pipes:
 
     # The end
 
-    def settle(self, drained: bool) -> None:
-        """The run has its result. With `drained`, output that somebody still writes is read."""
-        self._over = True
+    def settle(self, left: Leftovers | None) -> None:
+        """The run has its result; outputs to which somebody may still write go to `left`."""
         for pipe in self._outputs:
-            if pipe.fd >= 0:
-                if not drained or pipe.channel == frames.VALUE:
-                    self._close(pipe)
-                elif not self._watched:
-                    self._loop.add(pipe.fd, READ, self._reader(pipe))
-        self._watched = self._watched or drained
-        self._close_stdin()
+            if pipe.fd >= 0 and left is not None and pipe.channel != frames.VALUE:
+                self._loop.remove(pipe.fd)
+                left.take(pipe.fd)
+                pipe.fd = -1
+        self.close()
 
     def close(self) -> None:
         """All of it; it may be opened once more."""

@@ -21,7 +21,7 @@ from .connection import Stream
 from .journal import Journal
 from .log import Follower, Log
 from .loop import Loop, Timer
-from .pipes import Pipes
+from .pipes import Leftovers, Pipes
 from .reports import Reports
 from .staging import Staging
 
@@ -103,6 +103,7 @@ class Runs:
         self._by_pid: dict[int, Run] = {}
         self._count = 0
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._left = Leftovers(loop)
         self.background: dict[int, str] = {}
         """Processes that an execution left running, with its id."""
         self.hosts: dict[int, Run | None] = {}
@@ -381,7 +382,9 @@ class Runs:
     def _settle(self, run: Run) -> None:
         assert run.result is not None
         # What somebody may still write is read, so that it does not wait for us for ever.
-        run.pipes.settle(drained=bool(self.background) or run.stop is not None)
+        left = self._left if self.background or run.stop is not None else None
+        run.pipes.settle(left)
+        run.stop = None
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
             # Before anybody is told: whoever is told may be gone, and this process too. One that

@@ -297,7 +297,8 @@ def taken_jobs(jobs: _socket.socket) -> list[tuple[int, int]]:
             return found
         if not message:
             return found
-        found.append(TAKEN.unpack(message))
+        if len(message) == TAKEN.size:  # All that is said there by who runs our code alone.
+            found.append(TAKEN.unpack(message))
 
 
 def recall_jobs(jobs: _socket.socket) -> list[tuple[int, int]]:

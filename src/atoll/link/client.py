@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.executor import frames
+from atoll.executor.connection import MAX_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 
 ACK_SECONDS = 0.02
+KEPT_FREE = 256
+"""Of the streams that an executor takes, so many are for what runs."""
+_VITAL = frozenset({"run", "attach", "cancel", "answer", "release", "shutdown"})
 LOOKS = 5
 """How often the link is looked at in the time after which silence means that it is lost."""
 
@@ -33,6 +37,12 @@ class LinkLost(TemporaryError):
     """The connection is gone; the request may or may not have been done."""
 
     code = "link_lost"
+
+
+class LinkCrowded(TemporaryError):
+    """More is under way at once than an executor takes, and nothing was sent."""
+
+    code = "session_crowded"
 
 
 class ExecutorError(InvalidRequest):
@@ -228,7 +238,10 @@ class Link(asyncio.Protocol):
             body = frames.CREDIT_BODY.pack(count)
             self._transport.write(frames.encode(number, frames.CREDIT, body))
 
-    def _open(self, op: str, request: dict[str, Any]) -> _Stream:
+    def _open(self, op: str, request: dict[str, Any], *, vital: bool = True) -> _Stream:
+        """One too many would end the connection, and with it all that is under way."""
+        if len(self._streams) >= MAX_STREAMS - KEPT_FREE and not (vital and op in _VITAL):
+            raise LinkCrowded("Too much is under way with this session at once.")
         self._last = self._last % 0xFFFF_FFFE + 1
         stream = _Stream(self._last, self._loop)
         self._write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
@@ -327,7 +340,7 @@ class Link(asyncio.Protocol):
         keep for so long, and slows nobody else.
         """
         request = {"id": run_id, "after": after, "expected": expected}
-        stream = self._open("attach", request)
+        stream = self._open("attach", request, vital=False)
         stream.incoming = asyncio.Queue()
         taken, begun = 0, False
         try:

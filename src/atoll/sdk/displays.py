@@ -118,4 +118,9 @@ class Display:
             return None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {mime: self.data[mime] for mime in _HARMLESS if mime in self.data}
+        forms: dict[str, Any] = {TEXT: self.text, JSON: self.json}
+        for mime in (PNG, JPEG):
+            # Written anew: what only claims to be base64 may end up in a page as it is.
+            image = self._bytes(mime)
+            forms[mime] = None if image is None else base64.b64encode(image).decode()
+        return {mime: forms[mime] for mime in _HARMLESS if forms[mime] is not None}

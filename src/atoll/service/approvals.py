@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.coordination.base import SHUTDOWN
-from atoll.errors import AtollError, Conflict, TemporaryError
+from atoll.errors import AtollError, Conflict, TemporaryError, TooLarge
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ class Approvals:
                 task.cancel()
         self._next(running)
 
+    def forget(self, running: Running) -> None:
+        """Who asked is gone: an answer would be taken for one to what the next attempt asks."""
+        self._open.pop(running.execution.id, None)
+        _, task = self._asking.pop(running.execution.id, ("", None))
+        if task is not None:
+            task.cancel()
+
     def _next(self, running: Running) -> None:
         execution_id = running.execution.id
         waiting = self._open.get(execution_id)
@@ -62,11 +69,14 @@ class Approvals:
             work = self._ask(running, approval, line)
             task = self._tasks.start(work, f"ask {execution_id}", waits=True)
             self._asking[execution_id] = approval, task
-            task.add_done_callback(lambda _: self._put(running))
+            task.add_done_callback(lambda task: self._put(running, task))
 
-    def _put(self, running: Running) -> None:
+    def _put(self, running: Running, task: asyncio.Task[None]) -> None:
         """A question is out of the way, answered or not."""
-        approval, _ = self._asking.pop(running.execution.id)
+        approval, asking = self._asking.get(running.execution.id, ("", None))
+        if asking is not task:
+            return  # Forgotten.
+        del self._asking[running.execution.id]
         self._open.get(running.execution.id, {}).pop(approval, None)
         if not running.done.done():
             self._next(running)
@@ -84,6 +94,10 @@ class Approvals:
                 # The executor counts the time; who asks is refused when it is over.
                 log.warning("approval.waits", execution_id=execution_id, error=error.message)
                 await backoff.pause()
+            except TooLarge as error:
+                # Written anew it can be longer than it was: nobody can be asked that.
+                answer = {"approved": False, "answer": None, "reason": error.code}
+                break
         else:
             return
         if answer is None or answer == SHUTDOWN:
@@ -107,11 +121,13 @@ class Approvals:
         self, execution_id: str, answer: dict[str, Any], *, approval: str | None, status: str
     ) -> None:
         """Answer; `Conflict` with the execution's status when there is nothing to answer."""
+        asked = None
         if approval is not None:
             asked = await self._coordination.question(execution_id)
             if asked is None or str(asked.get("id")) != approval:
                 raise _nothing_to_answer(execution_id, status)
-        resolution = await self._coordination.resolve(execution_id, answer)
+        # What is asked may have changed since.
+        resolution = await self._coordination.resolve(execution_id, answer, question=asked)
         if resolution == "gone":
             raise _nothing_to_answer(execution_id, status)
         if resolution == "already":

@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 Entry = tuple[int, int, bytes]
 """Sequence number, channel and bytes."""
+MAX_SECONDS = timedelta(days=3650).total_seconds()
+"""The longest that a run may say it took."""
 RACES = 5
 """How often somebody else may write the record before this gives up and is reported again."""
 
@@ -113,6 +115,8 @@ class Reports:
             heard.output(sequence, channel, data)
         value, error = parse_value(bytes(heard.value), self._settings.return_limit)
         try:
+            if not 0 <= float(raw.get("duration", 0.0)) <= MAX_SECONDS:
+                raise ValueError("duration")
             outcome = conclude(
                 raw,
                 stdout=heard.gathered("stdout")[: self._settings.output_limit],

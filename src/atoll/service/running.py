@@ -70,7 +70,7 @@ class Running:
         self.noting: asyncio.Task[None] | None = None
         """Who writes into its record that it runs."""
         self._started = False
-        self._partial = {channel: story.Lines() for channel in story.LINES}
+        self._partial = story.Lines()
         self._size = 0
         self._gone = 0
         """How many items of `log` are before the first output that is kept."""
@@ -118,7 +118,7 @@ class Running:
             self._forget()
         elif channel in story.LINES:
             self.lines += data
-            for said in self._partial[channel].feed(data):
+            for said in self._partial.feed(data):
                 line = story.told_of(channel, said)
                 if line is None:
                     continue
@@ -181,7 +181,7 @@ class Running:
         self.sequence = 0
         self.log, self.value, self.lines = [], bytearray(), bytearray()
         self._gone = 0
-        self._partial = {channel: story.Lines() for channel in story.LINES}
+        self._partial = story.Lines()
         attempt = execution.retry_count
         self._tell(story.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})
 

@@ -361,6 +361,7 @@ class Runs:
             pause=pause,
         )
         running.may_have_begun = False
+        self._approvals.forget(running)
         running.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -403,6 +404,7 @@ class Runs:
         self.finished[execution.status] = self.finished.get(execution.status, 0) + 1
         self.seconds += outcome.execution_time
         running.finish(execution)
+        self._approvals.forget(running)
 
     # Seen to by others
 

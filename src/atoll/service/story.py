@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
 from atoll.link.client import strict_json
-from atoll.service.displays import is_shallow, shaped
+from atoll.service.displays import VALUES, is_shallow, shaped, values_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,16 +53,24 @@ def of_result(retry_count: int) -> int:
 
 
 class Lines:
-    """JSON lines out of pieces. What is no JSON object is left out: user code has a hand in it."""
+    """
+    JSON lines out of pieces. User code has a hand in them: what is no JSON object is left out, and
+    what has more values than may be made of all the lines of an execution.
+    """
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self._room = VALUES
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         self._pending += data
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
+            count = values_in(line)
+            if count > self._room:
+                continue
+            self._room -= count
             try:
                 value = strict_json(line)
             except (ValueError, RecursionError):

@@ -38,6 +38,18 @@ async def test_an_answer_from_another_replica_arrives_and_counts_once(ground: Gr
     assert await ground.a.question("e") is None
 
 
+async def test_an_answer_to_another_question_is_none_to_this_one(ground: Ground) -> None:
+    asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
+    await until_asked(ground)
+    other = {**QUESTION, "id": "other"}
+    assert await ground.b.resolve("e", YES, question=other) == "gone"
+    seen = await ground.b.question("e")
+    assert await ground.b.resolve("e", YES, question=seen) == "resolved"
+    assert await asked == YES
+    assert await ground.b.resolve("e", NO, question=other) == "gone"
+    assert await ground.b.resolve("e", NO, question=seen) == "already"
+
+
 async def test_an_answer_to_nothing_is_gone(ground: Ground) -> None:
     assert await ground.a.resolve("e", YES) == "gone"
     assert await ground.a.question("e") is None

@@ -83,6 +83,7 @@ CALLS = {
     "vhangup": "call(153)",
     "giving up being a subreaper": "call(157, 36, 0, 0, 0, 0)",
     "TIOCSTI": 'm, s = os.openpty()\ncall(16, s, 0x5412, b"x")',
+    "TIOCSETD": "m, s = os.openpty()\ncall(16, s, 0x5423, bytes(4))",
     "a call of the future": "call(480, 0, 0, 0)",
     "an x32 call": "call(0x40000000 + 39)",
     "setuid 0": "call(105, 0)",

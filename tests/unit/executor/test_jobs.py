@@ -44,3 +44,10 @@ def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
     assert [os.get_inheritable(fd) for fd in received] == [False, False]
     for fd in (*sent, *received):
         os.close(fd)
+
+
+def test_what_is_no_word_of_a_spare_s_is_passed_over(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.send(b"nonsense")
+    theirs.send(zygote.TAKEN.pack(1, 2))
+    assert zygote.taken_jobs(ours) == [(1, 2)]

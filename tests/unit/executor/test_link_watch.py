@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.executor import frames
-from atoll.link.client import ExecutorError, LinkLost, Piece
+from atoll.link.client import ExecutorError, LinkCrowded, LinkLost, Piece
 from tests.executors import Executor, job
 from tests.unit.executor.test_interaction import Output, ready, start, text
 
@@ -168,4 +168,25 @@ async def test_code_hears_of_interrupts_whatever_its_instance_ignores(
     status = dict(line.split(b":\t", 1) for line in output.data.splitlines() if b":\t" in line)
     interrupt, quit_, hang_up = 1 << 1, 1 << 2, 1 << 0
     assert int(status[b"SigIgn"], 16) & (interrupt | quit_ | hang_up) == 0
+    link.close()
+
+
+async def test_those_who_watch_leave_room_for_what_runs(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+
+    async def watch(name: str) -> None:
+        async for _ in link.watch(name, 0, expected=True):
+            pass
+
+    watching = [asyncio.create_task(watch(f"run-{number}")) for number in range(1100)]
+    refused, _ = await asyncio.wait(watching, timeout=0.1)
+    assert len(refused) > 300
+    assert all(isinstance(task.exception(), LinkCrowded) for task in refused)
+    with pytest.raises(LinkCrowded):
+        await link.call("list", path="/")
+    running = await start(link, output, code="print(1)")
+    assert (await running)["exit_code"] == 0
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
     link.close()

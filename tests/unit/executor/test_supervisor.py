@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.executor import frames
+from atoll.executor import frames, pipes
 from atoll.link.client import ExecutorError, LinkLost
 from tests import executors
 from tests.executors import Executor, Heard, job
@@ -85,3 +85,72 @@ async def test_a_virtual_environment_has_its_own_packages_and_no_others(
     word, *path = b"".join(data for _, _, data in heard.log).decode().splitlines()
     assert word == "mine"
     assert [entry for entry in path if entry.endswith("-packages")] == [str(packages)]
+
+
+KEEPER = """
+import os, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0keeper")
+listener.listen()
+if os.fork() == 0:
+    os.setsid()
+    kept = []
+    while True:
+        peer, _ = listener.accept()
+        kept.append(socket.recv_fds(peer, 1, 2)[1])
+        peer.send(b"k")
+"""
+KEPT = """
+import os, socket
+for fd in (1, 2):
+    left = b"x" * (1 << 20)
+    while left:
+        left = left[os.write(fd, left):]
+peer = socket.socket(socket.AF_UNIX)
+peer.connect("\\0keeper")
+socket.send_fds(peer, [b"k"], [1, 2])
+peer.recv(1)
+"""
+
+
+async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
+    executor: Executor,
+) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    await link.run(job("keeper", KEEPER), Heard())
+    link.acknowledge("keeper")
+
+    async def run(name: str) -> None:
+        assert (await link.run(job(name, KEPT), Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+
+    for number in range(5):
+        await run(f"first-{number}")
+    size, descriptors = executor.supervisor()
+    for number in range(25):
+        await run(f"run-{number}")
+    now, open_now = executor.supervisor()
+    assert open_now > descriptors, "the outputs are not kept open, so this tests nothing"
+    assert now - size < 20 << 20
+    for number in range(pipes.MAX_LEFT // 2):
+        await run(f"more-{number}")
+    assert executor.supervisor()[1] < pipes.MAX_LEFT + 50
+    link.close()
+
+
+async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    fields = {"language": "python", "cwd": "/", "env": {"ATOLL_NO_IPYTHON": "1"}}
+    await link.call("context_create", id="c", limits={}, watch={}, most=1, **fields)
+    code = "display({'text/plain': 'x' * (7 << 20)}, raw=True)"
+    sizes = []
+    for number in range(6):
+        name = f"run-{number}"
+        request = job(name, code, context="c", results_limit=8 << 20)
+        assert (await link.run(request, Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+        sizes.append(executor.supervisor()[0])
+    assert sizes[-1] - sizes[0] < 20 << 20
+    link.close()

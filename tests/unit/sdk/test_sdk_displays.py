@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import string
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,13 @@ def test_a_form_that_it_does_not_have_cannot_be_saved(tmp_path: Path, name: str)
 
 def test_a_notebook_is_given_only_what_cannot_act_in_its_page() -> None:
     assert set(RICH._repr_mimebundle_()) == {"text/plain", "image/png", "application/json"}
+
+
+def test_a_notebook_is_given_no_image_that_is_none() -> None:
+    made_up = {"image/png": 'iVBORw=="><script>', "image/jpeg": {"a": 1}, "text/plain": ["x"]}
+    shown = Display("display", made_up)._repr_mimebundle_()
+    assert set(shown) == {"image/png"}
+    assert set(shown["image/png"]) <= set(string.ascii_letters + string.digits + "+/=")
 
 
 def test_a_result_shows_its_last_image() -> None:

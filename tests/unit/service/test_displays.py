@@ -8,7 +8,7 @@ import pytest
 
 from atoll.executor import frames
 from atoll.service import story
-from atoll.service.displays import DEPTH, is_shallow, shaped
+from atoll.service.displays import DEPTH, VALUES, is_shallow, shaped, values_in
 
 
 def nested(depth: int) -> Any:
@@ -63,3 +63,26 @@ def test_a_question_is_told_as_it_is() -> None:
     line = {"id": "1", "state": "asked"}
     assert story.told_of(frames.APPROVAL, line) == line
     assert story.told_of(frames.DISPLAY, line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        (b"1", 1),
+        (b'{"a":[1,2,"b"]}', 6),
+        (b'{"a":"[,,,{\\"[,\\\\"}', 3),
+        (b'["\\\\","\\\\\\",[["]', 3),
+    ],
+)
+def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
+    assert values_in(line) == count
+
+
+@pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])
+def test_what_would_take_much_more_memory_than_it_has_bytes_is_left_out(unit: bytes) -> None:
+    lines = story.Lines()
+    half = b'{"data":[' + unit * (VALUES // 4) + b"0]}\n"
+    assert list(lines.feed(b'{"data":[' + unit * VALUES + b"0]}\n")) == []
+    # Of all lines together: what was shown is kept as long as the execution runs.
+    assert len(list(lines.feed(half * 10))) == (1 if unit == b"{}," else 3)
+    assert list(lines.feed(b'{"b":1}\n')) == [{"b": 1}]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/internal/"
 BEYOND_OUTPUT = 8 * 1024 * 1024
-"""Bytes of a report that are not output: artifacts, what was shown, the JSON around it all."""
+"""Bytes of a report that are not output: artifacts, questions, the JSON around it all."""
 MOST_ENTRIES = 1_000_000
 
 Number = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
@@ -59,7 +59,8 @@ class Internal:
         self._app = app
         self._tokens = tokens
         # Base64 is a third more than what it stands for; twice as much leaves room for both.
-        limit = 2 * (2 * settings.output_limit + settings.return_limit) + BEYOND_OUTPUT
+        output = 2 * settings.output_limit + settings.return_limit + settings.results_limit
+        limit = 2 * output + BEYOND_OUTPUT
         self._routes = BodyLimit(_routes(reports), limit=limit, upload_limit=limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

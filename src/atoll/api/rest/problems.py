@@ -48,6 +48,7 @@ _BY_CODE = {
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
+    "session_crowded": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_consoles": HTTPStatus.TOO_MANY_REQUESTS,
     "queue_full": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,

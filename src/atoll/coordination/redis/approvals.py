@@ -117,16 +117,21 @@ class Approvals:
             return None
         return unpacked(pending[0])
 
-    async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
+    async def resolve(
+        self, execution_id: str, answer: dict[str, Any], question: dict[str, Any] | None
+    ) -> Resolution:
         text = packed(answer)
         asker = await self._commands.send("HGET", self._keys(execution_id)[0], "replica")
         if asker is None or await self._lost(asker):
             return "gone"
-        return await self._resolve(execution_id, text)
+        asked = "" if question is None else packed(question)
+        return await self._resolve(execution_id, text, question=asked)
 
-    async def _resolve(self, execution_id: str, answer: str, token: str = "") -> Resolution:
+    async def _resolve(
+        self, execution_id: str, answer: str, token: str = "", question: str = ""
+    ) -> Resolution:
         resolution: Resolution = await self._commands.run(
-            scripts.RESOLVE, self._keys(execution_id)[:1], self._prefix, answer, token
+            scripts.RESOLVE, self._keys(execution_id)[:1], self._prefix, answer, token, question
         )
         return resolution
 

@@ -164,8 +164,10 @@ class RedisCoordination:
     async def question(self, execution_id: str) -> dict[str, Any] | None:
         return await self._approvals.question(execution_id)
 
-    async def resolve(self, execution_id: str, answer: dict[str, Any]) -> Resolution:
-        return await self._approvals.resolve(execution_id, answer)
+    async def resolve(
+        self, execution_id: str, answer: dict[str, Any], *, question: dict[str, Any] | None = None
+    ) -> Resolution:
+        return await self._approvals.resolve(execution_id, answer, question)
 
     # Cancellation
 

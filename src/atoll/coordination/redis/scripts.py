@@ -182,9 +182,10 @@ return pending() and redis.call('HMGET', approval, 'question', 'replica')
 """)
 
 RESOLVE = Script(f"""{_APPROVAL}
--- prefix, answer, token ('' for any)
-local known = redis.call('HMGET', approval, 'token', 'answer')
+-- prefix, answer, token ('' for any), question ('' for any)
+local known = redis.call('HMGET', approval, 'token', 'answer', 'question')
 if not known[1] or ARGV[3] ~= '' and ARGV[3] ~= known[1] then return 'gone' end
+if ARGV[4] ~= '' and ARGV[4] ~= known[3] then return 'gone' end
 if known[2] then return 'already' end
 if not pending() then return 'gone' end
 redis.call('HSET', approval, 'answer', ARGV[2])

@@ -31,7 +31,7 @@ def _argument(index: int) -> int:
 
 
 _NAMESPACES = 0x7E02_0080  # CLONE_NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET NEWTIME
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_CHILD_SUBREAPER = 36
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
@@ -131,7 +131,9 @@ def program(machine: str | None = None) -> bytes | None:
             families.append(_instruction(_EQUAL, family, len(_FAMILIES) - position, 0))
         code += _when(number, [*families, eperm, allow])
     code += _when(arch.ioctl, [
-        _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _TIOCSTI, 1, 0),
+        _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _TIOCSTI, 2, 0),
+        # Line disciplines: drivers that a terminal needs none of, loaded when they are asked for.
+        _instruction(_EQUAL, _TIOCSETD, 1, 0),
         _instruction(_EQUAL, _TIOCLINUX, 0, 1), eperm, allow,
     ])  # fmt: skip
     # A leader that gave up being a subreaper could lose track of its children.

@@ -1,0 +1,20 @@
+"""What is shown on a terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atoll.cli import output
+
+
+def test_json_has_nothing_in_it_that_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"said": "\x1b[2J \x9b2J \x7f \u202e \U000e0001 \ud800 é \n"}
+    output.as_json(value)
+    output.as_json(value, indent=None)
+    shown = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert "é" in shown
+    first, last = shown[: shown.index("}") + 1], shown.splitlines()[-1]
+    assert json.loads(first) == json.loads(last) == value

@@ -1,0 +1,95 @@
+"""Questions of an execution, as the replica that sees to it puts them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination
+from atoll.errors import Conflict, NotFound
+from atoll.model.execution import Execution, ExecutionStatus, Request
+from atoll.service.approvals import Approvals
+from atoll.service.running import Running
+from atoll.service.tasks import Tasks
+from atoll.settings import CoordinationSettings
+
+pytestmark = pytest.mark.anyio
+
+
+class Executor:
+    """Stands where a sandbox would be, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.link = self
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def reachable(self, session_id: str) -> Executor:
+        return self
+
+    async def call(self, op: str, **fields: Any) -> None:
+        self.told.put_nowait(fields)
+        raise NotFound("over meanwhile")
+
+
+class Ground:
+    def __init__(self) -> None:
+        clock = SystemClock()
+        self.coordination = MemoryCoordination(
+            "repl_1", CoordinationSettings(), timedelta(hours=1), clock
+        )
+        self.executor = Executor()
+        lives: Any = self.executor
+        self.approvals = Approvals(self.coordination, lives, Tasks())
+        execution = Execution(
+            "exec_1", "sess_1", Request(code=""), ExecutionStatus.RUNNING, datetime.now(UTC)
+        )
+        self.running = Running(execution)
+
+    def ask(self, question: str, number: str = "1", data: Any = None) -> None:
+        line = {"id": number, "state": "asked", "question": question, "timeout": 30.0}
+        self.approvals.hear(self.running, {**line, "data": data})
+
+    async def shown(self, question: str | None) -> None:
+        async with asyncio.timeout(5):
+            while True:
+                found = await self.approvals.question("exec_1")
+                if question == (None if found is None else found["question"]):
+                    return
+                await asyncio.sleep(0)
+
+
+async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> None:
+    ground = Ground()
+    ground.ask("may I?")
+    ground.ask("and this?", "2")
+    await ground.shown("may I?")
+    ground.approvals.forget(ground.running)
+    await ground.shown(None)
+    with pytest.raises(Conflict):
+        await ground.approvals.resume("exec_1", {"approved": True}, approval=None, status="")
+    ground.ask("something else?")
+    await ground.shown("something else?")
+    ground.approvals.forget(ground.running)
+    await ground.shown(None)
+    assert ground.executor.told.empty()
+
+
+async def test_what_cannot_be_asked_is_refused_at_once() -> None:
+    ground = Ground()
+    # Short as the executor wrote it, and long as it is written here.
+    ground.ask("?", data=[1e15] * 5000)
+    told = await asyncio.wait_for(ground.executor.told.get(), 5)
+    answer = {"approved": False, "answer": None, "reason": "message_too_large"}
+    assert told == {"id": "exec_1", "approval": "1", "answer": answer}
+
+
+async def test_a_question_as_large_as_an_executor_takes_can_be_asked() -> None:
+    ground = Ground()
+    ground.ask("large", data=[1] * 32_000)
+    await ground.shown("large")
+    ground.approvals.forget(ground.running)
+    await ground.shown(None)
