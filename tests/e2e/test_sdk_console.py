@@ -60,7 +60,7 @@ async def test_a_terminal_is_talked_with(own: AsyncSession) -> None:
         await console.resize(33, 44)
         await console.send(b"stty size\n")
         await until(console, b"33 44\r\n")
-        await console.send("echo be''gun; sleep 100\n")
+        await console.send("sh -c \"echo be''gun; exec sleep 100\"\n")
         await until(console, b"begun\r\n")
         await console.signal("INT")
         await console.send("echo $?; exit 3\n")

@@ -126,7 +126,7 @@ def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None
     screen.resize(40, 120)
     screen.type("clear; stty size")
     screen.wait("40 120\n")
-    screen.type("clear; echo be''gun; sleep 100; echo after $?")
+    screen.type("clear; sh -c \"echo be''gun; exec sleep 100\"")
     screen.wait("begun\n")
     screen.keys("C-c")
     screen.wait("^C")

@@ -121,7 +121,7 @@ async def test_a_terminal_has_a_size_that_changes_and_takes_keys(executor: Execu
     await link.call("resize", id="one", rows=50, cols=132)
     await link.call("stdin", id="one", data=text("stty size\n"))
     await output.until(b"50 132\r\n")
-    await link.call("stdin", id="one", data=text("echo be''gun; sleep 60\n"))
+    await link.call("stdin", id="one", data=text("sh -c \"echo be''gun; exec sleep 60\"\n"))
     await output.until(b"begun\r\n")
     seen = len(output.data)
     await link.call("stdin", id="one", data=text("\x03"))
