@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, answer, until
+from tests.e2e.api import V1, answer, problem, until
 
 if TYPE_CHECKING:
     from tests.e2e.api import Api
@@ -361,3 +361,28 @@ def test_more_artifacts_than_the_limit_are_cut_and_told(api: Api, session: str) 
 
     assert len(result["artifacts"]) == 1000
     assert result["artifacts_truncated"] is True
+
+
+def test_a_value_that_is_nested_too_deep_is_refused_and_not_lost(api: Api, session: str) -> None:
+    code = "def handler(event):\n    r = []\n    for _ in range(event): r = [r]\n    return r"
+    assert api.run(session, code, event=500)["status"] == "success"
+    for depth in (512, 946, 960):
+        result = api.run(session, code, event=depth)
+        assert result["error"]["code"] == "return_value_not_json", depth
+        assert api.execution(result["execution_id"])["status"] == "failed"
+
+
+def test_a_module_that_is_not_there_has_no_function(api: Api, session: str) -> None:
+    body = {"session_id": session, "function_name": "nowhere:work"}
+    result = answer(api.http.post(f"{V1}/invocations", json=body))["result"]
+    assert result["error"]["code"] == "function_not_found"
+    api.put(session, "needs.py", b"import nowhere\ndef work(event): pass\n")
+    body = {"session_id": session, "function_name": "needs:work"}
+    result = answer(api.http.post(f"{V1}/invocations", json=body))["result"]
+    assert (result["error"]["name"], "atoll_executor" in result["stderr"]) == (
+        "ModuleNotFoundError", False
+    )  # fmt: skip
+
+
+def test_a_command_names_a_program(api: Api, session: str) -> None:
+    problem(api.execute(session, command=[""]), 422, "invalid_request")

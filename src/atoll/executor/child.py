@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VALUE = b"V"
 FAILURE = b"E"
 SOURCE_NAME = "<code>"
+OUR_FRAMES = __name__.partition(".")[0] + "/"
 ARGUMENT_LIMIT = 100_000
 OUT_OF_MEMORY = 137
 """Exit code of a Python process that got no more memory, where no control group tells of it."""
@@ -196,8 +197,14 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         handler = main.__dict__.get(name or "handler")
     else:
         module, _, name = (name or "").partition(":")
-        __import__(module)
-        handler = getattr(sys.modules[module], name, None)
+        handler = None
+        try:
+            __import__(module)
+            handler = getattr(sys.modules[module], name, None)
+        except ModuleNotFoundError as error:
+            if not (module + ".").startswith("%s." % error.name):
+                raise  # It is there, and what it needs is not.
+            name = "%s:%s" % (module, name)
     if not callable(handler):
         if name is None:
             return 0
@@ -280,7 +287,7 @@ def _exception(error: BaseException, source: str, value: int) -> int:
         linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
         trace = error.__traceback__
         # Ours is the outermost frame; a syntax error has no other.
-        while source and trace is not None and trace.tb_frame.f_code.co_filename != SOURCE_NAME:
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OUR_FRAMES):
             trace = trace.tb_next
         error.__traceback__ = trace
         if sys.excepthook is not sys.__excepthook__:

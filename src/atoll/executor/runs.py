@@ -372,6 +372,7 @@ class Runs:
             "signal": os.WTERMSIG(status) if signalled else None,
             "reason": run.reason,
             "duration": time.monotonic() - run.started,
+            "began": run.began / 1e9,
             "usage": usage,
             "sizes": {},
             "error": None,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 ACK_SECONDS = 0.02
+DEPTH = 512
+"""Most levels of a return value: what is deeper some reader, or ourselves, could not read again."""
 KEPT_FREE = 256
 """Of the streams that an executor takes, so many are for what runs."""
 _VITAL = frozenset({"run", "attach", "cancel", "answer", "release", "shutdown"})
@@ -468,6 +470,11 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
             }
         value = strict_json(body)
         if kind == b"V":
+            if body.count(b"[") + body.count(b"{") > DEPTH and not is_within(value, DEPTH):
+                return None, {
+                    "code": "return_value_not_json",
+                    "message": f"the return value is nested deeper than {DEPTH} levels",
+                }
             return body, None
         if kind == b"E" and isinstance(value, dict):
             fields = ("code", "message", "name", "traceback")
@@ -478,6 +485,21 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
         "code": "return_value_not_json",
         "message": "the process wrote something to its result that is not JSON",
     }
+
+
+def is_within(value: Any, depth: int) -> bool:
+    """Whether JSON is nested no deeper than so many levels."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def strict_json(text: bytes) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -264,6 +264,11 @@ class Attempts:
             if execution.instance_id not in (None, live.instance.id):
                 return _not_found(running)
             return None
+        if execution.started_at is None:
+            # Not when it was found, but when it began.
+            began = datetime.fromtimestamp(float(raw.get("began", 0.0)), UTC)
+            started_at = min(max(began, execution.created_at), self._clock.now())
+            running.execution = dataclasses.replace(running.execution, started_at=started_at)
         return await self._conclude(running, live, raw)
 
     async def _unreachable(self, running: Running, error: AtollError) -> Outcome:

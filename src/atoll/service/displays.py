@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.link.client import is_within
+
 TYPES = ("display", "result")
 DEPTH = 64
 """Most levels of JSON within JSON; beyond the reader's own bound it could not be written again."""
@@ -18,27 +20,13 @@ VALUES = 400_000
 
 def shaped(line: dict[str, Any]) -> dict[str, Any] | None:
     kind, data, metadata = line.get("type"), line.get("data"), line.get("metadata")
-    if kind not in TYPES or not isinstance(data, dict) or not is_shallow(line):
+    if kind not in TYPES or not isinstance(data, dict) or not is_within(line, DEPTH):
         return None
     return {
         "type": kind,
         "data": data,
         "metadata": metadata if isinstance(metadata, dict) else {},
     }
-
-
-def is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(DEPTH):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def values_in(line: bytes) -> int:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
-from atoll.link.client import strict_json
-from atoll.service.displays import VALUES, is_shallow, shaped, values_in
+from atoll.link.client import is_within, strict_json
+from atoll.service.displays import DEPTH, VALUES, shaped, values_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ def told_of(channel: int, line: dict[str, Any]) -> dict[str, Any] | None:
     """What is told of a line; nothing of one that is not what its channel is for."""
     if channel == frames.DISPLAY:
         return shaped(line)
-    return line if is_shallow(line) else None
+    return line if is_within(line, DEPTH) else None
 
 
 def lines_of(outcome: Outcome) -> list[dict[str, Any]]:

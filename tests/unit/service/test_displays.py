@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from atoll.executor import frames
+from atoll.link.client import is_within
 from atoll.service import story
-from atoll.service.displays import DEPTH, VALUES, is_shallow, shaped, values_in
+from atoll.service.displays import DEPTH, VALUES, shaped, values_in
 
 
 def nested(depth: int) -> Any:
@@ -48,8 +49,8 @@ def test_what_is_no_bundle_is_not_shown(line: dict[str, Any]) -> None:
 
 
 def test_depth_has_a_bound() -> None:
-    assert is_shallow({"a": nested(DEPTH - 3)})
-    assert not is_shallow({"a": nested(DEPTH)})
+    assert is_within({"a": nested(DEPTH - 3)}, DEPTH)
+    assert not is_within({"a": nested(DEPTH)}, DEPTH)
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])

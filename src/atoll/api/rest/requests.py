@@ -102,6 +102,13 @@ class Work(Wire):
     )
     context_id: Id | None = Field(None, description="The stateful context to run the code in.")
 
+    @field_validator("command")
+    @classmethod
+    def _names_a_program(cls, command: list[str] | None) -> list[str] | None:
+        if command is not None and not command[0]:
+            raise ValueError("the first word names the program")
+        return command
+
     @model_validator(mode="after")
     def _context_runs_code(self) -> Self:
         if self.context_id is not None and self.code is None:
