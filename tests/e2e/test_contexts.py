@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import sys
+import sysconfig
+import tempfile
 import threading
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,14 +71,39 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def api(bubblewrap: str, directory: Path) -> Iterator[Api]:
+def python() -> Iterator[Path]:
+    """
+    An interpreter with the packages that the tests themselves have. Where a sandbox has a directory
+    of its own, as /tmp, an environment cannot be: it is made once more elsewhere, by links.
+    """
+    if not Path(sys.prefix).is_relative_to("/tmp"):
+        yield Path(sys.executable)
+        return
+    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as place:
+        venv.create(place, with_pip=False, symlinks=True)
+        packages = next(Path(place).glob("lib/python*/site-packages"))
+        shutil.copytree(
+            sysconfig.get_path("purelib"), packages, copy_function=_link, dirs_exist_ok=True
+        )
+        yield Path(place, "bin", "python")
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+@pytest.fixture(scope="module")
+def api(bubblewrap: str, directory: Path, python: Path) -> Iterator[Api]:
     """With a template that has the packages that the tests themselves have."""
     env = {
-        "ATOLL_LOCAL__TEMPLATE_ROOTS": f"{sys.prefix}:{sys.base_prefix}",
+        "ATOLL_LOCAL__TEMPLATE_ROOTS": f"{python.parent.parent}:{sys.base_prefix}",
         "ATOLL_POOL__SIZE": "0",
     }
     with Server(directory, **env) as server, server.client() as http:
-        body = {"id": "science", "name": "Science", "python": sys.executable, "pool_size": 1}
+        body = {"id": "science", "name": "Science", "python": str(python), "pool_size": 1}
         answer(http.post(f"{V1}/templates", json=body), 201)
         yield Api(http)
 
