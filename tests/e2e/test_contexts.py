@@ -80,6 +80,7 @@ def python() -> Iterator[Path]:
         yield Path(sys.executable)
         return
     with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as place:
+        Path(place).chmod(0o755)
         venv.create(place, with_pip=False, symlinks=True)
         packages = next(Path(place).glob("lib/python*/site-packages"))
         shutil.copytree(
