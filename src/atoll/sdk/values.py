@@ -216,7 +216,10 @@ class Approval:
     timeout: float | None = None
     """Seconds that the code waits in all; then it is refused."""
     state: str = "asked"
-    """asked, answered or refused. Each question is told of twice: when asked, and how it ended."""
+    """
+    asked, answered or refused. Each question is told of when asked, and how it ended, unless its
+    session was ended meanwhile.
+    """
     approved: bool | None = None
     answer: Any = None
     reason: str | None = None

@@ -270,7 +270,7 @@ class Executions:
         return dataclasses.replace(page, items=items)
 
     def under_way(self, execution: Execution) -> Execution:
-        """What is known here beyond the record, which says nothing until the end."""
+        """What is known here beyond the record, which says late that it runs, or never."""
         running = self._runs.get(execution.id)
         return execution if running is None else running.execution
 

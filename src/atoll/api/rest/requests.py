@@ -96,7 +96,11 @@ class Work(Wire):
     )
     env: Env = {}
     args: Annotated[list[Argument], Field(max_length=1024)] = []
-    cwd: Path | None = Field(None, description="Beneath /workspace, which is the default.")
+    cwd: Path | None = Field(
+        None,
+        description="Relative to /workspace, which is the default; or any directory of the "
+        "sandbox, by its absolute path.",
+    )
     execution_id: Id | None = Field(
         None, description="An id of your own: sent again, nothing runs a second time."
     )
@@ -161,7 +165,9 @@ class CreateContext(Wire):
         "python", description="python is the only one that has contexts."
     )
     cwd: Path | None = Field(
-        None, description="Where it begins: beneath /workspace, which is the default."
+        None,
+        description="Where it begins: relative to /workspace, which is the default; or any "
+        "directory of the sandbox, by its absolute path.",
     )
 
 
