@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.service.consoles import Output, State
 
-MAX_SIDE = 9999
+MAX_SIDE = 65_535
 """Rows or columns."""
 MAX_PIECE = 64 * 1024
 SIGNALS = ("HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2", "TSTP", "STOP", "CONT", "WINCH")
