@@ -243,8 +243,10 @@ class Outside:
             running.question = asked | {"timeout": 300}
             await self.note(running, "approval", running.question)
             async with running.changed:
-                while len(running.answers) < number:
+                while len(running.answers) < number and not running.cancelled:
                     await running.changed.wait()
+            if running.cancelled:
+                break
             settled = {"id": str(number), "state": "answered", **running.answers[-1]}
             await self.note(running, "approval", settled)
         if script.get("hold"):
@@ -367,6 +369,8 @@ class Outside:
         running.cancelled = True
         running.reason = json.loads(body or b"{}").get("reason")
         running.released.set()
+        async with running.changed:
+            running.changed.notify_all()
         await self.finished(running, 10)
 
     async def inject(self, request: Request) -> Response:
