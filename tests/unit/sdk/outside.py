@@ -258,7 +258,8 @@ class Outside:
             **outputs,
             "exit_code": None if running.cancelled else 0,
             "execution_time": 0.01,
-            "return_value": running.answers or running.request.get("event"),
+            "return_value": running.answers
+            or running.request.get("event", running.request.get("input")),
             "results": [],
             "metrics": {
                 "duration_ms": 1.0,
