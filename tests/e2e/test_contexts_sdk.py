@@ -60,6 +60,19 @@ def test_callbacks_hear_what_is_shown_as_it_comes(session: Session) -> None:
     assert "".join(printed) == "a\n"
 
 
+def test_a_question_of_a_context_is_answered_by_a_callback(session: Session) -> None:
+    kinds: list[str] = []
+    with session.context() as context:
+        result = context.run(
+            "from atoll_session import ask\nbool(ask('Go on?'))",
+            on_approval=lambda approval: approval.question == "Go on?",
+            on_event=lambda event: kinds.append(event.kind),
+            execution_id="asked-in-a-context",
+        )
+    assert (result.results[0].text, result.execution_id) == ("True", "asked-in-a-context")
+    assert kinds.count("approval") == 2
+
+
 def test_an_interrupt_from_another_thread_keeps_the_variables(session: Session) -> None:
     context = session.context()
     context.run("x = 1")

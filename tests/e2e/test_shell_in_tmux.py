@@ -185,6 +185,46 @@ curses.wrapper(main)
 """
 
 
+ASKS = rb"""
+import os, tty
+tty.setraw(0)
+os.write(1, b"\x1b[6n\x1b[c\x1b[>c")
+heard = b""
+while heard.count(b"c") < 2:
+    heard += os.read(0, 100)
+os.write(1, b"\r\nasked\r\n")
+heard = b""
+while not heard.endswith(b"q"):
+    heard += os.read(0, 100)
+os.write(1, b"heard %a\r\n" % heard)
+"""
+
+
+def test_the_terminal_does_not_answer_what_was_asked_before(
+    screen: Screen, session: str, api: Api
+) -> None:
+    api.put(session, "asks.py", ASKS)
+    screen.type(shell(session, "--", "python3", "asks.py"))
+    screen.wait("asked\n")
+    screen.keys("C-p", "C-q")
+    told = screen.wait("ended with 0\n")
+    execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", told.replace("\n", ""))
+    assert execution is not None
+    screen.type(shell("--attach", execution[0]))
+    screen.wait("asked\n")
+    screen.keys("Up", "q")
+    screen.wait(r"heard b'\x1b[Aq'")
+
+
+def test_who_has_to_wait_for_the_session_is_told(screen: Screen, session: str) -> None:
+    screen.type(shell(session, "-c", "echo begun; sleep 100"))
+    screen.wait("begun\n")
+    screen.keys("C-p", "C-q")
+    screen.wait("ended with 0\n")
+    screen.type(shell(session))
+    screen.wait("atoll: waits for the session to be free\n")
+
+
 def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: Api) -> None:
     api.put(session, "draw.py", CURSES)
     before = settings_of(screen)

@@ -57,7 +57,8 @@ def invoke(
     """
     Call a function and end with its exit code.
 
-    Its output is passed on as it comes. Ctrl-C cancels it.
+    Its output is passed on as it comes, and what it returns follows on stdout, as JSON. Ctrl-C
+    cancels it.
     """
     from atoll.cli.live import show as show_live
     from atoll.cli.program import read_json
@@ -80,7 +81,8 @@ def invoke(
         if not follow:
             output.as_json(invocation.info) if json else output.line(invocation.id)
             return
-        status = show_live(invocation.execution, json=json)
+        called = function or "handler"
+        status = show_live(invocation.execution, json=json, function=called)
     raise typer.Exit(status)
 
 

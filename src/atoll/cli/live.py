@@ -26,10 +26,18 @@ TIMED_OUT = 124
 _NOBODY = "There is nobody to ask."
 
 
-def show(execution: "Execution", *, json: bool, own: bool = True, others: bool = True) -> int:
+def show(
+    execution: "Execution",
+    *,
+    json: bool,
+    own: bool = True,
+    others: bool = True,
+    function: str | None = None,
+) -> int:
     """
     Until it ends; the exit code is for this process. `own` is whether the execution ends with the
-    watching, `others` whether somebody else could answer its questions.
+    watching, `others` whether somebody else could answer its questions. What a `function` that was
+    called returns is on stdout, as JSON; of a handler it is only told.
     """
     sinks = {} if json else {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     seen = {"stdout": bytearray(), "stderr": bytearray()}
@@ -68,7 +76,11 @@ def show(execution: "Execution", *, json: bool, own: bool = True, others: bool =
                 output.note(f"{name} was cut: {sizes[name]} of {full} bytes are shown.")
         _explain(result, bytes(seen["stderr"]).decode("utf-8", "replace"))
         if result.ok and result.return_value is not None:
-            output.note(f"handler returned {encode(result.return_value)}")
+            if function is None:
+                output.note(f"handler returned {encode(result.return_value)}")
+            else:
+                output.note(f"{function} returned:")
+                output.as_json(result.return_value, indent=None)
     return exit_code(result)
 
 

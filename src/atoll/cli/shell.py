@@ -135,7 +135,7 @@ async def _talk(
 
     try:
         async with execution.console(watch=watch) as console:
-            ended = await terminal.talk(console, terminal=here, watch=watch)
+            ended = await terminal.talk(console, terminal=here, watch=watch, attached=attached)
     except terminal.Detached:
         output.note(f"left running; go on with: atoll session shell --attach {execution.id}")
         return 0

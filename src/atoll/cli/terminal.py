@@ -11,12 +11,13 @@ import signal
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli import output
+from atoll.cli import output, replies
 
 if TYPE_CHECKING:
     from atoll.sdk.consoles import AsyncConsole
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 PIECE = 32 * 1024
 CTRL_P, CTRL_Q = b"\x10", b"\x11"
 INTERRUPT = b"\x03"
+_WAIT_SECONDS = 0.5
+"""Of waiting for the session in silence."""
 _ALTERNATE = b"\x1b[?1049"
 _RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
 """Mouse, pasting and keys as usual, a cursor that is seen, no colours."""
@@ -63,9 +66,15 @@ class Screen:
 
     def __init__(self) -> None:
         self.alternate = False
+        self.since: float | None = None
+        """When it was first drawn on."""
+        self.pending = asyncio.Event()
+        """Set when it is known that the program has to wait."""
         self._tail = b""
 
     def see(self, data: bytes) -> None:
+        if self.since is None:
+            self.since = time.monotonic()
         seen = self._tail + data
         on, off = seen.rfind(_ALTERNATE + b"h"), seen.rfind(_ALTERNATE + b"l")
         if max(on, off) >= 0:
@@ -96,10 +105,13 @@ def raw(descriptor: int) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-async def talk(console: "AsyncConsole", *, terminal: bool, watch: bool = False) -> "ConsoleExit":
+async def talk(
+    console: "AsyncConsole", *, terminal: bool, watch: bool = False, attached: bool = False
+) -> "ConsoleExit":
     """
     Until the program ends; raises `Detached` when it was left, which a Ctrl-C of one who only
-    watches does as well.
+    watches does as well. When it was `attached` to, the terminal's answers to what is shown again
+    are kept from it.
     """
     source = sys.stdin.fileno() if sys.stdin is not None else -1
     if not terminal:
@@ -113,7 +125,10 @@ async def talk(console: "AsyncConsole", *, terminal: bool, watch: bool = False) 
     try:
         with raw(source):
             try:
-                keys = _watching(_typed(source)) if watch else _typed(source)
+                typed = _typed(source)
+                if attached:
+                    typed = _without_replies(typed, screen)
+                keys = _watching(typed) if watch else typed
                 return await _both_ways(console, keys, screen, eof=False)
             except BaseException:
                 await _write(sys.stdout.fileno(), screen.restoration())
@@ -138,15 +153,24 @@ async def _both_ways(
         asyncio.create_task(_show(console, screen)),
         asyncio.create_task(_send(console, keys, eof=eof)),
     ]
+    waiting = asyncio.create_task(_tell_of_waiting(console, screen))
     try:
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         if work[0] not in done:
             work[1].result()  # raises when it was left
         return await work[0] or await console.wait()
     finally:
-        for task in work:
+        for task in (*work, waiting):
             task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(*work, waiting, return_exceptions=True)
+
+
+async def _tell_of_waiting(console: "AsyncConsole", screen: Screen) -> None:
+    """An empty screen says nothing to who sits before it."""
+    await screen.pending.wait()
+    await asyncio.sleep(_WAIT_SECONDS)
+    if console.status == "pending" and screen.since is None and sys.stderr.isatty():
+        await _write(sys.stderr.fileno(), b"atoll: waits for the session to be free\r\n")
 
 
 async def _show(console: "AsyncConsole", screen: Screen) -> "ConsoleExit | None":
@@ -162,8 +186,11 @@ async def _show(console: "AsyncConsole", screen: Screen) -> "ConsoleExit | None"
             # The terminal does nothing by itself now, not even to go back to the first column.
             words = output.visible(f"atoll: {event.message} ({event.code})")
             await _write(targets["stderr"], f"\r\n{words}\r\n".encode())
-        elif event.kind == "status" and event.typing:
-            told.clear()
+        elif event.kind == "status":
+            if event.status == "pending":
+                screen.pending.set()
+            if event.typing:
+                told.clear()
         elif event.exit is not None:
             return event.exit
     return None
@@ -192,6 +219,14 @@ async def _typed(descriptor: int) -> AsyncIterator[bytes]:
             return
         if keys := detach.pass_on(data):
             yield keys
+
+
+async def _without_replies(keys: AsyncIterator[bytes], screen: Screen) -> AsyncIterator[bytes]:
+    filtered = replies.Replies()
+    async for data in keys:
+        old = screen.since is None or time.monotonic() - screen.since < replies.SECONDS
+        if passed := filtered.pass_on(data, take_out=old):
+            yield passed
 
 
 async def _watching(keys: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

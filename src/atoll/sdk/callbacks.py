@@ -97,8 +97,7 @@ class _Answers:
             return
         given = await _called(on_approval, approval)
         if given is not None:
-            answer = given if isinstance(given, Answer) else Answer(bool(given))
-            giving = asyncio.create_task(self._give(approval.id, answer))
+            giving = asyncio.create_task(self._give(approval.id, _answer(given)))
             self._giving[approval.id] = giving
 
     def check(self) -> None:
@@ -127,6 +126,18 @@ class _Answers:
                 pass  # The events know how long to wait for a server.
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
+
+
+def _answer(given: object) -> Answer:
+    """Whether something else is true is no consent: "no" would be."""
+    if isinstance(given, bool):
+        return Answer(given)
+    if isinstance(given, Answer):
+        return given
+    raise TypeError(
+        "on_approval returns True, False, an Answer, or None to leave the question to others, "
+        f"not {type(given).__name__}."
+    )
 
 
 async def _called(callback: Callable[[Any], Any], argument: Any) -> Any:

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from atoll.sdk.callbacks import DisplayCallback, OutputCallback
+    from atoll.sdk.callbacks import (
+        ApprovalCallback,
+        DisplayCallback,
+        EventCallback,
+        OutputCallback,
+    )
     from atoll.sdk.connection import Connection
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.session import AsyncSession
@@ -75,18 +80,22 @@ class AsyncContext:
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
         on_result: DisplayCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` and wait for its end. `Result.results` has the value of its last expression and
-        all that it displayed; `on_result` is given each as it comes.
+        all that it displayed; `on_result` is given each as it comes. The other callbacks, an
+        `execution_id` and an `idempotency_key` do what they do in `Session.run`.
 
         After `timeout` seconds it is interrupted, and what was there before is kept; code that does
         not heed that is ended two seconds later, and the context with it. When the call is
         cancelled, so is the execution, in the same way.
         """
-        body = self._body(code, timeout, stdin, env)
-        callbacks = Callbacks(on_stdout, on_stderr, on_display=on_result)
+        body = self._body(code, timeout, stdin, env, execution_id)
+        callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval, on_result)
         return await self._session._run(body, idempotency_key, callbacks)
 
     async def submit(
@@ -96,10 +105,11 @@ class AsyncContext:
         timeout: float | None = None,
         stdin: str | None = None,
         env: Mapping[str, str] | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncExecution:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
-        body = self._body(code, timeout, stdin, env)
+        body = self._body(code, timeout, stdin, env, execution_id)
         return await self._session._submit(body, idempotency_key)
 
     async def interrupt(self) -> ContextInfo:
@@ -125,7 +135,12 @@ class AsyncContext:
         return self._info
 
     def _body(
-        self, code: str, timeout: float | None, stdin: str | None, env: Mapping[str, str] | None
+        self,
+        code: str,
+        timeout: float | None,
+        stdin: str | None,
+        env: Mapping[str, str] | None,
+        execution_id: str | None,
     ) -> dict[str, object]:
-        body = execute_body(code, "python", None, None, timeout, stdin, env, (), None)
+        body = execute_body(code, "python", None, None, timeout, stdin, env, (), None, execution_id)
         return {**body, "context_id": self._info.id}

@@ -359,11 +359,15 @@ class Context:
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
         on_result: DisplayCallback | None = None,
+        on_event: EventCallback | None = None,
+        on_approval: ApprovalCallback | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Result:
         """
         Run `code` and wait for its end. `Result.results` has the value of its last expression and
-        all that it displayed; `on_result` is given each as it comes.
+        all that it displayed; `on_result` is given each as it comes. The other callbacks, an
+        `execution_id` and an `idempotency_key` do what they do in `Session.run`.
 
         After `timeout` seconds it is interrupted, and what was there before is kept; code that does
         not heed that is ended two seconds later, and the context with it. When the call is
@@ -378,6 +382,9 @@ class Context:
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             on_result=on_result,
+            on_event=on_event,
+            on_approval=on_approval,
+            execution_id=execution_id,
             idempotency_key=idempotency_key,
         )
 
@@ -388,6 +395,7 @@ class Context:
         timeout: float | None = None,
         stdin: str | None = None,
         env: Mapping[str, str] | None = None,
+        execution_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Execution:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
@@ -398,6 +406,7 @@ class Context:
                 timeout=timeout,
                 stdin=stdin,
                 env=env,
+                execution_id=execution_id,
                 idempotency_key=idempotency_key,
             ),
             self._portal,

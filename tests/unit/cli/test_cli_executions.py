@@ -163,6 +163,17 @@ def test_a_lost_attempt_is_told(atoll: Command, session: str) -> None:
     assert atoll("execution", "follow", one, "--json").stderr == ""
 
 
+@pytest.mark.parametrize("returned", ['{"n": 1}', '"é\\u001b"', "0", "false", "[]"])
+def test_what_a_function_returns_is_on_stdout(atoll: Command, session: str, returned: str) -> None:
+    done = atoll("invocation", "invoke", session, "jobs:main", "-i", returned)
+    assert (done.stdout, done.stderr) == (f"{returned}\n", "atoll: jobs:main returned:\n")
+
+
+def test_a_function_that_returns_nothing_leaves_stdout_alone(atoll: Command, session: str) -> None:
+    done = atoll("invocation", "invoke", session, "jobs:main")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_function_is_invoked_and_found_again(
     atoll: Command, outside: Outside, session: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.cli.replies import Replies
 from atoll.cli.terminal import Detached, DetachKeys, Screen
 
 
@@ -58,3 +59,50 @@ def test_a_screen_that_was_left_behind_is_known(seen: list[bytes], alternate: bo
         screen.see(data)
     assert screen.alternate is alternate
     assert (b"\x1b[?1049l" in screen.restoration()) is alternate
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"\x1b[24;80R",
+        b"\x1b[?24;80R",
+        b"\x1b[?1;2c",
+        b"\x1b[?64;1;2;6;22c",
+        b"\x1b[>0;276;0c",
+        b"\x1b]10;rgb:ffff/ffff/ffff\x1b\\",
+        b"\x1b]11;rgb:0000/0000/0000\x07",
+        b"\x1b]4;1;rgb:cdcd/0000/0000\x07",
+        b"\x1b[?2026;2$y",
+        b"\x1b[4;2$y",
+        b"\x1b[0n",
+        b"\x1b[8;24;80t",
+        b"\x1b[?0u",
+        b"\x1bP>|XTerm(370)\x1b\\",
+        b"\x1bP1$r0m\x1b\\",
+    ],
+)
+def test_an_answer_of_the_terminal_is_not_typed(reply: bytes) -> None:
+    assert Replies().pass_on(b"l" + reply + reply + b"s\r") == b"ls\r"
+    for cut in range(3, len(reply)):
+        replies = Replies()
+        assert replies.pass_on(b"l" + reply[:cut]) + replies.pass_on(reply[cut:] + b"s") == b"ls"
+    assert Replies().pass_on(reply, take_out=False) == reply
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"\x1b", b"\x1b[A", b"\x1bOA", b"\x1bOP", b"\x1b[15~", b"\x1b[3~", b"\x1b[1;5C",
+        b"\x1b[Z", b"\x1bx", b"\x1b[", b"\x1b]", b"\x1bP", b"\x1b\x1b[A", b"\x1b[<0;10;20M",
+        b"\x1b[<0;10;20m", b"\x1b[I", b"\x1b[97;5u", b"\x1b[200~ls; echo 1;2R\r\x1b[201~",
+        b"plain 1;2R\r", b"\x03", b"\xc3\xa9",
+    ],
+)  # fmt: skip
+def test_a_key_is_typed_at_once_whatever_it_sends(key: bytes) -> None:
+    assert Replies().pass_on(key) == key
+
+
+def test_what_was_held_back_comes_when_the_time_of_answers_is_over() -> None:
+    replies = Replies()
+    assert replies.pass_on(b"\x1b[1;5") == b""
+    assert replies.pass_on(b"C", take_out=False) == b"\x1b[1;5C"

@@ -243,8 +243,10 @@ class Outside:
             running.question = asked | {"timeout": 300}
             await self.note(running, "approval", running.question)
             async with running.changed:
-                while len(running.answers) < number:
+                while len(running.answers) < number and not running.cancelled:
                     await running.changed.wait()
+            if running.cancelled:
+                break
             settled = {"id": str(number), "state": "answered", **running.answers[-1]}
             await self.note(running, "approval", settled)
         if script.get("hold"):
@@ -256,7 +258,8 @@ class Outside:
             **outputs,
             "exit_code": None if running.cancelled else 0,
             "execution_time": 0.01,
-            "return_value": running.answers or running.request.get("event"),
+            "return_value": running.answers
+            or running.request.get("event", running.request.get("input")),
             "results": [],
             "metrics": {
                 "duration_ms": 1.0,
@@ -367,6 +370,8 @@ class Outside:
         running.cancelled = True
         running.reason = json.loads(body or b"{}").get("reason")
         running.released.set()
+        async with running.changed:
+            running.changed.notify_all()
         await self.finished(running, 10)
 
     async def inject(self, request: Request) -> Response:

@@ -214,6 +214,15 @@ def test_what_a_callback_returns_answers_the_question(
     assert [(one.question, one.data, one.timeout) for one in asked] == [("Delete?", [1], 300)]
 
 
+@pytest.mark.parametrize("returned", ["no", "", 1, 0, {"approved": False}, ["yes"]])
+def test_what_is_no_answer_is_no_consent(atoll: Atoll, outside: Outside, returned: object) -> None:
+    wrong = pytest.raises(TypeError, match=f"on_approval .* not {type(returned).__name__}")
+    with atoll.session() as session, wrong:
+        session.run(asking("a"), on_approval=lambda _: returned, execution_id="mine")
+    execution = outside.executions["mine"]
+    assert (execution.answers, execution.cancelled) == ([], True)
+
+
 def test_an_answer_that_is_early_is_given_again(atoll: Atoll, outside: Outside) -> None:
     outside.unheard = 2
     with atoll.session() as session:
