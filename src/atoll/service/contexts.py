@@ -68,7 +68,9 @@ class Contexts:
         return _context(session_id, answer["context"])
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
-        live = await self._lives.live(session_id)
+        live = await self._lives.reach(session_id)
+        if live is None:
+            return ()  # They went with the instance, which reading does not bring back.
         answer = await _call(live, "context_list")
         return tuple(_context(session_id, item) for item in answer["contexts"])
 
