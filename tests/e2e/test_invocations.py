@@ -269,10 +269,14 @@ def test_a_function_that_is_not_there(api: Api, session: str, fields: dict[str, 
     assert "no function" in told["result"]["error"]["message"]
 
 
-def test_a_module_that_is_not_there_is_the_code_s_own_error(api: Api, session: str) -> None:
+def test_a_module_that_is_not_there_has_no_function(api: Api, session: str) -> None:
     told = invoked(api, session, function_name="nowhere:add")
+    assert (told["status"], told["result"]["error"]["code"]) == ("failed", "function_not_found")
 
-    assert (told["status"], told["result"]["error"]["name"]) == ("failed", "ModuleNotFoundError")
+    api.put(session, "needs.py", b"import nowhere\ndef add(event): pass\n")
+    error = invoked(api, session, function_name="needs:add")["result"]["error"]
+    assert (error["code"], error["name"]) == ("exception", "ModuleNotFoundError")
+    assert "atoll_executor" not in error["traceback"]
 
 
 def test_the_rest_of_what_execute_takes_is_taken_too(api: Api, session: str) -> None:

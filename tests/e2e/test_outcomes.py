@@ -372,17 +372,5 @@ def test_a_value_that_is_nested_too_deep_is_refused_and_not_lost(api: Api, sessi
         assert api.execution(result["execution_id"])["status"] == "failed"
 
 
-def test_a_module_that_is_not_there_has_no_function(api: Api, session: str) -> None:
-    body = {"session_id": session, "function_name": "nowhere:work"}
-    result = answer(api.http.post(f"{V1}/invocations", json=body))["result"]
-    assert result["error"]["code"] == "function_not_found"
-    api.put(session, "needs.py", b"import nowhere\ndef work(event): pass\n")
-    body = {"session_id": session, "function_name": "needs:work"}
-    result = answer(api.http.post(f"{V1}/invocations", json=body))["result"]
-    assert (result["error"]["name"], "atoll_executor" in result["stderr"]) == (
-        "ModuleNotFoundError", False
-    )  # fmt: skip
-
-
 def test_a_command_names_a_program(api: Api, session: str) -> None:
     problem(api.execute(session, command=[""]), 422, "invalid_request")
