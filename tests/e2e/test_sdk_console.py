@@ -102,8 +102,10 @@ async def test_others_watch_and_take_over(own: AsyncSession) -> None:
             refused = await anext(event async for event in second if event.kind == "error")
             assert refused.code == "console_taken"
             await until(third, b"first\r\n")
-    # The first has left, so has everybody; one who comes now types.
-    async with execution.console() as second:
+    # The first has left, so has everybody; one who comes now types, when that is known.
+    async with execution.console() as second, asyncio.timeout(20):
+        while not second.typing:
+            await anext(aiter(second))
         await second.send("exit\n")
         assert (await second.wait()).exit_code == 0
     with pytest.raises(NotFound):
