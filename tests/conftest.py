@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +14,25 @@ from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
 
 
+LONGEST = 300
+"""Seconds. Far more than any test takes: one that waits for ever fails instead."""
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever() -> Iterator[None]:
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"The test takes longer than {LONGEST} s.")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LONGEST)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session", autouse=True)
