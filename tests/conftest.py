@@ -13,7 +13,6 @@ from tests.harness import Server
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
 
-
 LONGEST = 300
 """Seconds. Far more than any test takes: one that waits for ever fails instead."""
 
