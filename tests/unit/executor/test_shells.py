@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -36,6 +37,8 @@ sys.__stdout__.write("\\n" + json.dumps([type(found).__name__, kernel.shown, tol
 @pytest.fixture(params=["ipython", "plain"])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "ipython" and importlib.util.find_spec("IPython") is None:
+        if os.environ.get("CI"):
+            pytest.fail("IPython is not installed")
         pytest.skip("IPython is not installed")
     return str(request.param)
 
