@@ -6,13 +6,15 @@ import asyncio
 import base64
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.executor import frames
-from atoll.link.client import ExecutorError, Link
+from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.settings import LinkSettings
 from tests.executors import Executor, job
 
 pytestmark = pytest.mark.anyio
@@ -210,7 +212,30 @@ async def test_an_executor_that_is_told_to_end_says_what_crashed(executor: Execu
 
 async def test_code_inside_cannot_tell_the_executor_to_end(executor: Executor) -> None:
     link, output = await ready(executor), Output()
-    running = await start(link, output, code="import os\nos.kill(1, 15)\nprint('here')")
+    code = "import os, time\nos.kill(1, 15)\ntime.sleep(0.3)\nprint('here')"
+    running = await start(link, output, code=code)
     assert (await running)["exit_code"] == 0
     assert (await link.call("processes"))["processes"] == []
     link.close()
+
+
+async def test_an_executor_that_falls_silent_is_given_up_and_found_again(
+    executor: Executor,
+) -> None:
+    settings = LinkSettings(lost_after=timedelta(seconds=0.5))
+    link = await Link.connect(str(executor.path), settings, timeout=timedelta(seconds=10))
+    await link.call("release", zygote=link.hello["zygote"])
+    output, (child,) = Output(), executor.children()
+    running = await start(link, output, code="print(1, flush=True)\ninput()", stdin_open=True)
+    await output.until(b"1")
+    os.kill(child, signal.SIGSTOP)
+    try:
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(running, 10)
+    finally:
+        os.kill(child, signal.SIGCONT)
+    again = await executor.connect()
+    following = asyncio.create_task(again.attach("one", output.pieces[-1][0], output))
+    await again.call("stdin", id="one", data=text("\n"))
+    assert (await following)["exit_code"] == 0
+    again.close()

@@ -1,0 +1,56 @@
+"""The moments between the end of a run's process and its result."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from atoll.executor import artifacts
+from atoll.executor.journal import Journal
+from atoll.executor.loop import Loop
+from atoll.executor.reports import Reports
+from atoll.executor.runs import NO_USAGE, Runs
+from atoll.executor.staging import Staging
+from tests.executors import job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) -> None:
+    root, loop = tmp_path / "workspace", Loop()
+    root.mkdir()
+    later: list[Callable[[], None]] = []
+    flags = os.O_RDWR | os.O_CREAT
+    fds = [os.open(tmp_path / name, flags, 0o600) for name in ("journal.0", "journal.1")]
+    journal = Journal(fds)
+
+    def hashed(listed: list[dict[str, Any]], done: Callable[[], None]) -> None:
+        later.append(done)
+
+    runs = Runs(
+        loop,
+        artifacts.Scanner(str(root)),
+        Staging(loop, str(root)),
+        hashed,
+        lambda: None,
+        journal,
+        Reports(loop, None),
+    )
+    run = runs.make(job("one", "print(1)"))
+    run.parked = False
+    (root / "made").write_text("by it")
+    runs.conclude(run, 0, dict(NO_USAGE))
+    assert run.result is None
+    # The executor is told to end just now: what is done is done, and is not run again.
+    runs.end(run, "shutdown", 0.0)
+    (finish,) = later
+    finish()
+
+    assert run.result is not None
+    assert (run.result["reason"], run.result["exit_code"]) == (None, 0)
+    assert [found[0] for found in Journal(fds).load()] == ["one"]
+    for fd in fds:
+        os.close(fd)
+    loop.close()
