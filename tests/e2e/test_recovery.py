@@ -9,6 +9,7 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> N
         session = api.create()["id"]
         execution_id = api.submit(session, code)
         next(name for _, name, _ in api.events(execution_id) if name == "stdout")
+    died = datetime.now(UTC)
     crash(own)
 
     with calling(own) as api:
@@ -94,6 +96,9 @@ def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> N
         api.put(session, "go")
         result = api.result(execution_id)
         assert result["status"] == "success"
+        (attempt,) = api.execution(execution_id)["attempts"]
+        # Not when it was found again.
+        assert datetime.fromisoformat(attempt["started_at"]) < died
         assert result["stdout"] == "".join(f"{n}\n" for n in range(2000))
         assert result["artifacts"] == ["made"]
 

@@ -45,6 +45,7 @@ def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) 
     assert run.result is None
     # The executor is told to end just now: what is done is done, and is not run again.
     runs.end(run, "shutdown", 0.0)
+    assert run.reason is None
     (finish,) = later
     finish()
 

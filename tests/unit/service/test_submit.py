@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from atoll import ids
 from atoll.clock import SystemClock
-from atoll.model.execution import Execution, Language, Request
+from atoll.model.execution import Execution, ExecutionStatus, Language, Request
+from atoll.model.outcome import lost
+from atoll.model.session import Cause
+from atoll.service.attempts import Superseded
+from atoll.service.running import Running
 from tests.contract.stores.store_entities import make_execution, make_session
-from tests.parts import parts
+from tests.parts import ME, parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,3 +45,34 @@ async def test_what_another_replica_records_at_the_same_time_is_that_one(
         running = await found.executions.submit(session.id, request, execution_id=execution_id)
         assert running.execution == theirs
         assert found.runs.count == 0
+
+
+async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
+    tmp_path: Path,
+) -> None:
+    clock = SystemClock()
+    async with parts(tmp_path, clock) as found:
+        execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
+        await found.store.executions.add(execution)
+        running = found.runs._running[execution.id] = Running(execution)
+        # That it runs was stored, and the answer of the store was lost.
+        await found.store.executions.save(execution)
+        ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
+        await found.runs._finish(running, ended)
+
+        stored = await found.store.executions.get(execution.id)
+        assert stored is not None
+        assert (stored.status, stored.version) == (ExecutionStatus.FAILED, 3)
+        assert running.done.done()
+
+
+async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with parts(tmp_path, clock) as found:
+        execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
+        await found.store.executions.add(execution)
+        running = found.runs._running[execution.id] = Running(execution)
+        await found.store.executions.save(replace(execution, holder=OTHER))
+        ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
+        with pytest.raises(Superseded):
+            await found.runs._finish(running, ended)
