@@ -19,7 +19,7 @@ MEGABYTE = 1 << 20
 
 async def test_a_watcher_hears_all_there_was_and_all_that_comes(executor: Executor) -> None:
     link, output = await ready(executor), Output()
-    code = "import sys\nprint('first', flush=True)\nprint(sys.stdin.readline(), file=sys.stderr)"
+    code = "import sys\nprint('first', flush=True)\nsys.stderr.write(sys.stdin.readline())"
     running = await start(link, output, code=code, stdin_open=True)
     await output.until(b"first\n")
     events: list[str] = []
