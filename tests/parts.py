@@ -18,11 +18,15 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.packages import Packages
 from atoll.service.pool import Pool
+from atoll.service.provision import Provision
 from atoll.service.runs import Runs
+from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
+from atoll.service.volumes import Volumes
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
@@ -61,11 +65,14 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
-    sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, NODE)
+    provision = Provision(Secrets(), Volumes(), Packages())
+    sessions = Sessions(
+        store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
+    )
     bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
     ends = Ends(store, bulk, coordination, clock)
     attempts = Attempts(
-        store, driver, lives, bulk, leases, clock, settings.execution, settings.link
+        store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link
     )
     approvals = Approvals(coordination, lives, tasks)
     runs = Runs(
@@ -92,7 +99,7 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
         coordination,
         leases,
         approvals,
-        Contexts(lives, driver, settings.execution),
+        Contexts(lives, driver, provision, settings.execution),
         tasks,
         clock,
         settings,

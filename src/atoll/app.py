@@ -54,13 +54,17 @@ from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
+from atoll.service.packages import Packages
 from atoll.service.pool import Pool
+from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
+from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
+from atoll.service.volumes import Volumes
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.dsn import Kind
@@ -174,10 +178,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         templates.changed = pool.changed.set
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
-        sessions = Sessions(store, driver, pool, templates, lives, tasks, clock, settings, node_id)
+        provision = Provision(Secrets(), Volumes(), Packages())
+        sessions = Sessions(
+            store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+        )
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(
-            store, driver, lives, bulk, leases, clock, settings.execution, settings.link
+            store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link
         )
         approvals = Approvals(coordination, lives, tasks)
         runs = Runs(
@@ -197,7 +204,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
-        contexts = Contexts(lives, driver, settings.execution)
+        contexts = Contexts(lives, driver, provision, settings.execution)
         executions = Executions(
             store,
             lives,

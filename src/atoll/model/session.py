@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from atoll.model.packages import Install
     from atoll.model.resources import Resources
+    from atoll.model.volume import VolumeMount
 
 
 class SessionStatus(StrEnum):
@@ -48,6 +50,30 @@ class Cause(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+class WorkspaceMode(StrEnum):
+    SYNC = "sync"
+    """On the node's disk; what changes is copied to the blob store."""
+    MOUNT = "mount"
+    """In the blob store itself, mounted by the node."""
+
+
+class Durability(StrEnum):
+    """When what an execution changed is in the blob store."""
+
+    BACKGROUND = "background"
+    """Soon after its result."""
+    EXECUTION = "execution"
+    """Before its result is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warning:
+    """Something that is weaker than asked for, and may pass."""
+
+    code: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     id: str
@@ -71,4 +97,16 @@ class Session:
     message: str | None = None
     capacity: int = 1
     """Executions at the same time."""
+    template_version: int = 1
+    """The version of its template that it keeps, whatever becomes of the template."""
+    install: Install | None = None
+    """Its own Python packages; none when it asked for none."""
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    """Encrypted, by name."""
+    volumes: tuple[VolumeMount, ...] = ()
+    workspace_mode: WorkspaceMode = WorkspaceMode.SYNC
+    durability: Durability = Durability.BACKGROUND
+    started_from: str | None = None
+    """The session whose files it began with."""
+    warnings: tuple[Warning, ...] = ()
     version: int = 1

@@ -36,6 +36,32 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A volume as a session sees it."""
+
+    volume_id: str
+    path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Python packages of a session's own, and how far they are."""
+
+    status: str
+    """installing, installed or failed."""
+    requested: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A session as the server saw it when it answered."""
 
@@ -59,6 +85,17 @@ class SessionInfo:
     ended_at: datetime | None = None
     cause: str | None = None
     message: str | None = None
+    template_version: int = 1
+    secrets: tuple[str, ...] = ()
+    """The names of its secrets."""
+    volumes: tuple[Mount, ...] = ()
+    workspace_mode: str = "sync"
+    durability: str = "background"
+    started_from: str | None = None
+    dependencies: Packages | None = None
+    """Its own Python packages; none when it asked for none."""
+    warnings: tuple[Notice, ...] = ()
+    """What is weaker than asked for."""
     stale: bool = False
     """The server's database is away: this is what was known last."""
 

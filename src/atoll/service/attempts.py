@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
     from atoll.service.lives import Live, Lives
+    from atoll.service.provision import Provision
     from atoll.service.running import Running
     from atoll.settings import ExecutionSettings, LinkSettings
     from atoll.stores.base import Store
@@ -74,6 +75,7 @@ class Attempts:
         lives: Lives,
         bulk: Bulk,
         leases: Leases,
+        provision: Provision,
         clock: Clock,
         settings: ExecutionSettings,
         link: LinkSettings,
@@ -83,6 +85,7 @@ class Attempts:
         self._lives = lives
         self._bulk = bulk
         self._leases = leases
+        self._provision = provision
         self._clock = clock
         self._settings = settings
         self._grace = settings.cancel_grace.total_seconds()
@@ -357,7 +360,7 @@ class Attempts:
             "args": request.args,
             # A context has the session's since it was made, and may have changed them.
             "env": {
-                **(session.env_vars if request.context_id is None else {}),
+                **(self._provision.environment(session) if request.context_id is None else {}),
                 **request.env,
                 **_told(execution),
             },

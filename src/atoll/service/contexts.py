@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.execution import Request
     from atoll.service.lives import Live, Lives
+    from atoll.service.provision import Provision
     from atoll.settings import ExecutionSettings
 
 _CONFLICTS = {"context_busy", "context_dead", "too_many_contexts", "context_failed"}
@@ -39,9 +40,12 @@ class Context:
 
 
 class Contexts:
-    def __init__(self, lives: Lives, driver: Driver, settings: ExecutionSettings) -> None:
+    def __init__(
+        self, lives: Lives, driver: Driver, provision: Provision, settings: ExecutionSettings
+    ) -> None:
         self._lives = lives
         self._driver = driver
+        self._provision = provision
         self._settings = settings
 
     async def create(
@@ -60,7 +64,7 @@ class Contexts:
             id=context_id or ids.context_id(),
             language=language,
             cwd=inside(cwd),
-            env=live.session.env_vars,
+            env=self._provision.environment(live.session),
             limits=limits,
             watch=watch,
             most=self._settings.max_contexts,

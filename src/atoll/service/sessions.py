@@ -22,8 +22,10 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.packages import InstallStatus
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
     from atoll.model.resources import Resources
+    from atoll.model.template import Template
     from atoll.service.lives import Lives
     from atoll.service.pool import Pool, Ready
+    from atoll.service.provision import Extras, Provision
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
     from atoll.settings import Settings
@@ -42,6 +46,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 1.0
+
+
+def _fits_ready_one(session: Session) -> bool:
+    """Whether an instance that was made for nobody in particular will do."""
+    return not session.volumes and (
+        session.workspace_mode is WorkspaceMode.SYNC
+        and session.started_from is None
+        and not _is_installing(session)
+    )
+
+
+def _is_installing(session: Session) -> bool:
+    install = session.install
+    return install is not None and install.status is InstallStatus.INSTALLING
 
 
 class Sessions:
@@ -56,11 +74,13 @@ class Sessions:
         clock: Clock,
         settings: Settings,
         node_id: str,
+        provision: Provision,
     ) -> None:
         self._store = store
         self._driver = driver
         self._pool = pool
         self._templates = templates
+        self._provision = provision
         self._lives = lives
         lives.kept = self.schedule_end
         self._tasks = tasks
@@ -84,6 +104,7 @@ class Sessions:
         env_vars: dict[str, str],
         capacity: int = 1,
         session_id: str | None = None,
+        extras: Extras = NOTHING,
     ) -> Session:
         """A running session; the one that is there already when its id is given and known."""
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
@@ -113,7 +134,9 @@ class Sessions:
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.
-        ready = self._pool.take(template, resources)
+        if extras is not NOTHING:
+            session = await self._provision.granted(session, template, extras)
+        ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
         if ready is not None:
             try:
                 return await self._adopt(session, ready)
@@ -128,7 +151,30 @@ class Sessions:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
             return await self._known(known)
-        return await self._start_cold(session)
+        if not _is_installing(session):
+            return await self._start_cold(session)
+        # Who asked may go away: what takes minutes goes on, and can be looked at.
+        starting = self._start_with_packages(session, template)
+        return await asyncio.shield(self._tasks.start(starting, f"start {session.id}"))
+
+    async def _start_with_packages(self, session: Session, template: Template) -> Session:
+        return await self._start_cold(await self._install(session, template))
+
+    async def _install(self, session: Session, template: Template) -> Session:
+        """With its packages, or without them if it said that it can do so."""
+        session = await self._provision.installed(session, template)
+        install = session.install
+        assert install is not None
+        if install.status is not InstallStatus.FAILED:
+            return await self._store.sessions.save(session)
+        words = install.message or "Its packages could not be installed."
+        if install.fail_on_error:
+            await self._end(session, SessionStatus.FAILED, Cause.DEPENDENCY, words)
+            raise PermanentError(words, code="dependency_failed", session_id=session.id)
+        warning = Warning("dependency_failed", words)
+        return await self._store.sessions.save(
+            dataclasses.replace(session, warnings=(*session.warnings, warning))
+        )
 
     async def _known(self, session: Session) -> Session:
         """One that was created before, by a request that came to no answer."""

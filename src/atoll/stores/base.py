@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from atoll.model.checkpoint import Checkpoint
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
     from atoll.model.key import Key
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.model.session import Session, SessionStatus
     from atoll.model.template import Template
+    from atoll.model.volume import Volume
 
 
 class Sessions(Protocol):
@@ -189,6 +191,32 @@ class KeyedRequests(Protocol):
         """Remove some that have expired; what was removed, without bodies."""
 
 
+class Checkpoints(Protocol):
+    async def add(self, checkpoint: Checkpoint) -> None: ...
+
+    async def get(self, session_id: str) -> Checkpoint | None: ...
+
+    async def save(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Compare-and-set; returns the checkpoint with its new version."""
+
+    async def expired(self, now: datetime, *, limit: int) -> list[Checkpoint]:
+        """Those whose `kept_until` is not after `now`, oldest first."""
+
+    async def remove(self, session_id: str) -> None:
+        """Forget it; nothing happens when it is not there."""
+
+
+class Volumes(Protocol):
+    async def add(self, volume: Volume) -> None: ...
+
+    async def get(self, volume_id: str) -> Volume | None: ...
+
+    async def remove(self, volume_id: str) -> bool:
+        """Whether it was there."""
+
+    async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Volume]: ...
+
+
 class Store(Protocol):
     sessions: Sessions
     executions: Executions
@@ -196,6 +224,8 @@ class Store(Protocol):
     templates: Templates
     keys: Keys
     requests: KeyedRequests
+    checkpoints: Checkpoints
+    volumes: Volumes
 
     async def cluster(self) -> str:
         """An id of this database, made when it is first asked for and the same for all."""

@@ -129,6 +129,8 @@ class RecallingStore:
         self.templates = store.templates
         self.keys = store.keys
         self.requests = store.requests
+        self.checkpoints = store.checkpoints
+        self.volumes = store.volumes
 
     async def open(self) -> None:
         await self._store.open()

@@ -23,9 +23,19 @@ from atoll.model.execution import (
 )
 from atoll.model.instance import Handle, Instance
 from atoll.model.key import Key, Scope
+from atoll.model.packages import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
-from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.session import (
+    Cause,
+    Durability,
+    Session,
+    SessionStatus,
+    Wanted,
+    Warning,
+    WorkspaceMode,
+)
 from atoll.model.template import Template
+from atoll.model.volume import VolumeMount
 from atoll.stores.base import Store
 
 if TYPE_CHECKING:
@@ -254,6 +264,17 @@ resources = st.builds(
     disk=whole,
     max_processes=st.integers(0, 2**31 - 1),
 )
+installs = st.builds(
+    Install,
+    dependencies=st.lists(st.builds(Dependency, texts, texts), max_size=3).map(tuple),
+    timeout=st.integers(0, 2**31),
+    fail_on_error=st.booleans(),
+    allow_conflicts=st.booleans(),
+    status=st.sampled_from(InstallStatus),
+    environment=st.none() | texts,
+    installed=st.lists(texts, max_size=3).map(tuple),
+    message=st.none() | texts,
+)
 sessions = st.builds(
     make_session,
     status=st.sampled_from(SessionStatus),
@@ -269,6 +290,14 @@ sessions = st.builds(
     cause=st.none() | st.sampled_from(Cause),
     message=st.none() | texts,
     capacity=st.integers(1, 2**31 - 1),
+    template_version=st.integers(1, 2**31 - 1),
+    install=st.none() | installs,
+    secrets=environments,
+    volumes=st.lists(st.builds(VolumeMount, texts, texts, st.booleans()), max_size=3).map(tuple),
+    workspace_mode=st.sampled_from(WorkspaceMode),
+    durability=st.sampled_from(Durability),
+    started_from=st.none() | st.just("sess_before"),
+    warnings=st.lists(st.builds(Warning, texts, texts), max_size=3).map(tuple),
     version=st.integers(1, 2**31 - 2),
 )
 templates = st.builds(

@@ -15,10 +15,14 @@ from atoll.model.session import SessionStatus
 from atoll.reconcile.sessions import YOUNG, Sweep
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.packages import Packages
 from atoll.service.pool import Pool
+from atoll.service.provision import Provision
+from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
+from atoll.service.volumes import Volumes
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
@@ -80,7 +84,10 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
-    sessions = Sessions(store, node, pool, templates, lives, tasks, clock, settings, "local")
+    provision = Provision(Secrets(), Volumes(), Packages())
+    sessions = Sessions(
+        store, node, pool, templates, lives, tasks, clock, settings, "local", provision
+    )
     await store.open()
     await coordination.open()
     try:

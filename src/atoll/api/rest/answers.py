@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Artifact, Attempt, Execution, Outcome
     from atoll.model.invocation import Invocation
+    from atoll.model.packages import Install
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.model.template import Template
@@ -59,6 +60,28 @@ def session_out(session: Session) -> dict[str, Any]:
         "ended_at": timestamp(session.ended_at),
         "cause": session.cause,
         "message": session.message,
+        "template_version": session.template_version,
+        "secrets": sorted(session.secrets),
+        "volumes": [
+            {"volume_id": mount.volume_id, "path": mount.path, "read_only": mount.read_only}
+            for mount in session.volumes
+        ],
+        "workspace_mode": session.workspace_mode,
+        "durability": session.durability,
+        "started_from": session.started_from,
+        "dependencies": None if session.install is None else install_out(session.install),
+        "warnings": [
+            {"code": warning.code, "message": warning.message} for warning in session.warnings
+        ],
+    }
+
+
+def install_out(install: Install) -> dict[str, Any]:
+    return {
+        "status": install.status,
+        "requested": [dependency.requirement for dependency in install.dependencies],
+        "installed": list(install.installed),
+        "message": install.message,
     }
 
 

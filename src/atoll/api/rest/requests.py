@@ -16,8 +16,12 @@ from pydantic import (
 )
 
 from atoll.model.execution import Language, Mode, Request
+from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
 from atoll.model.resources import Resources, parse_cpu, parse_size
+from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import REQUIREMENTS
+from atoll.model.volume import VolumeMount
+from atoll.service.provision import NOTHING, Extras
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")]
 EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
@@ -66,12 +70,68 @@ class ResourcesIn(Wire):
         )
 
 
+class DependencyIn(Wire):
+    """A package of the index that the server's settings name."""
+
+    name: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$")
+    ]
+    version: Annotated[str, StringConstraints(max_length=200)] | None = Field(
+        None, description="PEP 440 specifiers; any version when left out.", examples=["==2.31.0"]
+    )
+
+    def dependency(self) -> Dependency:
+        return Dependency(self.name, "".join((self.version or "").split()))
+
+
+class VolumeMountIn(Wire):
+    volume_id: Name
+    path: Annotated[
+        str,
+        StringConstraints(pattern=r"^/(mnt|data|volumes)(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){1,4}$"),
+    ] = Field(description="Where it is inside: beneath /mnt, /data or /volumes.")
+    read_only: bool = True
+
+
+EXTRAS = frozenset(
+    {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
+)
+"""Fields of which most sessions have none."""
+
+
 class CreateSession(ResourcesIn):
     template_id: Name | None = None
     capacity: int = Field(1, ge=1, description="Executions at the same time.")
     timeout: int | None = Field(None, ge=1, description="Seconds of life.")
     env_vars: Env = {}
     resources: ResourcesIn | None = Field(None, description="The four limits, as one object.")
+    secrets: Env = Field(
+        {}, description="Environment variables that no answer shows and that are stored encrypted."
+    )
+    volumes: Annotated[list[VolumeMountIn], Field(max_length=16)] = []
+    workspace_mode: WorkspaceMode = Field(
+        WorkspaceMode.SYNC,
+        description="`sync`: on the node's disk, copied to the blob store. `mount`: in the blob "
+        "store itself, mounted by the node.",
+    )
+    durability: Durability = Field(
+        Durability.BACKGROUND,
+        description="When what an execution changed is in the blob store: soon after its result, "
+        "or before it is final.",
+    )
+    started_from: Id | None = Field(
+        None, description="A session, ended or not, with whose last checkpoint this one begins."
+    )
+    dependencies: Annotated[list[DependencyIn], Field(max_length=MOST_DEPENDENCIES)] = Field(
+        [], description="Python packages of its own."
+    )
+    install_timeout: int = Field(300, ge=30, le=1800, description="Seconds.")
+    fail_on_dependency_error: bool = Field(
+        True, description="Whether the session fails when they cannot be installed."
+    )
+    allow_version_conflicts: bool = Field(
+        False, description="Whether they may take the place of the template's versions."
+    )
 
     @model_validator(mode="after")
     def _limits_once(self) -> CreateSession:
@@ -82,6 +142,30 @@ class CreateSession(ResourcesIn):
 
     def limits(self, base: Resources) -> Resources:
         return (self.resources or self).over(base)
+
+    def extras(self) -> Extras:
+        if not EXTRAS & self.model_fields_set:
+            return NOTHING
+        return Extras(
+            secrets=self.secrets,
+            volumes=tuple(
+                VolumeMount(mount.volume_id, mount.path, mount.read_only) for mount in self.volumes
+            ),
+            workspace_mode=self.workspace_mode,
+            durability=self.durability,
+            started_from=self.started_from,
+            install=self._install(),
+        )
+
+    def _install(self) -> Install | None:
+        if not self.dependencies:
+            return None
+        return Install(
+            dependencies=tuple(item.dependency() for item in self.dependencies),
+            timeout=self.install_timeout,
+            fail_on_error=self.fail_on_dependency_error,
+            allow_conflicts=self.allow_version_conflicts,
+        )
 
 
 class Work(Wire):

@@ -28,6 +28,26 @@ class Stale(BaseModel):
     )
 
 
+class VolumeMountOut(BaseModel):
+    volume_id: str
+    path: str
+    read_only: bool
+
+
+class InstallOut(BaseModel):
+    """Python packages of a session's own, and how far they are."""
+
+    status: Literal["installing", "installed", "failed"]
+    requested: list[str]
+    installed: list[str] = Field(description="As `name==version`, once they are installed.")
+    message: str | None
+
+
+class WarningOut(BaseModel):
+    code: str
+    message: str
+
+
 class SessionOut(Stale):
     id: str
     template_id: str
@@ -47,6 +67,14 @@ class SessionOut(Stale):
     ended_at: datetime | None
     cause: str | None
     message: str | None
+    template_version: int
+    secrets: list[str] = Field(description="Their names.")
+    volumes: list[VolumeMountOut]
+    workspace_mode: Literal["sync", "mount"]
+    durability: Literal["background", "execution"]
+    started_from: str | None
+    dependencies: InstallOut | None = Field(description="None when it asked for none.")
+    warnings: list[WarningOut] = Field(description="What is weaker than asked for.")
 
 
 class SessionPage(BaseModel):

@@ -33,6 +33,7 @@ async def create_session(
         env_vars=body.env_vars,
         capacity=body.capacity,
         session_id=None if seed is None else ids.session_id(seed),
+        extras=body.extras(),
     )
     return Answer(session_out(session), 201)
 

@@ -21,6 +21,9 @@ CREATE TABLE templates (
     python TEXT NOT NULL,
     preload TEXT NOT NULL,
     env TEXT NOT NULL,
+    number INTEGER DEFAULT 1 NOT NULL,
+    status VARCHAR(32) DEFAULT 'ready' NOT NULL,
+    build TEXT,
     PRIMARY KEY (id)
 );
 
@@ -49,6 +52,14 @@ CREATE TABLE sessions (
     message TEXT,
     env_vars TEXT NOT NULL,
     capacity INTEGER DEFAULT 1 NOT NULL,
+    template_version INTEGER DEFAULT 1 NOT NULL,
+    workspace_mode VARCHAR(32) DEFAULT 'sync' NOT NULL,
+    durability VARCHAR(32) DEFAULT 'background' NOT NULL,
+    started_from VARCHAR(64),
+    install TEXT,
+    secrets TEXT,
+    volumes TEXT,
+    warnings TEXT,
     PRIMARY KEY (id)
 );
 
@@ -140,3 +151,40 @@ CREATE TABLE properties (
     value VARCHAR(255) NOT NULL,
     PRIMARY KEY (name)
 );
+
+CREATE TABLE template_versions (
+    template_id VARCHAR(64) NOT NULL,
+    number INTEGER NOT NULL,
+    status VARCHAR(32) NOT NULL,
+    version INTEGER NOT NULL,
+    created_at BIGINT NOT NULL,
+    template TEXT NOT NULL,
+    PRIMARY KEY (template_id, number)
+);
+
+CREATE TABLE checkpoints (
+    id VARCHAR(64) NOT NULL,
+    number BIGINT NOT NULL,
+    manifest VARCHAR(255) NOT NULL,
+    created_at BIGINT NOT NULL,
+    files BIGINT NOT NULL,
+    size BIGINT NOT NULL,
+    node_id VARCHAR(255) NOT NULL,
+    kept_until BIGINT,
+    version INTEGER NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX checkpoints_kept ON checkpoints (kept_until, id);
+
+CREATE TABLE volumes (
+    id VARCHAR(64) NOT NULL,
+    created_at BIGINT NOT NULL,
+    size BIGINT NOT NULL,
+    kind VARCHAR(32) NOT NULL,
+    node_id VARCHAR(255),
+    version INTEGER NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE INDEX volumes_created ON volumes (created_at, id);

@@ -7,11 +7,21 @@ Sessions, and with them which instance belongs to whom.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import Conflict
+from atoll.model.packages import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
-from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.session import (
+    Cause,
+    Durability,
+    Session,
+    SessionStatus,
+    Wanted,
+    Warning,
+    WorkspaceMode,
+)
+from atoll.model.volume import VolumeMount
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -34,15 +44,19 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.stores.sql.engine import Connection, Engine, Row
 
+T = TypeVar("T")
+
 _ADD = """
     INSERT INTO sessions (
         id, template_id, status, wanted, runtime_type, runtime_node, cpu, memory, disk,
         max_processes, timeout, created_at, updated_at, expires_at, ended_at, instance_id,
-        cause, version, workspace, message, env_vars, capacity
+        cause, version, workspace, message, env_vars, capacity, template_version,
+        workspace_mode, durability, started_from, install, secrets, volumes, warnings
     ) VALUES (
         :id, :template_id, :status, :wanted, :runtime_type, :runtime_node, :cpu, :memory, :disk,
         :max_processes, :timeout, :created_at, :updated_at, :expires_at, :ended_at, :instance_id,
-        :cause, :version, :workspace, :message, :env_vars, :capacity
+        :cause, :version, :workspace, :message, :env_vars, :capacity, :template_version,
+        :workspace_mode, :durability, :started_from, :install, :secrets, :volumes, :warnings
     )
 """
 _GET = "SELECT * FROM sessions WHERE id = :id"
@@ -54,7 +68,10 @@ _SAVE = """
         created_at = :created_at, updated_at = :updated_at, expires_at = :expires_at,
         ended_at = :ended_at, instance_id = :instance_id, cause = :cause,
         workspace = :workspace, message = :message, env_vars = :env_vars,
-        capacity = :capacity, version = :version + 1
+        capacity = :capacity, template_version = :template_version,
+        workspace_mode = :workspace_mode, durability = :durability, started_from = :started_from,
+        install = :install, secrets = :secrets, volumes = :volumes, warnings = :warnings,
+        version = :version + 1
     WHERE id = :id AND version = :version
 """
 _OWN = """
@@ -182,7 +199,54 @@ def _row(session: Session) -> dict[str, Any]:
         "message": encode_optional(session.message),
         "env_vars": encode(session.env_vars),
         "capacity": session.capacity,
+        "template_version": session.template_version,
+        "workspace_mode": session.workspace_mode.value,
+        "durability": session.durability.value,
+        "started_from": session.started_from,
+        "install": None if session.install is None else encode(_install_row(session.install)),
+        "secrets": encode(session.secrets) if session.secrets else None,
+        "volumes": encode([_fields(mount) for mount in session.volumes])
+        if session.volumes
+        else None,
+        "warnings": encode([_fields(warning) for warning in session.warnings])
+        if session.warnings
+        else None,
     }
+
+
+def _fields(item: VolumeMount | Warning | Dependency) -> list[Any]:
+    return [getattr(item, name) for name in item.__slots__]
+
+
+def _install_row(install: Install) -> dict[str, Any]:
+    return {
+        "dependencies": [_fields(dependency) for dependency in install.dependencies],
+        "timeout": install.timeout,
+        "fail_on_error": install.fail_on_error,
+        "allow_conflicts": install.allow_conflicts,
+        "status": install.status.value,
+        "environment": install.environment,
+        "installed": install.installed,
+        "message": install.message,
+    }
+
+
+def _install(text: str | None) -> Install | None:
+    if text is None:
+        return None
+    row = decode(text)
+    return Install(
+        **{
+            **row,
+            "dependencies": tuple(Dependency(*item) for item in row["dependencies"]),
+            "status": InstallStatus(row["status"]),
+            "installed": tuple(row["installed"]),
+        }
+    )
+
+
+def _tuple(text: str | None, kind: type[T]) -> tuple[T, ...]:
+    return () if text is None else tuple(kind(*item) for item in decode(text))
 
 
 def _session(row: Row) -> Session:
@@ -205,5 +269,13 @@ def _session(row: Row) -> Session:
         cause=None if row["cause"] is None else Cause(row["cause"]),
         message=decode_optional(row["message"]),
         capacity=row["capacity"],
+        template_version=row["template_version"],
+        workspace_mode=WorkspaceMode(row["workspace_mode"]),
+        durability=Durability(row["durability"]),
+        started_from=row["started_from"],
+        install=_install(row["install"]),
+        secrets=decode_optional(row["secrets"]) or {},
+        volumes=_tuple(row["volumes"], VolumeMount),
+        warnings=_tuple(row["warnings"], Warning),
         version=row["version"],
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from atoll import ids
 from atoll.errors import Conflict
+from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
@@ -15,18 +16,21 @@ from atoll.stores.sql.rows import insert
 from atoll.stores.sql.sessions import SqlSessions
 from atoll.stores.sql.sqlite import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
+from atoll.stores.sql.volumes import SqlVolumes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atoll.settings import DatabaseSettings, SqliteSettings
     from atoll.stores.base import (
+        Checkpoints,
         Executions,
         Instances,
         KeyedRequests,
         Keys,
         Sessions,
         Templates,
+        Volumes,
     )
     from atoll.stores.sql.engine import Connection, Engine
 
@@ -49,6 +53,8 @@ class SqlStore:
         self.templates: Templates = SqlTemplates(self._engine)
         self.keys: Keys = SqlKeys(self._engine)
         self.requests: KeyedRequests = SqlKeyedRequests(self._engine)
+        self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
+        self.volumes: Volumes = SqlVolumes(self._engine)
 
     async def open(self) -> None:
         await self._engine.open()

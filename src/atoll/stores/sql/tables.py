@@ -64,8 +64,23 @@ templates = Table(
     Column("python", JSON, nullable=False),
     Column("preload", JSON, nullable=False),
     Column("env", JSON, nullable=False),
+    Column("number", Integer, nullable=False, server_default=text("1")),
+    Column("status", WORD, nullable=False, server_default=text("'ready'")),
+    Column("build", JSON),
     Index("templates_created", "created_at", "id"),
 )
+
+template_versions = Table(
+    "template_versions",
+    metadata,
+    Column("template_id", ID, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("status", WORD, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("template", JSON, nullable=False),
+)
+"""Each version that a template ever had: `template` is all of it."""
 
 sessions = Table(
     "sessions",
@@ -92,6 +107,14 @@ sessions = Table(
     Column("message", JSON),
     Column("env_vars", JSON, nullable=False),
     Column("capacity", Integer, nullable=False, server_default=text("1")),
+    Column("template_version", Integer, nullable=False, server_default=text("1")),
+    Column("workspace_mode", WORD, nullable=False, server_default=text("'sync'")),
+    Column("durability", WORD, nullable=False, server_default=text("'background'")),
+    Column("started_from", ID),
+    Column("install", JSON),
+    Column("secrets", JSON),
+    Column("volumes", JSON),
+    Column("warnings", JSON),
     Index("sessions_created", "created_at", "id"),
     Index("sessions_status", "status", "created_at", "id"),
     Index("sessions_template", "template_id", "created_at", "id"),
@@ -171,6 +194,34 @@ keyed_requests = Table(
     Column("headers", JSON),
     Column("body", BYTES),
     Index("keyed_requests_expires", "expires_at"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("manifest", NAME, nullable=False),
+    Column("created_at", TIME, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("node_id", NAME, nullable=False),
+    Column("kept_until", TIME),
+    Column("version", Integer, nullable=False),
+    Index("checkpoints_kept", "kept_until", "id"),
+)
+"""`id` is the session's."""
+
+volumes = Table(
+    "volumes",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("created_at", TIME, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("kind", WORD, nullable=False),
+    Column("node_id", NAME),
+    Column("version", Integer, nullable=False),
+    Index("volumes_created", "created_at", "id"),
 )
 
 properties = Table(
