@@ -20,7 +20,7 @@ from tests.servers import free_port
 from tests.servers.s3 import ACCESS_KEY, BUCKET, DOMAIN, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Mapping
     from pathlib import Path
 
     from atoll.blobs.base import Blobs
@@ -190,7 +190,8 @@ async def test_objects_are_encrypted_when_that_is_asked_for(s3: S3Server) -> Non
         link = await blobs.presign("GET", key, MINUTE)
         assert link is not None
         async with httpx.AsyncClient() as anybody:
-            return (await anybody.get(link)).headers.get("x-amz-server-side-encryption")
+            headers: Mapping[str, str] = (await anybody.get(link)).headers
+            return headers.get("x-amz-server-side-encryption")
 
     keys = ("a/put", "a/create", "a/write", "a/plain")
     assert [await encryption(key) for key in keys] == ["AES256"] * 3 + [None]
