@@ -25,7 +25,8 @@ from atoll.api.internal.app import Internal
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
-from atoll.blobs import objects
+from atoll.blobs.choice import choose
+from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
@@ -155,7 +156,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if not embedded:
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
-        blobs = objects.choose(settings)
+        blobs = choose(settings, clock)
+        spool = blobs if isinstance(blobs, Spool) else None
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
@@ -214,7 +216,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             tasks,
             clock,
             settings.workspace,
-            remote=False,
+            remote=spool is not None,
+            away=lambda: None if spool is None else spool.away,
             embedded=embedded,
         )
         sessions.saves = saves
@@ -254,7 +257,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool)
+        metrics.register(registry, sessions, lives, runs, pool, spool)
+        if spool is not None and embedded:
+            stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
@@ -290,6 +295,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),
         }
+        if spool is not None:
+            loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stack.push_async_callback(_stop, running)
         web = build(found, None if embedded else keys, registry)
@@ -297,6 +304,15 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
+    """Move what still waits: the directory that it waits in is about to go."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit.total_seconds()):
+            if await spool.catch_up():
+                return
+    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:

@@ -24,6 +24,8 @@ from atoll.model.session import Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NOT_SAVED = "workspace_not_saved"
+AWAY = "The blob store does not answer: the files are on the node's disk alone until it does."
+LOOK_SECONDS = 5.0
 TRIES = 5
 """For a warning that others write at the same time."""
 
@@ -54,9 +58,13 @@ class Saves:
         settings: WorkspaceSettings,
         *,
         remote: bool,
+        away: Callable[[], str | None] = lambda: None,
         embedded: bool = False,
     ) -> None:
-        """`remote`: the blobs are not on the node's own disk."""
+        """
+        `remote`: the blobs are not on the node's own disk; `away` says why they cannot be reached,
+        if they cannot.
+        """
         self._checkpoints = checkpoints
         self._store = store
         self._driver = driver
@@ -65,12 +73,20 @@ class Saves:
         self._clock = clock
         self._settings = settings
         self._remote = remote
+        self._away = away
         self._embedded = embedded
         self._activity: dict[str, int] = {}
         """How often something began or ended in sessions that are not saved as they are."""
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._saving: set[str] = set()
         self._warned: set[str] = set()
+
+    def begun(self, session: Session) -> Session:
+        """A new session, with a warning if its files will be on the node's disk alone."""
+        if not self._remote or self._away() is None:
+            return session
+        self._warned.add(session.id)
+        return dataclasses.replace(session, warnings=(*session.warnings, Warning(NOT_SAVED, AWAY)))
 
     # What happens in sessions
 
@@ -143,8 +159,9 @@ class Saves:
         taken = await self._take(session_id, live.link)
         if self._activity.get(session_id, 0) == before:
             self._activity.pop(session_id, None)
-        if session_id in self._warned:
-            await self._warn(session_id, None)
+        if self._remote:
+            # It is safe on the node's disk, and goes on from there when it can.
+            await self._warn(session_id, None if self._away() is None else AWAY)
         return taken
 
     async def _take(self, session_id: str, link: Link) -> Checkpoint | None:
@@ -201,21 +218,33 @@ class Saves:
     # Now and then
 
     async def run(self) -> None:
-        """Save what runs for long."""
+        """Save what runs for long, and take back warnings when the blob store is back."""
+        interval = self._settings.interval.total_seconds()
+        since = 0.0
         while self._remote:
-            await asyncio.sleep(self._settings.interval.total_seconds())
-            for live in self._lives.all():
-                if live.session.workspace_mode is WorkspaceMode.SYNC:
-                    self._later(live.session.id)
+            await asyncio.sleep(LOOK_SECONDS)
+            since += LOOK_SECONDS
+            try:
+                if self._away() is None:
+                    for session_id in list(self._warned):
+                        await self._warn(session_id, None)
+            except AtollError as error:
+                log.info("saves.waits", error=error.message)
+            if since >= interval:
+                since = 0.0
+                for live in self._lives.all():
+                    if live.session.workspace_mode is WorkspaceMode.SYNC:
+                        self._activity.setdefault(live.session.id, 0)
+                        self._later(live.session.id)
 
     # What it says of itself
 
     async def _warn(self, session_id: str, why: str | None) -> None:
         """Say in the session that it is not saved, or no longer say so."""
-        if why is not None:
-            log.warning("workspace.not_saved", session_id=session_id, error=why)
         if (why is None) != (session_id in self._warned):
             return
+        if why is not None:
+            log.warning("workspace.not_saved", session_id=session_id, error=why)
         for _ in range(TRIES):
             session = await self._store.sessions.get(session_id)
             if session is None or session.status.ended:

@@ -137,6 +137,8 @@ class Sessions:
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.
+        if self.saves is not None:
+            session = self.saves.begun(session)
         if extras is not NOTHING:
             if extras.started_from is not None and self.saves is not None:
                 await self.saves.fresh(extras.started_from)
