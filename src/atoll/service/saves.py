@@ -149,7 +149,12 @@ class Saves:
         """See that a session has a checkpoint to begin another with."""
         session = await self._lives.session(session_id)
         if not session.status.ended:
-            await self.now(session_id)
+            try:
+                await self.now(session_id)
+            except TemporaryError as error:
+                if error.code != "node_not_reached":
+                    raise
+                # What it saved last will have to do.
         if await self._checkpoints.get(session_id) is None:
             raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
 
