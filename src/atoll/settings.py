@@ -301,7 +301,7 @@ class BlobSettings(Group):
     connect_timeout: Seconds = Field(timedelta(seconds=3), gt=timedelta(0))
     """Time for a connection, in seconds."""
     timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for one request, which moves 8 MiB at most, in seconds."""
+    """Time for one request, of which a large object takes many, in seconds."""
     retry_after: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """How long a server that failed is not asked again, in seconds."""
     spool_size: int = Field(10 * GiB, ge=1 * MiB)

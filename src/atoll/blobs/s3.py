@@ -96,7 +96,9 @@ def connect(settings: BlobSettings) -> S3Store:
     if settings.endpoint is not None:
         scheme, host = settings.endpoint.rstrip("/").split("://")
         # obstore wants the host that it is to ask, which has the bucket's name in it already.
-        options["endpoint"] = f"{scheme}://{host if path_style else f'{bucket}.{host}'}"
+        address = f"{scheme}://{host if path_style else f'{bucket}.{host}'}"
+        # Of both, lest one that the environment names goes over ours.
+        options |= {"endpoint": address, "aws_endpoint_url_s3": address}
     if settings.encryption is not None:
         options["server_side_encryption"] = settings.encryption
     if settings.kms_key_id is not None:

@@ -22,7 +22,7 @@ from atoll.settings import BlobSettings
 from tests.clock import MovedClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.blobs.base import BlobInfo
@@ -148,7 +148,7 @@ def spool(remote: Remote, tmp_path: Path, clock: MovedClock) -> Spool:
 
 
 @pytest.fixture
-def away(remote: Remote) -> Iterator[Remote]:
+def away(remote: Remote) -> Remote:
     remote.away = True
     return remote
 
