@@ -12,8 +12,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
+from atoll import app
 from atoll.blobs.base import PART
 from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
@@ -188,6 +190,50 @@ def test_executions_go_on_while_s3_is_away(
             assert Api(http).result(before["execution_id"]) == before
         check_log(server)
         assert "blobs.away" in server.stderr()
+
+
+def test_results_that_find_no_room_wait_until_there_is(
+    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    small = server_of_s3.environment(ATOLL_BLOB__SPOOL_SIZE=str(2**20))
+    with Server(data_dir, **small) as server, server.client() as http:
+        api = Api(http)
+        session = api.create(capacity=4)["id"]
+        server_of_s3.kill()
+        ids = [api.submit(session, "print('o' * 149_999)") for _ in range(10)]
+        eventually(lambda: len(spooled(data_dir)) == 6)
+        large = "#" + "c" * 200_000
+        refused = api.execute(session, code=large)
+        assert (refused.status_code, refused.json()["code"]) == (503, "spool_full")
+        assert sum(api.status(one) != "completed" for one in ids) == 4
+
+        server_of_s3.start()
+
+        results = [api.result(one) for one in ids]
+        assert {result["stdout"] for result in results} == {"o" * 149_999 + "\n"}
+        assert {result["status"] for result in results} == {"success"}
+        eventually(lambda: not spooled(data_dir))
+        check_log(server)
+
+
+@pytest.mark.anyio
+async def test_what_waits_in_an_embedded_atoll_is_moved_when_it_ends(
+    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+) -> None:
+    settings = server_of_s3.settings("embedded", retry_after="3600")
+    async with app.embedded(data_dir=tmp_path / "data", blob=settings) as web:
+        transport = httpx.ASGITransport(web)
+        async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as http:
+            session = (await http.post(f"{V1}/sessions", json={})).json()["id"]
+            await asyncio.to_thread(server_of_s3.kill)
+            given = {"code": LARGE, "wait": 20}
+            result = await http.post(f"{V1}/sessions/{session}/execute", json=given)
+            assert result.json()["stdout"] == "o" * 99_999 + "\n"
+            await asyncio.to_thread(server_of_s3.start)
+
+    assert len(keys_in(server_of_s3, "embedded/executions")) >= 2
 
 
 def test_a_server_starts_while_s3_is_away_and_says_so(

@@ -73,6 +73,11 @@ class S3Objects(Objects):
             return "no answer"
         return type(error).__name__
 
+    def _is_refusal(self, error: Exception) -> bool:
+        # 408 and 429 are those of a server that has too much to do.
+        status = _STATUS.search(str(error))
+        return status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "429")
+
     def _cause(self, error: Exception) -> Exception | None:
         return None
 

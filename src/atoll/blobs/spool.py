@@ -31,6 +31,7 @@ from atoll.blobs.base import (
     PART,
     PIECE,
     Opened,
+    Refused,
     check_expiry,
     check_key,
     check_page,
@@ -58,6 +59,8 @@ IDLE_SECONDS = 60.0
 """Between two looks at a spool in which nothing should wait."""
 _TICK = 0.02
 """Seconds; longer than the steps in which the kernel dates files."""
+REFUSALS = 100
+"""So many end a pass: each has cost the store two requests for nothing."""
 AT_ONCE = 3
 """Objects that are uploaded at the same time."""
 
@@ -86,6 +89,8 @@ class Spool:
         self._reason: str | None = None
         self._until = 0.0
         self._moves = 0
+        self._suspect = False
+        self._refused = 0
         self._news = asyncio.Event()
 
     @property
@@ -237,7 +242,7 @@ class Spool:
                 if self._clock.monotonic() - looked > IDLE_SECONDS:
                     await self.drop_old()
                     looked = self._clock.monotonic()
-                if self._reason is None or await self._probe():
+                if not (self._suspect or self._reason) or await self._probe():
                     done = await self.catch_up()
             except Exception as error:
                 log.error("spool.failed", exc_info=error)
@@ -279,6 +284,8 @@ class Spool:
         with on_disk():
             while page := await asyncio.to_thread(self._waiting.objects, "", after, PAGE):
                 for info in page:
+                    if not self._is_old(info.modified_at.timestamp()):
+                        continue
                     file = await asyncio.to_thread(self._waiting.open, info.key)
                     if file is not None:
                         with file:
@@ -301,6 +308,7 @@ class Spool:
         """Move what is there; False when some of it could not be moved."""
         # What is put before a manifest is there before the manifest is dated.
         began = await asyncio.to_thread(self._waiting.tick)
+        self._refused = 0
         if not await self._move_removals():
             return False
         if not await self._move(lambda info: not _is_manifest(info.key)):
@@ -313,7 +321,7 @@ class Spool:
             for removal in removals:
                 if not await self._moved(removal.what, lambda r=removal: self._apply(r)):  # type: ignore[misc]
                     whole = False
-                    if self._reason is not None:
+                    if self._is_over():
                         return False
                     continue
                 await asyncio.to_thread(self._waiting.done, removal)
@@ -336,10 +344,14 @@ class Spool:
                 some = queue[begin : begin + AT_ONCE]
                 moved = await asyncio.gather(*(self._move_one(info) for info in some))
                 whole = whole and all(moved)
-                if self._reason is not None:
+                if self._is_over():
                     return False
             after = page[-1].key
         return whole
+
+    def _is_over(self) -> bool:
+        """Whether there is no use in going on with this pass."""
+        return self._reason is not None or self._refused >= REFUSALS
 
     async def _move_one(self, info: BlobInfo) -> bool:
         file = await asyncio.to_thread(self._waiting.open, info.key)
@@ -367,13 +379,16 @@ class Spool:
         except TemporaryError as error:
             # One that is refused by a store that else works does not hold up the others.
             if await self._probe():
-                log.error("spool.refused", what=what, error=error.message)
+                self._refused += 1
+                if self._refused == 1:
+                    log.error("spool.refused", what=what, error=error.message)
             return False
         self._moves += 1
         self._answered()
         return True
 
     async def _probe(self) -> bool:
+        self._suspect = False
         try:
             await self._remote.list(self._probed, limit=1)
         except TemporaryError as error:
@@ -500,10 +515,13 @@ class Spool:
         try:
             result = await call()
         except TemporaryError as error:
-            if error.code == UNAVAILABLE:
+            if error.code == UNAVAILABLE and not isinstance(error, Refused):
                 self._failed(error)
             else:
+                # It answers. Whether it does so to others is for the loop to find out.
                 self._until = self._clock.monotonic()
+                self._suspect = self._suspect or isinstance(error, Refused)
+                self._news.set()
             raise
         except BaseException:
             self._until = self._clock.monotonic()
