@@ -22,6 +22,7 @@ from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.runs import Runs
+from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
@@ -65,7 +66,7 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
-    provision = Provision(Secrets(), Volumes(), Packages())
+    provision = Provision(Secrets(Sealing()), Volumes(), Packages())
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
     )

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import mimetypes
 import os
+import resource
 import secrets
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -59,7 +60,8 @@ from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
-from atoll.service.secrets import Secrets
+from atoll.service.sealing import Sealing
+from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
 
 DATABASE = "atoll.db"
 KEY_FILE = "key"
+SECRET_KEY_FILE = "secret-key"  # noqa: S105 - the name of a file
 TOKEN_BEYOND_SESSION = timedelta(days=7)
 """How long an instance may have waited in a pool and still report all its session's life."""
 ENVIRONMENT = "environment"
@@ -178,7 +181,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         templates.changed = pool.changed.set
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
-        provision = Provision(Secrets(), Volumes(), Packages())
+        sealed = Secrets(_sealing(settings, own=own))
+        provision = Provision(sealed, Volumes(), Packages())
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
         )
@@ -227,6 +231,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,
+            secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
             blobs=blobs,
@@ -275,6 +280,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+def _sealing(settings: Settings, *, own: bool) -> Sealing:
+    """A key file is only for a database that is beside it: others share one and not the file."""
+    keys = [settings.secrets.key, *settings.secrets.old_keys]
+    given = [key.get_secret_value() for key in keys if key is not None]
+    return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
@@ -400,6 +412,8 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
     server.check_exposure(settings)
     workers.check(settings)
+    # Secrets pass through its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

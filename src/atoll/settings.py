@@ -9,6 +9,7 @@ cannot pass for set.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from datetime import timedelta
@@ -20,6 +21,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -49,6 +51,25 @@ def _seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+
+
+KEY_BYTES = 32
+
+
+def parse_key(text: str) -> bytes:
+    """A key of 32 bytes, in base64 (either alphabet) or hexadecimal; raises `ValueError`."""
+    text = text.strip()
+    if len(text) == 2 * KEY_BYTES:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(text)
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        key = base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{KEY_BYTES} bytes in base64 or hexadecimal are needed")
+    return key
 
 
 class Group(BaseModel):
@@ -252,6 +273,40 @@ class BlobSettings(Group):
     """What lists show of a larger one: its beginning, in bytes of output or characters of code."""
 
 
+class SecretSettings(Group):
+    """Encryption of the secrets of sessions."""
+
+    key: SecretStr | None = None
+    """
+    Key that secrets are encrypted with: 32 bytes, in base64 or hexadecimal. With the database in
+    `data_dir`, one is made and kept in `<data_dir>/secret-key` when not set.
+    """
+    old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys that were used before and still open what they encrypted, separated by commas."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("old_keys"), str):
+            values = dict(values)
+            values["old_keys"] = [k for k in values["old_keys"].split(",") if k.strip()]
+        return values
+
+    @field_validator("key", "old_keys")
+    @classmethod
+    def _are_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, tuple) else (value,):
+            if key is not None:
+                parse_key(key.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _new_before_old(self) -> Self:
+        if self.old_keys and self.key is None:
+            raise ValueError("old_keys: set key as well, with which new secrets are encrypted")
+        return self
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
@@ -312,6 +367,7 @@ class Settings(BaseSettings):
     recall: RecallSettings = RecallSettings()
     coordination: CoordinationSettings = CoordinationSettings()
     blob: BlobSettings = BlobSettings()
+    secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
-from atoll.link.client import LinkLost
+from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
 from atoll.model.session import Session, SessionStatus
 
@@ -44,7 +44,7 @@ ENDING_PAUSE = 0.01
 
 
 class Live:
-    """A session's compute as this process reaches it."""
+    """A session's compute as this process reaches it; `session` may be older than the record."""
 
     def __init__(self, session: Session, instance: Instance, link: Link) -> None:
         self.session = session
@@ -242,6 +242,34 @@ class Lives:
         link.closed.add_done_callback(lambda _: self._drop(live))
         self.kept(session)
         return live
+
+    async def announce(self, session: Session) -> None:
+        """
+        Have whatever is run from now on run by this edition of the session or a later one, by other
+        replicas too: they are refused by the executor until they have read it.
+        """
+        live = await self.reach(session.id)
+        if live is None:
+            return  # Its next instance starts by what is stored.
+        self._renew(live, session)
+        try:
+            await live.link.call("edition", edition=session.version)
+        except ExecutorError as error:
+            # One of before an upgrade, which takes what it is given.
+            log.warning("session.not_announced", session_id=session.id, error=error.message)
+
+    async def renew(self, live: Live) -> None:
+        """Read a session anew of which the executor has seen a later edition."""
+        before = live.session.version
+        self._renew(live, await self._unended(live.session.id))
+        if live.session.version == before:
+            # The database was put back to what it was before: it is the truth all the same.
+            await live.link.call("edition", edition=before, reset=True)
+
+    @staticmethod
+    def _renew(live: Live, session: Session) -> None:
+        if session.version > live.session.version:
+            live.session = session
 
     def _drop(self, live: Live) -> None:
         if self._lives.get(live.session.id) is live:

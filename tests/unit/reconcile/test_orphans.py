@@ -18,6 +18,7 @@ from atoll.service.lives import Lives
 from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
+from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
@@ -84,7 +85,7 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
-    provision = Provision(Secrets(), Volumes(), Packages())
+    provision = Provision(Secrets(Sealing()), Volumes(), Packages())
     sessions = Sessions(
         store, node, pool, templates, lives, tasks, clock, settings, "local", provision
     )

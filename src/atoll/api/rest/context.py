@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
     from atoll.settings import Settings
@@ -35,6 +36,7 @@ class Services:
     invocations: Invocations
     files: Files
     templates: Templates
+    secrets: SessionSecrets
     nodes: Nodes
     store: Store
     blobs: Blobs

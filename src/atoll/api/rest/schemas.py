@@ -82,6 +82,13 @@ class SessionPage(BaseModel):
     next_cursor: str | None
 
 
+class SecretNames(BaseModel):
+    """Values are never shown."""
+
+    items: list[str]
+    next_cursor: str | None
+
+
 class ProcessOut(BaseModel):
     pid: int = Field(description="As the session sees it.")
     execution_id: str
