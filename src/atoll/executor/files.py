@@ -28,6 +28,8 @@ REMOVE_SECONDS = 5.0
 """PID 1 does nothing else meanwhile."""
 
 DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""Not to hang on a pipe that stands where a file was expected."""
 _CODES = {
     errno.ENOENT: ("file_not_found", "does not exist"),
     errno.ELOOP: ("bad_path", "leads out of the workspace or is replaced by a link meanwhile"),
@@ -118,6 +120,44 @@ class Workspace:
             raise FileError("bad_path", "the workspace itself cannot be used so")
         return self._open_directory(parts[:-1], make), parts[-1]
 
+    # For who takes the workspace as a whole
+
+    def directory(self, path: str) -> int:
+        """A descriptor of a directory, no component of which is a link."""
+        return self._own_directory(split(path))
+
+    def parent(self, path: str) -> tuple[int, str]:
+        """As `_parent`, and what is missing above is made."""
+        return self._parent(path, make=True)
+
+    def open_own(self, path: str) -> int:
+        """A regular file for reading, whatever its rights; no link is followed."""
+        parts = split(path)
+        try:
+            directory = self._own_directory(parts[:-1])
+            try:
+                fd = open_own(parts[-1], READING, directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise translate(error, path) from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise FileError("not_a_file", "%s is not a regular file" % path)
+        return fd
+
+    def _own_directory(self, parts: list[str]) -> int:
+        here = os.dup(self._root)
+        try:
+            for part in parts:
+                below = open_own(part, DIRECTORY, here)
+                os.close(here)
+                here = below
+        except BaseException:
+            os.close(here)
+            raise
+        return here
+
     # What the control plane asks for
 
     def stat(self, path: str) -> dict[str, Any]:
@@ -150,9 +190,7 @@ class Workspace:
                 raise IsADirectoryError(errno.EISDIR, "")
             directory = self._open_directory(parts[:-1])
             try:
-                # Not to hang on a pipe that stands where a file was expected.
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-                fd = os.open(parts[-1], flags, dir_fd=directory)
+                fd = os.open(parts[-1], READING, dir_fd=directory)
             finally:
                 os.close(directory)
         except OSError as error:
@@ -373,6 +411,22 @@ def entry(path: str, status: os.stat_result) -> dict[str, Any]:
         "mode": stat.S_IMODE(mode),
         "modified": status.st_mtime_ns,
     }
+
+
+def open_own(name: str, flags: int, fd: int) -> int:
+    """Open for reading what is ours, whatever rights user code has left it."""
+    try:
+        return os.open(name, flags, dir_fd=fd)
+    except PermissionError:
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            raise
+        mode = stat.S_IMODE(status.st_mode)
+        os.chmod(name, mode | 0o500, dir_fd=fd)
+        try:
+            return os.open(name, flags, dir_fd=fd)
+        finally:
+            os.chmod(name, mode, dir_fd=fd)
 
 
 def _exists(name: str, fd: int) -> bool:

@@ -423,7 +423,13 @@ class Link(asyncio.Protocol):
         self, path: str, content: AsyncIterator[bytes], *, mode: int = 0o644
     ) -> dict[str, Any]:
         """Write a file whole or not at all; what it became."""
-        stream = self._open("write", {"path": path, "mode": mode})
+        answer = await self.push("write", content, path=path, mode=mode)
+        entry: dict[str, Any] = answer["entry"]
+        return entry
+
+    async def push(self, op: str, content: AsyncIterator[bytes], **request: Any) -> dict[str, Any]:
+        """A request with content, which is sent as fast as the executor takes it; its answer."""
+        stream = self._open(op, request)
         stream.drained = asyncio.Event()
         try:
             async for block in content:
@@ -444,13 +450,36 @@ class Link(asyncio.Protocol):
             if not stream.done.done():
                 self._write(frames.encode(stream.number, frames.FINISH))
             async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
-                answer = await stream.done
+                return await stream.done
         except TimeoutError:
-            raise LinkLost(f"The executor did not finish {path} in time.") from None
+            raise LinkLost(f"The executor did not finish {op} in time.") from None
         finally:
             self._reset(stream)
-        entry: dict[str, Any] = answer["entry"]
-        return entry
+
+    async def pull(self, op: str, **request: Any) -> AsyncIterator[bytes | dict[str, Any]]:
+        """
+        What a request sends, bytes and events in order, as fast as the caller takes it; its answer
+        comes last.
+        """
+        stream = self._open(op, request)
+        stream.incoming = asyncio.Queue()
+        patience = self._settings.read_timeout.total_seconds()
+        try:
+            while True:
+                async with asyncio.timeout(patience):
+                    item = await stream.incoming.get()
+                if item is None:
+                    break
+                if isinstance(item, bytes):
+                    yield item
+                    self._grant(stream.number, len(item))
+                elif isinstance(item, dict):
+                    yield item
+            yield await stream.done
+        except TimeoutError:
+            raise LinkLost(f"The executor did not go on with {op} in time.") from None
+        finally:
+            self._reset(stream)
 
 
 def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] | None]:
