@@ -26,7 +26,8 @@ from atoll.api.internal.app import Internal
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
-from atoll.blobs import objects
+from atoll.blobs.choice import choose
+from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
@@ -155,7 +156,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if not embedded:
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
-        blobs = objects.choose(settings)
+        blobs = choose(settings, clock)
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
@@ -240,7 +241,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool)
+        spool = blobs if isinstance(blobs, Spool) else None
+        metrics.register(registry, sessions, lives, runs, pool, spool)
+        if spool is not None and embedded:
+            stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
@@ -273,6 +277,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "sweep": sweep.run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
         }
+        if spool is not None:
+            loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stack.push_async_callback(_stop, running)
         web = build(found, None if embedded else keys, registry)
@@ -287,6 +293,15 @@ def _sealing(settings: Settings, *, own: bool) -> Sealing:
     keys = [settings.secrets.key, *settings.secrets.old_keys]
     given = [key.get_secret_value() for key in keys if key is not None]
     return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
+
+
+async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
+    """Move what still waits: the directory that it waits in is about to go."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit.total_seconds()):
+            if await spool.catch_up():
+                return
+    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
