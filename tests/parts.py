@@ -66,7 +66,9 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
-    provision = Provision(Secrets(Sealing()), Volumes(), Packages())
+    provision = Provision(
+        Secrets(Sealing()), Volumes(store, driver, clock, settings.session, NODE), Packages()
+    )
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
     )

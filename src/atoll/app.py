@@ -32,6 +32,7 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
 from atoll.drivers.local import host
+from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
+    from atoll.settings import BlobSettings
     from atoll.stores.base import Store
 
 DATABASE = "atoll.db"
@@ -165,7 +167,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         leases = Leases(coordination, clock, settings.coordination)
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
-        driver = LocalDriver(settings.data_dir, settings.local, settings.link)
+        driver = LocalDriver(
+            settings.data_dir, settings.local, settings.link, _bucket(settings.blob)
+        )
         stack.push_async_callback(driver.close)
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
@@ -183,7 +187,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         templates.changed = pool.changed.set
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
         sealed = Secrets(_sealing(settings, own=own))
-        provision = Provision(sealed, Volumes(), Packages())
+        volumes = Volumes(store, driver, clock, settings.session, node_id)
+        provision = Provision(sealed, volumes, Packages())
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
         )
@@ -232,6 +237,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,
+            volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
@@ -286,6 +292,36 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+def _bucket(settings: BlobSettings) -> Bucket | None:
+    """The bucket as the node mounts it; none when blobs are on its disk."""
+    if settings.url is None:
+        return None
+    name, prefix = settings.place
+    region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+    path_style = settings.path_style
+    given = {
+        field: None if secret is None else secret.get_secret_value()
+        for field, secret in (
+            ("access_key_id", settings.access_key_id),
+            ("secret_access_key", settings.secret_access_key),
+            ("proxy_url", settings.proxy_url),
+        )
+    }
+    return Bucket(
+        name=name,
+        prefix=prefix,
+        endpoint=settings.endpoint or f"https://s3.{region}.amazonaws.com",
+        path_style=settings.endpoint is not None if path_style is None else path_style,
+        connect_timeout=settings.connect_timeout,
+        timeout=settings.timeout,
+        region=region,
+        encryption=settings.encryption,
+        kms_key_id=settings.kms_key_id,
+        ca_file=settings.ca_file,
+        **given,
+    )
 
 
 def _sealing(settings: Settings, *, own: bool) -> Sealing:

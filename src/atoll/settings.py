@@ -182,6 +182,12 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    s3fs: str = "s3fs"
+    """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
+    mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
+    """Time for such a mount to come up, or to answer, in seconds."""
+    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
+    """What one such mount may keep of open files on the node's disk, in bytes."""
 
     @model_validator(mode="before")
     @classmethod

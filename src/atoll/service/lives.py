@@ -19,7 +19,7 @@ import structlog
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus
+from atoll.model.session import Session, SessionStatus, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
+    from atoll.model.volume import Volume, VolumeMount
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
@@ -41,6 +42,11 @@ ELSEWHERE = ("database_unavailable", "coordination_unavailable", "lease_lost", "
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
 """Seconds."""
+
+
+def mounted_at(session: Session) -> str | None:
+    """Where in the blob store the session's workspace is, when it is mounted from there."""
+    return f"mounts/{session.id}" if session.workspace_mode is WorkspaceMode.MOUNT else None
 
 
 class Live:
@@ -210,8 +216,22 @@ class Lives:
         """A new instance for the session, with its workspace when it has one."""
         template = await self._templates.get(session.template_id)
         return await self._pool.make(
-            template, session.resources, session_id=session.id, workspace=session.workspace
+            template,
+            session.resources,
+            session_id=session.id,
+            workspace=session.workspace,
+            volumes=await self._volumes(session),
+            prefix=mounted_at(session),
         )
+
+    async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
+        found = []
+        for mount in session.volumes:
+            volume = await self._store.volumes.get(mount.volume_id)
+            if volume is None:
+                raise PermanentError(f"Volume {mount.volume_id} is gone.", code="volume_not_found")
+            found.append((volume, mount))
+        return tuple(found)
 
     async def _start_again(self, session: Session) -> Live:
         ready = await self.make(session)

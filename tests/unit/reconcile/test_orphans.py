@@ -85,7 +85,9 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
-    provision = Provision(Secrets(Sealing()), Volumes(), Packages())
+    provision = Provision(
+        Secrets(Sealing()), Volumes(store, node, clock, settings.session, "local"), Packages()
+    )
     sessions = Sessions(
         store, node, pool, templates, lives, tasks, clock, settings, "local", provision
     )

@@ -21,6 +21,7 @@ from atoll.api.rest import (
     secrets,
     sessions,
     templates,
+    volumes,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -68,6 +69,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         contexts,
         files,
         templates,
+        volumes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)

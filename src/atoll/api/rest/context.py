@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
+    from atoll.service.volumes import Volumes
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
@@ -37,6 +38,7 @@ class Services:
     files: Files
     templates: Templates
     secrets: SessionSecrets
+    volumes: Volumes
     nodes: Nodes
     store: Store
     blobs: Blobs

@@ -108,6 +108,18 @@ class VolumeMountIn(Wire):
     read_only: bool = True
 
 
+class CreateVolume(Wire):
+    id: Name
+    size: str | None = Field(
+        None, description="Of a local one; the default of workspaces.", examples=["1Gi"]
+    )
+    kind: Literal["local", "s3"] | None = Field(
+        None,
+        description="`local`: on the disk of this node. `s3`: in the bucket of the blob store, for "
+        "all nodes; the default where that can be mounted.",
+    )
+
+
 EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )

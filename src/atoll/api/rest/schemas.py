@@ -307,6 +307,19 @@ class TemplatePage(BaseModel):
     next_cursor: str | None
 
 
+class VolumeOut(BaseModel):
+    id: str
+    kind: Literal["local", "s3"]
+    size: str | None = Field(description="None where the bucket sets the bound.")
+    node_id: str | None = Field(description="The node that has it; none when all have.")
+    created_at: datetime
+
+
+class VolumePage(BaseModel):
+    items: list[VolumeOut]
+    next_cursor: str | None
+
+
 class RuntimeOut(BaseModel):
     id: str
     type: str

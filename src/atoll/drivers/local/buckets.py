@@ -2,8 +2,8 @@
 Prefixes of the blob store's bucket as directories of this node, by s3fs.
 
 s3fs runs outside every sandbox and is the only one that has the credentials: they are in a file
-that root alone can read, never on a command line. What it keeps of open files is on a file system of
-a size of its own where the node has images, so that no writer fills the node's disk. Blocking;
+that root alone can read, never on a command line. What it keeps of open files is on a file system
+of a size of its own where the node has images, so that no writer fills the node's disk. Blocking;
 callers use a thread.
 """
 

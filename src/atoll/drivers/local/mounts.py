@@ -19,7 +19,6 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
 import threading
 import time
 import zlib
@@ -34,6 +33,7 @@ from atoll.drivers.local.workspaces import attached_to, check_image, make_file_s
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable, Iterator
     from datetime import timedelta
 

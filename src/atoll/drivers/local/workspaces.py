@@ -188,9 +188,7 @@ def make_file_system(image: Path, size: int) -> None:
 
 def check_image(image: Path) -> None:
     """Repair what a write that was broken off has left; nobody may have it mounted."""
-    done = subprocess.run(
-        [E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False
-    )
+    done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
     if done.returncode > 2:
         raise PermanentError(
             f"File system image {image} is damaged and could not be repaired: "
