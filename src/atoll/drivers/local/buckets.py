@@ -10,6 +10,7 @@ callers use a thread.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -55,13 +56,16 @@ class Buckets:
         self._passwords = node / "s3fs.passwd"
 
     def open(self) -> None:
-        """Write the credentials down, for s3fs alone."""
-        self._passwords.unlink(missing_ok=True)
+        """Write the credentials down, for s3fs alone; whole, as other replicas start it too."""
         bucket = self._bucket
-        if self.trouble() is None and bucket is not None and bucket.access_key_id is not None:
-            fd = os.open(self._passwords, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(fd, "w") as file:
-                file.write(f"{bucket.access_key_id}:{bucket.secret_access_key}\n")
+        if self.trouble() is not None or bucket is None or bucket.access_key_id is None:
+            self._passwords.unlink(missing_ok=True)
+            return
+        temporary = self._passwords.with_name(f".s3fs.{secrets.token_hex(4)}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(f"{bucket.access_key_id}:{bucket.secret_access_key}\n")
+        temporary.replace(self._passwords)
 
     def trouble(self) -> str | None:
         """Why nothing of a bucket can be mounted here; none when it can."""
