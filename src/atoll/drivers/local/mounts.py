@@ -19,6 +19,8 @@ import errno
 import fcntl
 import json
 import os
+import shutil
+import signal
 import threading
 import time
 import zlib
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 
 LOCKS = 64
 POLL_SECONDS = 0.01
-LEAVE_SECONDS = 10.0
-"""The longest that s3fs is given to write back what it has when it is not needed any more."""
+ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
+"""Seconds for an s3fs that is not needed any more to end by itself, and what it gets then."""
 USED = "mounts.json"
 """In an instance's directory: names of the places that it has."""
 _MNT_DETACH = 2
@@ -253,19 +255,24 @@ class Mounts:
                 return
 
     def _end(self, top: Path) -> None:
-        """s3fs ends by itself when nothing is open any more; one that does not is made to."""
+        """
+        s3fs ends by itself when nobody has the mount any more; one that does not is made to.
+        Somebody else's mount namespace may hold a copy of it, in which nothing is open: what was
+        written is in the bucket when the instances that wrote it have ended.
+        """
         try:
             state = json.loads((top / "mount.json").read_text())
         except (FileNotFoundError, ValueError):
             return
         pid, started = int(state["pid"]), int(state["started"] or -1)
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while processes.start_time(pid) == started:
-            if time.monotonic() > deadline:
-                log.warning("mount.killed", name=top.name, pid=pid)
-                processes.kill(pid, started)
+        for seconds, number in ENDING:
+            deadline = time.monotonic() + seconds
+            while processes.start_time(pid) == started and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            if processes.start_time(pid) != started:
                 break
-            time.sleep(POLL_SECONDS)
+            log.info("mount.ended", name=top.name, pid=pid, signal=number.name)
+            processes.kill(pid, started, number)
         self._started = [known for known in self._started if known.poll() is None]
 
 
@@ -317,10 +324,19 @@ def _mount_image(image: Path, target: Path) -> None:
 
 
 def _empty(path: Path) -> None:
-    from atoll.executor import files
+    """
+    From the leaves up, without renames, which are copies there; a bucket's keys are short enough to
+    go down by the stack.
+    """
 
-    top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        files.empty(top, float("inf"))
-    finally:
-        os.close(top)
+    def note(function: object, name: str, failure: tuple[type, BaseException, object]) -> None:
+        # Some stores drop a directory with the last object in it.
+        if not isinstance(failure[1], FileNotFoundError):
+            raise failure[1]
+
+    for entry in list(os.scandir(path)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, onerror=note)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
