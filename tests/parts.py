@@ -66,13 +66,14 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
+    blobs = LocalObjects(place / "blobs")
     provision = Provision(
-        Secrets(Sealing()), Volumes(store, driver, clock, settings.session, NODE), Packages()
+        Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), Packages()
     )
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
     )
-    bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
+    bulk = Bulk(blobs, settings.blob)
     ends = Ends(store, bulk, coordination, clock)
     attempts = Attempts(
         store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link

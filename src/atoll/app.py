@@ -38,6 +38,7 @@ from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
+from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
@@ -47,6 +48,7 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.checkpoints import Checkpoints
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
@@ -62,6 +64,7 @@ from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
+from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
@@ -159,6 +162,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
         blobs = choose(settings, clock)
+        spool = blobs if isinstance(blobs, Spool) else None
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
@@ -185,9 +189,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         templates.changed = pool.changed.set
-        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
+        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         sealed = Secrets(_sealing(settings, own=own))
-        volumes = Volumes(store, driver, clock, settings.session, node_id)
+        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provision = Provision(sealed, volumes, Packages())
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
@@ -212,6 +217,20 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings.execution,
             node_id,
         )
+        saves = Saves(
+            checkpoints,
+            store,
+            driver,
+            lives,
+            tasks,
+            clock,
+            settings.workspace,
+            remote=spool is not None,
+            away=lambda: None if spool is None else spool.away,
+            embedded=embedded,
+        )
+        sessions.saves = saves
+        runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         contexts = Contexts(lives, driver, provision, settings.execution)
@@ -236,6 +255,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=Files(lives),
+            checkpoints=checkpoints,
+            saves=saves,
             templates=templates,
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
@@ -247,13 +268,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        spool = blobs if isinstance(blobs, Spool) else None
         metrics.register(registry, sessions, lives, runs, pool, spool)
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
+        stack.callback(saves.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
@@ -282,6 +303,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
+            "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "saves": saves.run(),
         }
         if spool is not None:
             loops["spool"] = spool.run()

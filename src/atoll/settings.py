@@ -273,6 +273,19 @@ class CoordinationSettings(Group):
     """Most connections to Redis at the same time."""
 
 
+class WorkspaceSettings(Group):
+    """Sessions' files: when they are saved to the blob store, and how long that is kept."""
+
+    delay: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
+    """How long after an execution or an upload a workspace is saved on S3, in seconds."""
+    interval: Seconds = Field(timedelta(minutes=5), gt=timedelta(0))
+    """How often it is saved on S3 while code runs for long, in seconds."""
+    save_timeout: Seconds = Field(timedelta(minutes=120), gt=timedelta(0))
+    """Time for saving one, in seconds."""
+    keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
+    """How long the files of a session can be had after its end, in seconds."""
+
+
 class BlobSettings(Group):
     """Large data, and code, input and output too large for a row of the database."""
 
@@ -452,6 +465,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = DatabaseSettings()
     recall: RecallSettings = RecallSettings()
     coordination: CoordinationSettings = CoordinationSettings()
+    workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
     secrets: SecretSettings = SecretSettings()
 

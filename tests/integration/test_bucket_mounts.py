@@ -250,34 +250,36 @@ def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
 # Deaths
 
 
-def test_an_s3fs_that_was_killed_is_replaced_with_the_next_instance(api: Api, node: Server) -> None:
-    with volume(api, "dead") as name, session(api, given(name)) as one:
-        sh(api, one, "echo kept > /data/shared/file")
-        (pid,) = processes(node)
-        os.kill(pid, signal.SIGKILL)
-        assert "not connected" in fails(api, one, "cat /data/shared/file")
-        end_instance(node, api, one)
-        assert sh(api, one, "cat /data/shared/file") == "kept\n"
-        assert len(processes(node)) == 1
-
-
-def test_an_s3fs_that_hangs_is_replaced_with_the_next_instance(
-    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, number: int
 ) -> None:
     env = s3.environment(
-        ATOLL_BLOB__URL="s3://atoll/hanging", ATOLL_LOCAL__MOUNT_TIMEOUT="2", **TIMES
+        ATOLL_BLOB__URL=f"s3://atoll/broken-{number}",
+        ATOLL_LOCAL__MOUNT_TIMEOUT="2",
+        ATOLL_SESSION__SWEEP="0.5",
+        **TIMES,
     )
     with Server(tmp_path, **env) as server, server.client() as http:
         api = Api(http)
-        with volume(api, "hung") as name, session(api, given(name)) as one:
-            sh(api, one, "echo kept > /data/shared/file")
-            (pid,) = processes(server)
-            os.kill(pid, signal.SIGSTOP)
-            end_instance(server, api, one)
-            began = time.monotonic()
-            assert sh(api, one, "cat /data/shared/file") == "kept\n"
-            assert time.monotonic() - began < 30
-            assert pid not in processes(server)
+        with (
+            volume(api, "v") as name,
+            session(api, given(name), workspace_mode="mount") as one,
+            session(api) as other,
+        ):
+            sh(api, one, "echo kept > /data/shared/file; echo here > file")
+            before = processes(server)
+            assert len(before) == 2
+            stays = api.get(other)["container_id"]
+            for pid in before:
+                os.kill(pid, number)
+            came = ["sh", "-c", "cat /data/shared/file file"]
+            eventually(
+                lambda: api.run(one, command=came, timeout=5, wait=60)["stdout"] == "kept\nhere\n",
+                60,
+            )
+            assert not set(before) & set(processes(server))
+            assert api.get(other)["container_id"] == stays
 
 
 def test_a_killed_server_finds_its_mounts_again(

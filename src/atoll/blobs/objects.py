@@ -78,10 +78,7 @@ class Objects:
         with self._translated(what):
             store = await self._ready()
             writer = open_writer_async(store, key, buffer_size=PART, max_concurrency=_PARTS_AT_ONCE)
-        # Whatever happens in here, the chunks' own errors too, takes back what was sent.
-        async with contextlib.AsyncExitStack() as stack:
-            with self._translated(what):
-                await stack.enter_async_context(writer)
+        try:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > LARGEST:
@@ -94,7 +91,11 @@ class Objects:
                         await writer.write(chunk)
             with self._translated(what):
                 await writer.close()
-            stack.pop_all()
+        except BaseException as error:
+            # Takes back the parts that were sent. What it cannot, the bucket's own rule removes.
+            with contextlib.suppress(*_failures()):
+                await writer.__aexit__(type(error), error, error.__traceback__)
+            raise
         return size
 
     async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:

@@ -67,7 +67,11 @@ class S3Objects(Objects):
             return "no answer in time"
         if "kind: Connect" in text:
             return "no connection"
-        return f"the connection failed ({type(error).__name__})"
+        if isinstance(error, OSError) and error.errno is not None:
+            return f"{error.filename}: {error.strerror}"
+        if "HTTP error" in text or "error sending request" in text:
+            return "no answer"
+        return type(error).__name__
 
     def _cause(self, error: Exception) -> Exception | None:
         return None

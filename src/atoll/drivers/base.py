@@ -33,6 +33,9 @@ class Places(Protocol):
     async def remove(self, volume: Volume) -> None:
         """With all that is in it. `Conflict`, `volume_in_use`, while an instance has it."""
 
+    async def broken(self) -> list[str]:
+        """Ids of the instances that have one which does not answer any more."""
+
     async def discard(self, prefix: str) -> None:
         """Remove the files of a workspace that was in the bucket; no instance may have it."""
 

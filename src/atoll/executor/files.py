@@ -124,7 +124,14 @@ class Workspace:
 
     def directory(self, path: str) -> int:
         """A descriptor of a directory, no component of which is a link."""
-        return self._own_directory(split(path))
+        here = os.dup(self._root)
+        for part in split(path):
+            try:
+                below = os.open(part, DIRECTORY, dir_fd=here)
+            finally:
+                os.close(here)
+            here = below
+        return here
 
     def parent(self, path: str) -> tuple[int, str]:
         """As `_parent`, and what is missing above is made."""
@@ -132,31 +139,23 @@ class Workspace:
 
     def open_own(self, path: str) -> int:
         """A regular file for reading, whatever its rights; no link is followed."""
-        parts = split(path)
+        *above, name = split(path)
+        opened = [(os.dup(self._root), -1)]
         try:
-            directory = self._own_directory(parts[:-1])
-            try:
-                fd = open_own(parts[-1], READING, directory)
-            finally:
-                os.close(directory)
+            for part in above:
+                opened.append(open_directory(part, opened[-1][0]))
+            fd, mode = open_own(name, READING, opened[-1][0])
+            if mode >= 0:
+                os.fchmod(fd, mode)
         except OSError as error:
             raise translate(error, path) from None
+        finally:
+            for each in reversed(opened):
+                close_own(*each)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise FileError("not_a_file", "%s is not a regular file" % path)
         return fd
-
-    def _own_directory(self, parts: list[str]) -> int:
-        here = os.dup(self._root)
-        try:
-            for part in parts:
-                below = open_own(part, DIRECTORY, here)
-                os.close(here)
-                here = below
-        except BaseException:
-            os.close(here)
-            raise
-        return here
 
     # What the control plane asks for
 
@@ -413,20 +412,39 @@ def entry(path: str, status: os.stat_result) -> dict[str, Any]:
     }
 
 
-def open_own(name: str, flags: int, fd: int) -> int:
-    """Open for reading what is ours, whatever rights user code has left it."""
+def open_own(name: str, flags: int, fd: int) -> tuple[int, int]:
+    """
+    Open for reading what is ours, whatever rights user code has left it; the rights that are to be
+    given back when it is closed, -1 if none were taken.
+    """
     try:
-        return os.open(name, flags, dir_fd=fd)
+        return os.open(name, flags, dir_fd=fd), -1
     except PermissionError:
-        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            raise
-        mode = stat.S_IMODE(status.st_mode)
-        os.chmod(name, mode | 0o500, dir_fd=fd)
-        try:
-            return os.open(name, flags, dir_fd=fd)
-        finally:
-            os.chmod(name, mode, dir_fd=fd)
+        mode = own(name, fd)
+        return os.open(name, flags, dir_fd=fd), mode
+
+
+def open_directory(name: str, fd: int) -> tuple[int, int]:
+    """The same of a directory, which is also to be entered."""
+    mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    rights = -1 if mode & 0o500 == 0o500 or not stat.S_ISDIR(mode) else own(name, fd)
+    return os.open(name, DIRECTORY, dir_fd=fd), rights
+
+
+def own(name: str, fd: int) -> int:
+    """Make it readable for its owner; the rights that it had."""
+    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "")
+    mode = stat.S_IMODE(status.st_mode)
+    os.chmod(name, mode | 0o500, dir_fd=fd)
+    return mode
+
+
+def close_own(fd: int, mode: int) -> None:
+    if mode >= 0:
+        os.fchmod(fd, mode)
+    os.close(fd)
 
 
 def _exists(name: str, fd: int) -> bool:

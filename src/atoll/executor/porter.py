@@ -122,15 +122,15 @@ class Walk:
 
     def entries(self) -> Iterator[list[Any] | None]:
         """One at a time; None where a step took time and gave nothing."""
-        stack: list[tuple[int, str, list[str]]] = []
+        stack: list[tuple[int, int, str, list[str]]] = []
         try:
             top = self._workspace.directory("")
-            stack.append((top, "", self._names(top, top=True)))
+            stack.append((top, -1, "", self._names(top, top=True)))
             while stack:
-                fd, prefix, names = stack[-1]
+                fd, rights, prefix, names = stack[-1]
                 if not names:
-                    os.close(fd)
                     stack.pop()
+                    files.close_own(fd, rights)
                     yield None
                     continue
                 name = names.pop()
@@ -148,22 +148,23 @@ class Walk:
                     continue
                 yield entry
                 if entry[1] == DIRECTORY:
-                    below = self._below(fd, name, len(stack))
-                    if below is not None:
-                        stack.append((below, path + "/", self._names(below)))
+                    below, rights = self._below(fd, name, len(stack))
+                    if below >= 0:
+                        stack.append((below, rights, path + "/", self._names(below)))
         finally:
-            for fd, _, _ in stack:
-                os.close(fd)
+            for fd, rights, _, _ in reversed(stack):
+                files.close_own(fd, rights)
 
-    def _below(self, fd: int, name: str, depth: int) -> int | None:
+    def _below(self, fd: int, name: str, depth: int) -> tuple[int, int]:
+        """A directory, opened, and the rights to give back to it; -1 when it cannot be entered."""
         if depth >= MAX_DEPTH:
             self.cut = True
-            return None
+            return -1, -1
         try:
-            return files.open_own(name, files.DIRECTORY, fd)
+            return files.open_directory(name, fd)
         except OSError:
             self.cut = True
-            return None
+            return -1, -1
 
     def _names(self, fd: int, top: bool = False) -> list[str]:
         """The last one first."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,7 +20,7 @@ import structlog
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus, WorkspaceMode
+from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.instance import Instance
     from atoll.model.volume import Volume, VolumeMount
+    from atoll.service.checkpoints import Checkpoints
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
@@ -69,11 +71,13 @@ class Lives:
         tasks: Tasks,
         clock: Clock,
         node_id: str,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
         self._pool = pool
         self._templates = templates
+        self._checkpoints = checkpoints
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
@@ -99,6 +103,10 @@ class Lives:
     @property
     def count(self) -> int:
         return len(self._lives)
+
+    def all(self) -> list[Live]:
+        """Those that this process reaches right now."""
+        return [live for live in self._lives.values() if live.link.alive]
 
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
@@ -213,16 +221,42 @@ class Lives:
         return live
 
     async def make(self, session: Session) -> Ready:
-        """A new instance for the session, with its workspace when it has one."""
+        """
+        A new instance for the session, with its workspace when it has one; one that this node does
+        not have comes from its last checkpoint.
+        """
         template = await self._templates.get(session.template_id)
-        return await self._pool.make(
+        prefix = mounted_at(session)
+        make = functools.partial(
+            self._pool.make,
             template,
             session.resources,
             session_id=session.id,
-            workspace=session.workspace,
             volumes=await self._volumes(session),
-            prefix=mounted_at(session),
+            prefix=prefix,
         )
+        source = session.started_from if session.workspace is None else None
+        try:
+            ready = await make(workspace=session.workspace)
+        except NotFound as error:
+            if error.code != "workspace_lost":
+                raise
+            if prefix is not None:
+                # Its files are where they were; only how this node had them is gone.
+                return await make(workspace=None)
+            if self._checkpoints is None:
+                raise
+            if await self._checkpoints.get(session.id) is None:
+                raise
+            source = session.id
+            ready = await make(workspace=None)
+        if source is not None and self._checkpoints is not None:
+            try:
+                await self._checkpoints.restore(source, ready.link)
+            except BaseException:
+                await asyncio.shield(self._pool.destroy(ready))
+                raise
+        return ready
 
     async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
         found = []
@@ -243,6 +277,7 @@ class Lives:
                     status=SessionStatus.RUNNING,
                     instance_id=ready.instance.id,
                     workspace=ready.instance.workspace,
+                    warnings=session.warnings + _restored(session, ready),
                     updated_at=now,
                 )
             )
@@ -311,3 +346,10 @@ class Lives:
         """Let go of the links; the instances stay."""
         for live in self._lives.values():
             live.link.close()
+
+
+def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
+    if session.workspace in (None, ready.instance.workspace):
+        return ()
+    words = "The workspace was lost with its node's disk; its files are those of the last save."
+    return (Warning("workspace_restored", words),)

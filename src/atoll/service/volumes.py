@@ -21,6 +21,7 @@ from atoll.service.lives import mounted_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
@@ -36,10 +37,17 @@ log = structlog.get_logger(__name__)
 
 class Volumes:
     def __init__(
-        self, store: Store, driver: Driver, clock: Clock, settings: SessionSettings, node_id: str
+        self,
+        store: Store,
+        driver: Driver,
+        blobs: Blobs,
+        clock: Clock,
+        settings: SessionSettings,
+        node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
+        self._blobs = blobs
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
@@ -64,7 +72,15 @@ class Volumes:
         """Remove what an ended session had in a workspace that was mounted."""
         prefix = mounted_at(session)
         if prefix is not None and session.status.ended:
+            await self._empty(prefix)
             await self._driver.places.discard(prefix)
+
+    async def _empty(self, prefix: str) -> None:
+        """
+        Remove in bulk what has ordinary keys, and leave the rest, directories above all, to those
+        who know how a file system is kept in a bucket. One by one, all of it would take long.
+        """
+        await self._blobs.remove_all(f"{prefix}/")
 
     # Verbs
 
@@ -122,6 +138,8 @@ class Volumes:
             raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
         try:
             await self._check_unused(volume_id)
+            if volume.kind == S3:
+                await self._empty(f"volumes/{volume_id}")
             await self._driver.places.remove(volume)
         except AtollError:
             await self._store.volumes.add(volume)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
@@ -86,7 +87,9 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
     provision = Provision(
-        Secrets(Sealing()), Volumes(store, node, clock, settings.session, "local"), Packages()
+        Secrets(Sealing()),
+        Volumes(store, node, LocalObjects(place / "blobs"), clock, settings.session, "local"),
+        Packages(),
     )
     sessions = Sessions(
         store, node, pool, templates, lives, tasks, clock, settings, "local", provision

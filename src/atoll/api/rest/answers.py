@@ -19,6 +19,7 @@ from atoll.service.story import lines_of
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from atoll.model.checkpoint import Checkpoint
     from atoll.model.execution import Artifact, Attempt, Execution, Outcome
     from atoll.model.invocation import Invocation
     from atoll.model.packages import Install
@@ -73,6 +74,17 @@ def session_out(session: Session) -> dict[str, Any]:
         "warnings": [
             {"code": warning.code, "message": warning.message} for warning in session.warnings
         ],
+    }
+
+
+def checkpoint_out(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "session_id": checkpoint.id,
+        "number": checkpoint.number,
+        "created_at": timestamp(checkpoint.created_at),
+        "files": checkpoint.files,
+        "size": checkpoint.size,
+        "kept_until": timestamp(checkpoint.kept_until),
     }
 
 

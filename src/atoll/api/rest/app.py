@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
+    checkpoints,
     contexts,
     executions,
     files,
@@ -68,6 +69,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         invocations,
         contexts,
         files,
+        checkpoints,
         templates,
         volumes,
         runtimes,

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.service.checkpoints import Checkpoints
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
@@ -36,6 +38,8 @@ class Services:
     contexts: Contexts
     invocations: Invocations
     files: Files
+    checkpoints: Checkpoints
+    saves: Saves
     templates: Templates
     secrets: SessionSecrets
     volumes: Volumes

@@ -66,25 +66,20 @@ class Place:
 
 
 class Mounts:
-    def __init__(
-        self,
-        root: Path,
-        instances: Path,
-        buckets: Buckets,
-        *,
-        timeout: timedelta,
-        scratch_size: int | None,
-    ) -> None:
-        """`scratch_size` is in bytes; none where there can be no images."""
+    def __init__(self, root: Path, instances: Path, buckets: Buckets, timeout: timedelta) -> None:
         self._root = root
         self._instances = instances
         self._buckets = buckets
         self._timeout = timeout.total_seconds()
-        self._scratch_size = scratch_size
+        self._scratch_size: int | None = None
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def open(self) -> None:
-        """Clear away what no instance has any more."""
+    def open(self, scratch_size: int | None) -> None:
+        """
+        Clear away what no instance has any more. `scratch_size` is in bytes; none where there can
+        be no images.
+        """
+        self._scratch_size = scratch_size
         self._root.mkdir(mode=0o700, exist_ok=True)
         self.release(entry.name for entry in os.scandir(self._root) if entry.is_dir())
 
@@ -123,6 +118,21 @@ class Mounts:
 
     def in_use(self, name: str) -> bool:
         return any(name in self.noted(entry.name) for entry in os.scandir(self._instances))
+
+    def broken(self) -> list[str]:
+        """Ids of instances that have a place which does not answer: only another one gets it."""
+        found: dict[str, list[str]] = {}
+        if not self._root.is_dir():
+            return []
+        for entry in os.scandir(self._instances):
+            for name in self.noted(entry.name):
+                found.setdefault(name, []).append(entry.name)
+        result: list[str] = []
+        for name, instances in found.items():
+            with self._locked(name):  # Who is mounting it right now is waited for.
+                if self._mounted(name) and not self._answers(name):
+                    result += [each for each in instances if name in self.noted(each)]
+        return result
 
     def make_prefix(self, prefix: str) -> None:
         """So that it can be mounted: some versions of s3fs do not mount what is not there."""

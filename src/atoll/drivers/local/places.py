@@ -36,25 +36,18 @@ class Places:
         self, node: Path, instances: Path, settings: LocalSettings, bucket: Bucket | None
     ) -> None:
         self._node = node
-        self._instances = instances
         self._settings = settings
         self._buckets = Buckets(settings.s3fs, node, bucket)
         self._no_images: str | None = None
         self.mounts = node / "mounts"
         """The directory that all mounts are in."""
+        self._mounts = Mounts(self.mounts, instances, self._buckets, settings.mount_timeout)
 
     def open(self, *, images: str | None) -> None:
         """`images` is why there are none, if so. Blocking, as all before the verbs."""
         self._no_images = images
         self._buckets.open()
-        self._mounts = Mounts(
-            self.mounts,
-            self._instances,
-            self._buckets,
-            timeout=self._settings.mount_timeout,
-            scratch_size=self._settings.mount_scratch if images is None else None,
-        )
-        self._mounts.open()
+        self._mounts.open(self._settings.mount_scratch if images is None else None)
         self._volumes = Volumes(self._node / "volumes", images=images is None)
         self._volumes.open()
 
@@ -131,6 +124,9 @@ class Places:
                 await self.discard(_prefix(volume))
             else:
                 await asyncio.to_thread(self._volumes.remove, volume.id)
+
+    async def broken(self) -> list[str]:
+        return await asyncio.to_thread(self._mounts.broken)
 
     async def discard(self, prefix: str) -> None:
         self._check_bucket("What is in the bucket")
