@@ -6,12 +6,16 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll import Atoll, Mount
+from tests import unprivileged
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 
@@ -260,3 +264,56 @@ def test_a_killed_server_leaves_mounts_that_the_next_one_uses_and_clears(
             assert sh(api, again, "cat /data/shared/file") == "kept\n"
             api.end(again)
     assert mounted(server) == []
+
+
+def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) -> None:
+    def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "atoll.cli", *arguments],
+            env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    assert atoll("volume", "create", "by-cli", "--size", "16Mi").stdout == "by-cli\n"
+    with Atoll(server.url, api_key=server.key) as client:
+        made = client.volumes.create("by-sdk", size="16Mi", kind="local")
+        assert made == client.volumes.get("by-sdk")
+        assert {"by-cli", "by-sdk"} <= {volume.id for volume in client.volumes.list()}
+        mounts = [Mount("by-cli", "/data/a", read_only=False), Mount("by-sdk", "/data/b")]
+        with client.session(volumes=mounts) as session:
+            assert session.info.volumes == tuple(mounts)
+            written = session.run("open('/data/a/file', 'w').write('text')")
+            assert written.ok
+            assert not session.run("open('/data/b/file', 'w')").ok
+        for wrong in ("by-cli", "by-cli:data", "by-cli:/data/x:wo", ":/data/x"):
+            assert atoll("session", "create", "--volume", wrong).returncode == 2
+        created = atoll("session", "create", "--volume", "by-cli:/mnt/x:rw")
+        session_id = created.stdout.strip()
+        told = atoll("session", "exec", session_id, "--", "cat", "/mnt/x/file")
+        assert told.stdout == "text"
+        assert atoll("volume", "delete", "by-cli").returncode == 1
+        atoll("session", "rm", session_id)
+    eventually(lambda: atoll("volume", "delete", "by-cli", "by-sdk").returncode == 0)
+    assert "by-" not in atoll("volume", "list").stdout
+
+
+def test_where_no_size_is_held_a_volume_can_be_read_and_not_written(bubblewrap: str) -> None:
+    missing = unprivileged.available()
+    if missing:
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    with unprivileged.directory() as home:
+        (home / "data").mkdir()
+        if unprivileged.ROOT:
+            os.chown(home / "data", unprivileged.UID, unprivileged.UID)
+        with unprivileged.UnprivilegedServer(home / "data") as server, calling(server) as api:
+            make(api, "books")
+            refused = api.http.post(f"{V1}/sessions", json={"volumes": [given("books")]})
+            problem(refused, 422, "isolation_unavailable")
+            place = home / "data" / "node" / "volumes" / "books" / "files"
+            (place / "page").write_text("words")
+            (place / "page").chmod(0o644)
+            with session(api, given("books", read_only=True)) as one:
+                assert sh(api, one, "cat /data/shared/page") == "words"
+                assert api.run(one, command=["touch", "/data/shared/x"])["exit_code"] != 0
+            problem(api.http.post(f"{V1}/volumes", json={"id": "x", "kind": "s3"}), 422,
+                    "mount_unavailable")  # fmt: skip
