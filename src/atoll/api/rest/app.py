@@ -19,8 +19,10 @@ from atoll.api.rest import (
     probes,
     problems,
     runtimes,
+    secrets,
     sessions,
     templates,
+    volumes,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -62,12 +64,14 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.include_router(probes.router)
     for module in (
         sessions,
+        secrets,
         executions,
         invocations,
         contexts,
         files,
         checkpoints,
         templates,
+        volumes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)
