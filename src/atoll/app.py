@@ -42,6 +42,7 @@ from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
+from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.consoles import Consoles
@@ -52,6 +53,7 @@ from atoll.service.files import Files
 from atoll.service.invocations import Invocations
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
+from atoll.service.links import Links
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
@@ -61,6 +63,7 @@ from atoll.service.reports import Reports
 from atoll.service.runs import Runs
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
+from atoll.service.signing import Signing
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
@@ -219,13 +222,16 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
+        files = Files(lives, work_timeout=settings.link.work_timeout)
         found = Services(
             sessions=sessions,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
             invocations=Invocations(store, executions),
-            files=Files(lives),
+            files=files,
+            links=Links(files, lives, Signing(await store.secret(), clock)),
+            artifacts=Artifacts(store, lives),
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,

@@ -19,6 +19,7 @@ from atoll.api.rest import (
     problems,
     runtimes,
     sessions,
+    signed,
     templates,
 )
 from atoll.api.rest.hot import HotRoutes
@@ -59,7 +60,10 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
-    for module in (sessions, executions, invocations, contexts, files, templates, runtimes):
+    modules = (
+        sessions, executions, invocations, contexts, files, signed, templates, runtimes,
+    )  # fmt: skip
+    for module in modules:
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return _guarded(app, found, keys)
@@ -83,8 +87,24 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Idempotency-Replayed", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "If-Range",
+                "Last-Event-ID",
+                "Range",
+            ],
+            expose_headers=[
+                "Accept-Ranges",
+                "Content-Disposition",
+                "Content-Range",
+                "ETag",
+                "Idempotency-Replayed",
+                "Retry-After",
+            ],
         )
     return app
 
