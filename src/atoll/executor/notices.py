@@ -93,8 +93,10 @@ class _Watched:
                 poll.register(self._fd, select.POLLIN)
             else:
                 poll.register(self._fd, 0)
-            wait = GATHER_SECONDS * 1000 if self._moved is not None else None
-            ready = dict(poll.poll(wait))
+            wait = GATHER_SECONDS if self._moved is not None else POLL_SECONDS
+            ready = dict(poll.poll(wait * 1000))
+            if not ready and os.fstat(self._top).st_nlink == 0:
+                return  # The kernel says nothing of its end as long as it is open.
             if self._line.fd in ready:
                 self._line.hear()
             if self._fd in ready:

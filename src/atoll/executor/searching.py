@@ -43,7 +43,9 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
     with _Opened(workspace, request["path"]) as top:
         found = walk(top, at_root=not parts, pattern=pattern, after=_parts(request.get("after")))
         for looked_at, item in enumerate(found):
-            if len(entries) == limit or looked_at > MAX_LOOKED_AT or time.monotonic() > until:
+            # One at least, so that page by page all is seen.
+            late = looked_at > MAX_LOOKED_AT or (looked_at and time.monotonic() > until)
+            if len(entries) == limit or late:
                 return {"entries": entries, "next": "/".join(last)}
             last = item.parts
             if item.matches:
@@ -104,23 +106,24 @@ class _Search:
         self._find: Finder = lambda piece: None
         self._matches: list[dict[str, Any]] = []
         self.where = _parts(request.get("after"))
-        """The file that was looked at last."""
-        self._line = int(request.get("line") or 0)
-        """The line in it that was looked at last; 0 when all of it was."""
+        """The file that is looked at."""
+        self._place = (self.where, int(request.get("line") or 0))
+        """What was done last: a file, and a line in it or 0 for all of it."""
         self.moved = False
         self.more = False
 
     def run(self, find: Finder) -> None:
         self._find = find
         with _Opened(self._workspace, self._path) as top:
-            if self.where and self._line and not self._again(top):
+            after, line = self._place
+            if line and not self._again(top, line):
                 return
-            found = walk(top, at_root=not self._above, pattern=self._pattern, after=self.where)
+            found = walk(top, at_root=not self._above, pattern=self._pattern, after=after)
             for item in found:
                 if not self._enter(item):
                     return
 
-    def _again(self, top: int) -> bool:
+    def _again(self, top: int, line: int) -> bool:
         """The rest of the file that the last page ended in."""
         directory = os.dup(top)
         try:
@@ -132,11 +135,10 @@ class _Search:
                 directory = below
             fd, _ = open_file(directory, self.where[-1])
         except OSError:
-            self._line = 0
             return True  # Gone meanwhile.
         finally:
             os.close(directory)
-        return self._look_into(fd)
+        return self._look_into(fd, line)
 
     def _enter(self, item: Found) -> bool:
         if item.matches and stat.S_ISREG(item.status.st_mode):
@@ -144,19 +146,21 @@ class _Search:
                 fd, _ = open_file(item.directory, item.parts[-1])
             except OSError:
                 return True
-            self.where, self._line = item.parts, 0
-            if not self._look_into(fd):
+            self.where = item.parts
+            if not self._look_into(fd, 0):
                 return False
-        self.where, self._line = item.parts, 0
-        self.moved = True
+        self._done(item.parts, 0)
         return True
 
-    def _look_into(self, fd: int) -> bool:
-        """Whether there is room for more."""
+    def _done(self, parts: tuple[str, ...], line: int) -> None:
+        self._place, self.moved = (parts, line), True
+
+    def _look_into(self, fd: int, before: int) -> bool:
+        """What is behind the line `before`; whether there is room for more."""
         with open(fd, "rb", buffering=1 << 18) as file:
             if b"\0" in os.pread(fd, SNIFFED, 0):
                 return True
-            before, path = self._line, "/".join([*self._above, *self.where])
+            path = "/".join([*self._above, *self.where])
             for number, offset, piece in _lines(file):
                 if number <= before:
                     continue
@@ -169,12 +173,12 @@ class _Search:
                     self._matches.append(
                         {"path": path, "line": number, "column": offset + column, "text": text}
                     )
-                self._line, self.moved = number, True
-        self._line = 0
+                self._done(self.where, number)
         return True
 
     def answer(self) -> dict[str, Any]:
-        following = {"path": "/".join(self.where), "line": self._line} if self.more else None
+        parts, line = self._place
+        following = {"path": "/".join(parts), "line": line} if self.more else None
         return {"matches": self._matches, "next": following}
 
 

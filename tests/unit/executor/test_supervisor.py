@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
