@@ -25,7 +25,8 @@ from atoll.api.internal.app import Internal
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
-from atoll.blobs import objects
+from atoll.blobs.choice import choose
+from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
@@ -35,6 +36,7 @@ from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
+from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
@@ -45,6 +47,7 @@ from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
+from atoll.service.checkpoints import Checkpoints
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
@@ -61,6 +64,7 @@ from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
+from atoll.service.saves import Saves
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.signing import Signing
@@ -155,7 +159,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if not embedded:
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
-        blobs = objects.choose(settings)
+        blobs = choose(settings, clock)
+        spool = blobs if isinstance(blobs, Spool) else None
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
@@ -180,7 +185,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         templates.changed = pool.changed.set
-        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
+        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         provision = Provision(Secrets(), Volumes(), Packages())
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
@@ -205,6 +211,20 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings.execution,
             node_id,
         )
+        saves = Saves(
+            checkpoints,
+            store,
+            driver,
+            lives,
+            tasks,
+            clock,
+            settings.workspace,
+            remote=spool is not None,
+            away=lambda: None if spool is None else spool.away,
+            embedded=embedded,
+        )
+        sessions.saves = saves
+        runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         contexts = Contexts(lives, driver, provision, settings.execution)
@@ -230,8 +250,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=files,
-            links=Links(files, lives, Signing(await store.secret(), clock)),
+            links=Links(files, lives, Signing(await store.secret(), clock), blobs),
             artifacts=Artifacts(store, lives),
+            checkpoints=checkpoints,
+            saves=saves,
             templates=templates,
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
@@ -241,10 +263,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool)
+        metrics.register(registry, sessions, lives, runs, pool, spool)
+        if spool is not None and embedded:
+            stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
+        stack.callback(saves.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
@@ -273,7 +298,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
+            "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "saves": saves.run(),
         }
+        if spool is not None:
+            loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stack.push_async_callback(_stop, running)
         web = build(found, None if embedded else keys, registry)
@@ -281,6 +310,15 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
+    """Move what still waits: the directory that it waits in is about to go."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit.total_seconds()):
+            if await spool.catch_up():
+                return
+    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:

@@ -51,7 +51,8 @@ def test_a_tree_is_listed_by_pattern_over_pages(api: Api, project: str) -> None:
     ]  # fmt: skip
     assert paths(recursive=True, path="src") == ["src/lib", "src/lib/util.py", "src/main.py"]
     assert paths(path="src", glob="*.py") == ["src/main.py"]
-    for params in ({"cursor": "nonsense"}, {"cursor": "dA", "recursive": False}):
+    bad: tuple[dict[str, Any], ...] = ({"cursor": "nonsense"}, {"cursor": "dA"})
+    for params in bad:
         problem(api.http.get(files(project), params=params), 400, "bad_cursor")
     problem(api.http.get(files(project), params={"glob": "../*"}), 422, "bad_glob")
     missing = api.http.get(files(project), params={"path": "no", "recursive": True})

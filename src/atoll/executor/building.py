@@ -133,7 +133,7 @@ class Tree:
     def place(self, path: str, overwrite: bool, only: str | None = None) -> dict[str, Any]:
         """The whole tree, or what is called `only` at its top, gets the name `path`."""
         self._leave()
-        directory, name = self._workspace.parent(path, make=True)
+        directory, name = self._workspace.reach_parent(path, make=True)
         try:
             try:
                 os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -168,7 +168,7 @@ class Tree:
             except FileError as error:
                 if error.code != "file_exists":
                     raise  # What is there may be a link to a directory, which is one too.
-        target = self._workspace.directory(path)
+        target = self._workspace.reach(path)
         try:
             self._go_through(target, path, move=False)
             self._go_through(target, path, move=True)

@@ -29,7 +29,7 @@ def copy(workspace: Workspace, request: dict[str, Any], room: int | None) -> dic
     overwrite = bool(request["overwrite"])
     if not split(source):
         raise FileError("bad_path", "the workspace itself cannot be copied")
-    directory, name = workspace.parent(source)
+    directory, name = workspace.reach_parent(source)
     skipped = 0
     try:
         try:

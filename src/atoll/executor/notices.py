@@ -46,7 +46,7 @@ _MASK = _MODIFY | _ATTRIB | _FROM | _TO | _CREATE | _DELETE | _DELETE_SELF | _ON
 def follow(workspace: Workspace, request: dict[str, Any], line: Line) -> dict[str, Any]:
     """Ends when nobody listens any more, or when the directory itself is gone."""
     parts = split(request["path"])
-    top = workspace.directory(request["path"])
+    top = workspace.reach(request["path"])
     recursive = bool(request["recursive"])
     fd = -1 if request.get("poll") else system.inotify()
     if fd < 0:

@@ -50,7 +50,7 @@ def _all(first: Found | None, rest: Iterator[Found]) -> Iterator[Found]:
 
 def _items(workspace: Workspace, path: str) -> Iterator[Found]:
     try:
-        top = workspace.directory(path)
+        top = workspace.reach(path)
     except FileError as error:
         if error.code != "not_directory":
             raise
@@ -66,7 +66,7 @@ def _below(top: int, at_root: bool) -> Iterator[Found]:
 
 
 def _single(workspace: Workspace, path: str) -> Iterator[Found]:
-    directory, name = workspace.parent(path)
+    directory, name = workspace.reach_parent(path)
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         yield Found((name,), directory, status, True)

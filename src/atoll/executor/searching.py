@@ -55,7 +55,7 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
 
 class _Opened:
     def __init__(self, workspace: Workspace, path: str) -> None:
-        self._fd = workspace.directory(path)
+        self._fd = workspace.reach(path)
 
     def __enter__(self) -> int:
         return self._fd

@@ -87,7 +87,17 @@ class Supervisor:
             **self._conversations.operations,
             **requests.operations,
             **self._contexts.operations,
+            "scan": self._port,
+            "collect": self._port,
+            "populate": self._port,
         }
+
+    def _port(self, stream: Stream, request: dict[str, Any]) -> None:
+        from .porter import Porter  # Most instances that are waiting never need it.
+
+        porter = Porter(self._loop, self._workspace)
+        work = {"scan": porter.scan, "collect": porter.collect, "populate": porter.populate}
+        work[request["op"]](stream, request)
 
     def run(self, listener: _socket.socket) -> None:
         if "inside" in self._config:

@@ -1,7 +1,7 @@
 """
 One connection to an executor, with many requests under way at once.
 
-A request is a stream: `call` for those that answer once, `fetch` and `send` for bytes, `run` and
+A request is a stream: `call` for those that answer once, `fetch` and `push` for bytes, `run` and
 `attach` for executions, `watch` for who follows one at a pace of their own. When the connection
 ends, every open request raises `LinkLost`; what was running inside goes on, and a new connection
 attaches to it.
@@ -450,7 +450,7 @@ class Link(asyncio.Protocol):
         if_none_match: list[str] | None = None,
     ) -> dict[str, Any]:
         """Write a file whole or not at all; what it became."""
-        answer = await self.send(
+        answer = await self.push(
             "write",
             content,
             path=path,
@@ -461,7 +461,7 @@ class Link(asyncio.Protocol):
         entry: dict[str, Any] = answer["entry"]
         return entry
 
-    async def send(
+    async def push(
         self,
         op: str,
         content: AsyncIterator[bytes],
@@ -496,6 +496,31 @@ class Link(asyncio.Protocol):
                 return await stream.done
         except TimeoutError:
             raise LinkLost(f"The executor did not finish {op} in time.") from None
+        finally:
+            self._reset(stream)
+
+    async def pull(self, op: str, **request: Any) -> AsyncIterator[bytes | dict[str, Any]]:
+        """
+        What a request sends, bytes and events in order, as fast as the caller takes it; its answer
+        comes last.
+        """
+        stream = self._open(op, request)
+        stream.incoming = asyncio.Queue()
+        patience = self._settings.read_timeout.total_seconds()
+        try:
+            while True:
+                async with asyncio.timeout(patience):
+                    item = await stream.incoming.get()
+                if item is None:
+                    break
+                if isinstance(item, bytes):
+                    yield item
+                    self._grant(stream.number, len(item))
+                elif isinstance(item, dict):
+                    yield item
+            yield await stream.done
+        except TimeoutError:
+            raise LinkLost(f"The executor did not go on with {op} in time.") from None
         finally:
             self._reset(stream)
 

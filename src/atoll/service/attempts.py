@@ -47,7 +47,13 @@ LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
 """The longest that an executor takes to end when it was told to."""
 AWAY = frozenset(
-    {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
+    {
+        "database_unavailable",
+        "coordination_unavailable",
+        "blobs_unavailable",
+        "spool_full",
+        "lease_lost",
+    }
 )
 """Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 

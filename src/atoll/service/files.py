@@ -273,7 +273,7 @@ class Files:
     ) -> int:
         """An archive into a directory, all of it or nothing; how many entries it had."""
         live = await self._lives.live(session_id)
-        send = live.link.send("unpack", content, path=path, form=form, within=self._work_timeout)
+        send = live.link.push("unpack", content, path=path, form=form, within=self._work_timeout)
         return int((await _translated(send))["entries"])
 
     # Changing

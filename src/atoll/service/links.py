@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,6 +24,7 @@ from atoll.service.signing import Grant
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from atoll.blobs.base import Blobs
     from atoll.service.files import Entry, Files
     from atoll.service.lives import Lives
     from atoll.service.signing import Signing
@@ -32,20 +33,6 @@ log = structlog.get_logger(__name__)
 
 PREFIX = "/api/v1/signed/"
 ARTIFACT_LIFE = timedelta(hours=1)
-
-
-class Objects(Protocol):
-    """What is used of the blob store here."""
-
-    async def write(self, key: str, chunks: AsyncIterator[bytes]) -> int: ...
-
-    async def head(self, key: str) -> Any: ...
-
-    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> Any: ...
-
-    async def remove(self, key: str) -> None: ...
-
-    async def presign(self, method: Any, key: str, expires: timedelta) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +48,11 @@ class Link:
 
 
 class Links:
-    def __init__(
-        self, files: Files, lives: Lives, signing: Signing, objects: Objects | None = None
-    ) -> None:
+    def __init__(self, files: Files, lives: Lives, signing: Signing, blobs: Blobs) -> None:
         self._files = files
         self._lives = lives
         self._signing = signing
-        self._objects = objects
+        self._blobs = blobs
 
     def artifact(self, session_id: str, path: str) -> str:
         """A link to download a file of a session; without a look whether it is there."""
@@ -85,37 +70,35 @@ class Links:
     ) -> Link:
         await self._check(session_id, path)
         own = self._own(Grant("GET", session_id, path, filename), life)
-        if self._objects is None:
-            return own
         try:
-            key = f"exports/{session_id}/none"
-            if await self._objects.presign("GET", key, life) is None:
+            # Before anything is brought there: most have no address of their own.
+            if await self._blobs.presign("GET", f"exports/{session_id}/any", life) is None:
                 return own
-            key = await self._export(self._objects, session_id, path)
-            url = await self._objects.presign("GET", key, life)
+            key = await self._export(session_id, path)
+            url = await self._blobs.presign("GET", key, life)
         except TemporaryError as error:
             log.info("link.not_native", session_id=session_id, error=error.message)
             return own
         return own if url is None else Link(url, "GET", own.expires_at, native=True)
 
-    async def _export(self, objects: Objects, session_id: str, path: str) -> str:
+    async def _export(self, session_id: str, path: str) -> str:
         """The file as an object, which is made unless this version of it is there already."""
         found = await self._files.read(session_id, path)
         async with contextlib.aclosing(_generator(found.content)) as content:
             name = f"{path}\0{found.entry.etag}".encode("utf-8", "surrogateescape")
             key = f"exports/{session_id}/{hashlib.sha256(name).hexdigest()}"
-            if await objects.head(key) is None:
-                await objects.write(key, content)
+            if await self._blobs.head(key) is None:
+                await self._blobs.write(key, content)
         return key
 
     async def put(self, session_id: str, path: str, life: timedelta, *, direct: bool) -> Link:
         await self._check(session_id, path)
         own = self._own(Grant("PUT", session_id, path), life)
-        if not direct or self._objects is None:
+        if not direct:
             return own
         key = f"uploads/{session_id}/{ids.secret()[:32]}"
         try:
-            url = await self._objects.presign("PUT", key, life)
+            url = await self._blobs.presign("PUT", key, life)
         except TemporaryError as error:
             log.info("link.not_native", session_id=session_id, error=error.message)
             return own
@@ -127,14 +110,14 @@ class Links:
     async def complete(self, grant: Grant) -> Entry:
         """Bring what was put into the blob store into the workspace, and remove it there."""
         assert grant.upload is not None
-        opened = None if self._objects is None else await self._objects.open(grant.upload)
-        if self._objects is None or opened is None:
+        opened = await self._blobs.open(grant.upload)
+        if opened is None:
             raise NotFound(
                 "Nothing was put to the link that belongs to this one, or it was fetched already.",
                 code="upload_not_found",
             )
         entry = await self._files.write(grant.session_id, grant.path, opened.pieces)
-        await self._objects.remove(grant.upload)
+        await self._blobs.remove(grant.upload)
         return entry
 
     async def _check(self, session_id: str, path: str) -> None:

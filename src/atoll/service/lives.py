@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,7 +20,7 @@ import structlog
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus
+from atoll.model.session import Session, SessionStatus, Warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
+    from atoll.service.checkpoints import Checkpoints
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
@@ -63,11 +65,13 @@ class Lives:
         tasks: Tasks,
         clock: Clock,
         node_id: str,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
         self._pool = pool
         self._templates = templates
+        self._checkpoints = checkpoints
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
@@ -93,6 +97,10 @@ class Lives:
     @property
     def count(self) -> int:
         return len(self._lives)
+
+    def all(self) -> list[Live]:
+        """Those that this process reaches right now."""
+        return [live for live in self._lives.values() if live.link.alive]
 
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
@@ -207,11 +215,31 @@ class Lives:
         return live
 
     async def make(self, session: Session) -> Ready:
-        """A new instance for the session, with its workspace when it has one."""
+        """
+        A new instance for the session, with its workspace when it has one; one that this node does
+        not have comes from its last checkpoint.
+        """
         template = await self._templates.get(session.template_id)
-        return await self._pool.make(
-            template, session.resources, session_id=session.id, workspace=session.workspace
+        make = functools.partial(
+            self._pool.make, template, session.resources, session_id=session.id
         )
+        source = session.started_from if session.workspace is None else None
+        try:
+            ready = await make(workspace=session.workspace)
+        except NotFound as error:
+            if error.code != "workspace_lost" or self._checkpoints is None:
+                raise
+            if await self._checkpoints.get(session.id) is None:
+                raise
+            source = session.id
+            ready = await make(workspace=None)
+        if source is not None and self._checkpoints is not None:
+            try:
+                await self._checkpoints.restore(source, ready.link)
+            except BaseException:
+                await asyncio.shield(self._pool.destroy(ready))
+                raise
+        return ready
 
     async def _start_again(self, session: Session) -> Live:
         ready = await self.make(session)
@@ -223,6 +251,7 @@ class Lives:
                     status=SessionStatus.RUNNING,
                     instance_id=ready.instance.id,
                     workspace=ready.instance.workspace,
+                    warnings=session.warnings + _restored(session, ready),
                     updated_at=now,
                 )
             )
@@ -263,3 +292,10 @@ class Lives:
         """Let go of the links; the instances stay."""
         for live in self._lives.values():
             live.link.close()
+
+
+def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
+    if session.workspace in (None, ready.instance.workspace):
+        return ()
+    words = "The workspace was lost with its node's disk; its files are those of the last save."
+    return (Warning("workspace_restored", words),)

@@ -277,7 +277,7 @@ async def test_what_was_packed_is_unpacked(link: Link, root: Path, form: str) ->
     write(root, new__dir__a="old", new__kept="kept")
     data = await gathered(link, "pack", path="", form=form)
     pieces = [data[at : at + 1000] for at in range(0, len(data), 1000)]
-    await link.send("unpack", sent(*pieces), path="new", form=form)
+    await link.push("unpack", sent(*pieces), path="new", form=form)
 
     assert (root / "new/dir/a").read_text() == "A" * 1000
     assert (root / "new/dir/link").readlink() == Path("sub/b")
@@ -348,7 +348,7 @@ async def test_a_hostile_archive_leaves_nothing(link: Link, root: Path, kind: st
     (root.parent / "secret").write_text("secret")
     write(root, there="there", fine="old")
 
-    assert await refused(link.send("unpack", sent(data), path="", form=form)) == "bad_archive"
+    assert await refused(link.push("unpack", sent(data), path="", form=form)) == "bad_archive"
     assert sorted(os.listdir(root)) == ["fine", "there"]
     assert (root / "fine").read_text() == "old"
     assert not (root.parent / "evil").exists()
@@ -357,7 +357,7 @@ async def test_a_hostile_archive_leaves_nothing(link: Link, root: Path, kind: st
 async def test_links_out_are_kept_and_nothing_goes_through_them(link: Link, root: Path) -> None:
     data = tar(("l", tarfile.SYMTYPE, "/etc/passwd"), ("f", tarfile.REGTYPE, b"x"),
                ("h", tarfile.LNKTYPE, "f"))  # fmt: skip
-    answer = await link.send("unpack", sent(data), path="", form="tar")
+    answer = await link.push("unpack", sent(data), path="", form="tar")
 
     assert answer == {"entries": 3}
     assert await refused(link.read("l")) == "bad_path"
@@ -369,7 +369,7 @@ async def test_a_directory_is_not_replaced_by_a_file(link: Link, root: Path) -> 
     write(root, a__b="kept")
     data = tar(("new", tarfile.REGTYPE, b"x"), ("a", tarfile.REGTYPE, b"x"))
 
-    assert await refused(link.send("unpack", sent(data), path="", form="tar")) == "file_exists"
+    assert await refused(link.push("unpack", sent(data), path="", form="tar")) == "file_exists"
     assert sorted(os.listdir(root)) == ["a"]
 
 
@@ -383,7 +383,7 @@ async def test_a_header_that_announces_gigabytes_is_no_memory(link: Link, root: 
     data = gzip.compress(head + bytes(400 * MiB), 1)
     assert len(data) < 4 * MiB
 
-    assert await refused(link.send("unpack", sent(data), path="", form="tar")) == "too_large"
+    assert await refused(link.push("unpack", sent(data), path="", form="tar")) == "too_large"
     assert leftovers(root) == []
 
 
@@ -395,7 +395,7 @@ async def test_an_upload_of_a_tree_that_breaks_off_leaves_nothing(link: Link, ro
         begun.set()
         await asyncio.Event().wait()
 
-    sending = asyncio.create_task(link.send("unpack", half(), path="", form="tar"))
+    sending = asyncio.create_task(link.push("unpack", half(), path="", form="tar"))
     await begun.wait()
     await eventually(lambda: bool(leftovers(root)))
     sending.cancel()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from atoll.model.checkpoint import Checkpoint
     from atoll.model.execution import Artifact, Attempt, Execution, Outcome
     from atoll.model.invocation import Invocation
     from atoll.model.packages import Install
@@ -78,6 +79,17 @@ def session_out(session: Session) -> dict[str, Any]:
         "warnings": [
             {"code": warning.code, "message": warning.message} for warning in session.warnings
         ],
+    }
+
+
+def checkpoint_out(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "session_id": checkpoint.id,
+        "number": checkpoint.number,
+        "created_at": timestamp(checkpoint.created_at),
+        "files": checkpoint.files,
+        "size": checkpoint.size,
+        "kept_until": timestamp(checkpoint.kept_until),
     }
 
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
+    checkpoints,
     contexts,
     executions,
     files,
@@ -60,10 +61,17 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
-    modules = (
-        sessions, executions, invocations, contexts, files, signed, templates, runtimes,
-    )  # fmt: skip
-    for module in modules:
+    for module in (
+        sessions,
+        executions,
+        invocations,
+        contexts,
+        files,
+        signed,
+        checkpoints,
+        templates,
+        runtimes,
+    ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return _guarded(app, found, keys)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.service.artifacts import Artifacts
+    from atoll.service.checkpoints import Checkpoints
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.service.invocations import Invocations
     from atoll.service.links import Links
     from atoll.service.nodes import Nodes
+    from atoll.service.saves import Saves
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
     from atoll.settings import Settings
@@ -38,6 +40,8 @@ class Services:
     files: Files
     links: Links
     artifacts: Artifacts
+    checkpoints: Checkpoints
+    saves: Saves
     templates: Templates
     nodes: Nodes
     store: Store

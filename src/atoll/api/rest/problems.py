@@ -61,6 +61,7 @@ _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
     "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
     "blobs_unavailable": "The blob store does not answer; try again.",
+    "spool_full": "The blob store does not answer and no more can wait for it; try again later.",
 }
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}

@@ -74,9 +74,7 @@ class ResourcesIn(Wire):
 class DependencyIn(Wire):
     """A package of the index that the server's settings name."""
 
-    name: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$")
-    ]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")]
     version: Annotated[str, StringConstraints(max_length=200)] | None = Field(
         None, description="PEP 440 specifiers; any version when left out.", examples=["==2.31.0"]
     )

@@ -77,6 +77,15 @@ class SessionOut(Stale):
     warnings: list[WarningOut] = Field(description="What is weaker than asked for.")
 
 
+class CheckpointOut(BaseModel):
+    session_id: str
+    number: int = Field(description="One more each time that something had changed.")
+    created_at: datetime
+    files: int
+    size: int = Field(description="Bytes of all files together.")
+    kept_until: datetime | None = Field(description="None while the session lives.")
+
+
 class SessionPage(BaseModel):
     items: list[SessionOut]
     next_cursor: str | None
