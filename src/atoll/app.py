@@ -243,6 +243,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings,
         )
         files = Files(lives, work_timeout=settings.link.work_timeout)
+        files.changed = saves.touched
         found = Services(
             sessions=sessions,
             executions=executions,

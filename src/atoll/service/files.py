@@ -22,7 +22,7 @@ from atoll.link.client import ExecutorError
 from atoll.model.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from atoll.service.lives import Lives
 
@@ -44,6 +44,7 @@ _CONFLICTS = {
     "disk_full",
     "precondition_failed",
 }
+_CHANGES = {"mkdir", "move", "copy", "chmod", "remove"}
 _AWAY = {"session_ended", "node_not_reached", "session_not_ready", "workspace_lost", "link_lost"}
 """Errors of a session whose files are not to be had where they were."""
 
@@ -116,6 +117,8 @@ class Files:
         self._lives = lives
         self._work_timeout = work_timeout
         self._kept = kept
+        self.changed: Callable[[str], None] = lambda session_id: None
+        """Told of each session whose files may be others now."""
 
     # Looking
 
@@ -259,7 +262,7 @@ class Files:
         write = live.link.write(
             path, content, mode=mode, if_match=if_match, if_none_match=if_none_match
         )
-        return _entry(await _translated(write))
+        return _entry(await self._changing(session_id, write))
 
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
         """A directory as an archive, made while it is taken."""
@@ -274,7 +277,7 @@ class Files:
         """An archive into a directory, all of it or nothing; how many entries it had."""
         live = await self._lives.live(session_id)
         send = live.link.push("unpack", content, path=path, form=form, within=self._work_timeout)
-        return int((await _translated(send))["entries"])
+        return int((await self._changing(session_id, send))["entries"])
 
     # Changing
 
@@ -307,8 +310,19 @@ class Files:
 
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
         live = await self._lives.live(session_id)
-        answer: dict[str, Any] = await _translated(live.link.call(op, **request))
+        call = live.link.call(op, **request)
+        if op in _CHANGES:
+            return await self._changing(session_id, call)
+        answer: dict[str, Any] = await _translated(call)
         return answer
+
+    async def _changing(self, session_id: str, call: Awaitable[Any]) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = await _translated(call)
+            return answer
+        finally:
+            # Also when it failed: a part of it may have been done.
+            self.changed(session_id)
 
 
 async def _translated(call: Awaitable[Any]) -> Any:
