@@ -21,6 +21,7 @@ from atoll.api.rest import (
     runtimes,
     secrets,
     sessions,
+    signed,
     templates,
     volumes,
 )
@@ -69,6 +70,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         invocations,
         contexts,
         files,
+        signed,
         checkpoints,
         templates,
         volumes,
@@ -97,8 +99,24 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Idempotency-Replayed", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "If-Range",
+                "Last-Event-ID",
+                "Range",
+            ],
+            expose_headers=[
+                "Accept-Ranges",
+                "Content-Disposition",
+                "Content-Range",
+                "ETag",
+                "Idempotency-Replayed",
+                "Retry-After",
+            ],
         )
     return app
 
