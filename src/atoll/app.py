@@ -56,6 +56,7 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
+from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.links import Links
@@ -251,7 +252,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
-        files = Files(lives, work_timeout=settings.link.work_timeout)
+        files = Files(lives, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints))
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
