@@ -9,6 +9,7 @@ cannot pass for set.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -56,6 +57,25 @@ def _seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+
+
+KEY_BYTES = 32
+
+
+def parse_key(text: str) -> bytes:
+    """A key of 32 bytes, in base64 (either alphabet) or hexadecimal; raises `ValueError`."""
+    text = text.strip()
+    if len(text) == 2 * KEY_BYTES:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(text)
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        key = base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{KEY_BYTES} bytes in base64 or hexadecimal are needed")
+    return key
 
 
 class Group(BaseModel):
@@ -129,6 +149,8 @@ class LinkSettings(Group):
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
+    work_timeout: Seconds = Field(timedelta(seconds=600), gt=timedelta(0))
+    """Time for an executor to copy files, or to unpack an archive it was sent, in seconds."""
     heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
@@ -162,6 +184,12 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    s3fs: str = "s3fs"
+    """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
+    mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
+    """Time for such a mount to come up, or to answer, in seconds."""
+    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
+    """What one such mount may keep of open files on the node's disk, in bytes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -346,6 +374,40 @@ class BlobSettings(Group):
         return self
 
 
+class SecretSettings(Group):
+    """Encryption of the secrets of sessions."""
+
+    key: SecretStr | None = None
+    """
+    Key that secrets are encrypted with: 32 bytes, in base64 or hexadecimal. With the database in
+    `data_dir`, one is made and kept in `<data_dir>/secret-key` when not set.
+    """
+    old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys that were used before and still open what they encrypted, separated by commas."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("old_keys"), str):
+            values = dict(values)
+            values["old_keys"] = [k for k in values["old_keys"].split(",") if k.strip()]
+        return values
+
+    @field_validator("key", "old_keys")
+    @classmethod
+    def _are_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, tuple) else (value,):
+            if key is not None:
+                parse_key(key.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _new_before_old(self) -> Self:
+        if self.old_keys and self.key is None:
+            raise ValueError("old_keys: set key as well, with which new secrets are encrypted")
+        return self
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
@@ -383,6 +445,11 @@ class Settings(BaseSettings):
     """Allow listening beyond loopback without TLS."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web origins whose pages may call the API, separated by commas."""
+    public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
+    """
+    Address under which others reach this server, for the links that it hands out; the one that a
+    request came to when not set.
+    """
     max_body: int = Field(8 * MiB, ge=1024)
     """Largest request body other than an upload, in bytes."""
     max_upload: int = Field(1 * GiB, ge=1024)
@@ -407,6 +474,7 @@ class Settings(BaseSettings):
     coordination: CoordinationSettings = CoordinationSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
+    secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -26,6 +26,7 @@ from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
 from .watch import Watch
+from .workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,18 +72,25 @@ class Supervisor:
             self._settle_want,
             self._watch.limit,
         )
+        self._workers = Workers(self._loop, self._workspace.root)
+        self._workers.on_process = self._note_own
+        requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
+        self._edition = 0
+        """The latest edition of the session that a control plane has told of."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "release": self._release,
             "shutdown": self._shutdown,
             **RunRequests(self._runs, self._see_taken).operations,
             **self._conversations.operations,
-            **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **requests.operations,
             **self._contexts.operations,
+            "context_create": self._context_create,
+            "edition": self._note_edition,
             "scan": self._port,
             "collect": self._port,
             "populate": self._port,
@@ -184,7 +192,7 @@ class Supervisor:
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
 
     def _note_own(self) -> None:
-        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0}
+        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0} | self._workers.pids
 
     def _from_zygote(self) -> None:
         while True:
@@ -289,6 +297,7 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
+            self._workers.exited(pid)
             used = {
                 "cpu": usage.ru_utime + usage.ru_stime,
                 "peak": usage.ru_maxrss * 1024,
@@ -318,6 +327,7 @@ class Supervisor:
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
         if self._leaving:
             raise Refusal("leaving", "this executor was told to end")
+        self._check_edition(request)
         active, capacity = self._runs.active(), request.get("capacity")
         if capacity and len(active) >= capacity:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
@@ -332,6 +342,22 @@ class Supervisor:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
+
+    def _check_edition(self, request: dict[str, Any]) -> None:
+        """Refuse what was made up from an older edition of the session than others know."""
+        edition = int(request.get("edition", self._edition))
+        if edition < self._edition:
+            raise Refusal("stale", "the session is at edition %d" % self._edition)
+        self._edition = edition
+
+    def _note_edition(self, stream: Stream, request: dict[str, Any]) -> None:
+        edition = int(request["edition"])
+        self._edition = edition if request.get("reset") else max(self._edition, edition)
+        stream.end({})
+
+    def _context_create(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._check_edition(request)
+        self._contexts.operations["context_create"](stream, request)
 
     def _hand_over(self, run: Run) -> None:
         theirs = self._runs.open(run)

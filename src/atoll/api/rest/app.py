@@ -19,8 +19,11 @@ from atoll.api.rest import (
     probes,
     problems,
     runtimes,
+    secrets,
     sessions,
+    signed,
     templates,
+    volumes,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -62,12 +65,15 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.include_router(probes.router)
     for module in (
         sessions,
+        secrets,
         executions,
         invocations,
         contexts,
         files,
+        signed,
         checkpoints,
         templates,
+        volumes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)
@@ -93,8 +99,24 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Idempotency-Replayed", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "If-Range",
+                "Last-Event-ID",
+                "Range",
+            ],
+            expose_headers=[
+                "Accept-Ranges",
+                "Content-Disposition",
+                "Content-Range",
+                "ETag",
+                "Idempotency-Replayed",
+                "Retry-After",
+            ],
         )
     return app
 
