@@ -242,7 +242,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
-        files = Files(lives, work_timeout=settings.link.work_timeout)
+        files = Files(lives, driver, work_timeout=settings.link.work_timeout)
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
