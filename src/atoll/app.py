@@ -36,6 +36,7 @@ from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
@@ -46,6 +47,7 @@ from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -178,9 +180,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         templates.changed = pool.changed.set
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
-        provision = Provision(Secrets(), Volumes(), Packages())
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
+        provision = Provision(Secrets(), Volumes(), packages)
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+        )
+        dependencies = Dependencies(
+            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(
@@ -221,6 +227,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         found = Services(
             sessions=sessions,
+            dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
@@ -246,13 +253,14 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
             store,
             driver,
             sessions,
+            dependencies,
             pool,
             coordination,
             leases,
@@ -266,6 +274,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
+            ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
         }
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
