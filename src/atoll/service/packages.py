@@ -261,7 +261,8 @@ class Packages:
                 try:
                     done = await self._environments.install(spec)
                 except AtollError as error:
-                    running.say(error.message)
+                    if error.message.encode() not in running.text:
+                        running.say(error.message)
                     raise
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
