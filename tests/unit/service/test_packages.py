@@ -69,12 +69,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(
-    place: Path, index: Index, replica: str = "me", **given: Any
-) -> AsyncIterator[World]:
-    settings = Settings(data_dir=place, packages={"index_url": index.url, **given})  # type: ignore[arg-type]
+async def world(place: Path, index: Index, **given: Any) -> AsyncIterator[World]:
+    settings = Settings(data_dir=place, packages={"index_url": index.url, **given})
     clock = ShiftedClock()
-    coordination = MemoryCoordination(replica, settings.coordination, timedelta(hours=1), clock)
+    coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
     driver = LocalDriver(place, settings.local, settings.link)
     await coordination.open()
