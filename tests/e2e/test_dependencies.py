@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll import Atoll, InvalidRequest, PermanentError
+from atoll import Atoll, InvalidRequest
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 from tests.servers.index import Index
@@ -399,7 +399,10 @@ def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) ->
 
 def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -> None:
     with Atoll(server.url, api_key=server.key) as atoll:
-        wanted_here = ["greet >= 1.1", {"name": "fancy", "version": "==1.0"}]
+        wanted_here: list[str | dict[str, str]] = [
+            "greet >= 1.1",
+            {"name": "fancy", "version": "==1.0"},
+        ]
         with atoll.session(dependencies=wanted_here) as session:
             assert session.info.dependencies is not None
             assert session.info.dependencies.installed == ("fancy==1.0", "greet==1.2", "lower==2.0")
@@ -407,7 +410,7 @@ def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -
             assert session.dependencies().requested == ("fancy==1.0", "greet>=1.1", "lower<2")
             assert "Installed: " in session.install_log()
             assert session.run("import lower; print(lower.version)").stdout == "1.0\n"
-            with pytest.raises(PermanentError) as failed:
+            with pytest.raises(InvalidRequest) as failed:
                 session.install("not-on-the-index")
             assert failed.value.code == "dependency_failed"
         with pytest.raises(InvalidRequest):

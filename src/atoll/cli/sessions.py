@@ -160,7 +160,7 @@ def install(
     """Add Python packages to a session; what runs afterwards finds them."""
     with connect(url, api_key) as atoll:
         packages = atoll.sessions.get(session_id).install(
-            *dependency,
+            dependency,
             timeout=install_timeout,
             allow_version_conflicts=allow_version_conflicts,
         )

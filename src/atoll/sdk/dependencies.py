@@ -18,7 +18,9 @@ INSTALL_TIMEOUT = 300
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?)\s*(.*?)\s*", re.DOTALL)
 
 
-def dependencies_body(dependencies: Sequence[Dependency]) -> list[dict[str, str]]:
+def dependencies_body(dependencies: str | Sequence[Dependency]) -> list[dict[str, str]]:
+    if isinstance(dependencies, str):
+        dependencies = [dependencies]
     return [_body(each) for each in dependencies]
 
 

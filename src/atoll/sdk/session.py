@@ -318,13 +318,14 @@ class AsyncSession:
 
     async def install(
         self,
-        *dependencies: str | Mapping[str, str],
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
         timeout: int | None = None,
         allow_version_conflicts: bool = False,
     ) -> Packages:
         """
-        Add Python packages, such as "requests" or "pandas>=2,<3", and wait for that, at most
-        `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
         session keeps what it has.
         """
         body = {

@@ -52,7 +52,7 @@ class AsyncSessions:
 
         `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
         call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
-        it raises `PermanentError` with the code `dependency_failed`, unless
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
         """

@@ -733,17 +733,21 @@ class Session:
 
     def install(
         self,
-        *dependencies: str | Mapping[str, str],
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
         timeout: int | None = None,
         allow_version_conflicts: bool = False,
     ) -> Packages:
         """
-        Add Python packages, such as "requests" or "pandas>=2,<3", and wait for that, at most
-        `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
         session keeps what it has.
         """
         return self._portal.call(
-            self._async.install, timeout=timeout, allow_version_conflicts=allow_version_conflicts
+            self._async.install,
+            dependencies,
+            timeout=timeout,
+            allow_version_conflicts=allow_version_conflicts,
         )
 
     def install_log(self) -> str:
@@ -794,7 +798,7 @@ class Sessions:
 
         `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
         call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
-        it raises `PermanentError` with the code `dependency_failed`, unless
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
         """
