@@ -325,8 +325,8 @@ class AsyncSession:
     ) -> Packages:
         """
         Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
-        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
-        session keeps what it has.
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
         """
         body = {
             "dependencies": dependencies_body(dependencies),

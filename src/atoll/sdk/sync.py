@@ -740,8 +740,8 @@ class Session:
     ) -> Packages:
         """
         Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
-        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and the
-        session keeps what it has.
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
         """
         return self._portal.call(
             self._async.install,
