@@ -40,6 +40,7 @@ from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
@@ -52,6 +53,7 @@ from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -197,9 +199,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         sealed = Secrets(_sealing(settings, own=own))
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
-        provision = Provision(sealed, volumes, Packages())
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
+        provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+        )
+        dependencies = Dependencies(
+            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(
@@ -258,6 +264,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
@@ -292,13 +299,14 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
             store,
             driver,
             sessions,
+            dependencies,
             pool,
             coordination,
             leases,
@@ -312,6 +320,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
+            ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),

@@ -209,6 +209,45 @@ class PoolSettings(Group):
     """Instances that a refill starts at the same time."""
 
 
+class PackageSettings(Group):
+    """Python packages that sessions ask for."""
+
+    index_url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$", repr=False)
+    """
+    The package index (PEP 503 or 691), with user and password if it needs them; what pip on this
+    machine is configured with when not set.
+    """
+    ca_file: Path | None = None
+    """Certificates to trust when it is asked, PEM; the system's when not set."""
+    allow_source_builds: bool = False
+    """Whether packages that come as source may be built, which runs their code in the installer."""
+    cache_size: int = Field(10 * GiB, ge=0)
+    """Bytes of installed packages that a node keeps for the next session that asks for them."""
+    cache_ttl: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
+    """
+    How long it is remembered what a set of packages came to of which not each names one version,
+    in seconds.
+    """
+    concurrency: int = Field(2, ge=1)
+    """Installations at the same time in one control plane."""
+    cpu: float = Field(2.0, gt=0)
+    """Cores of an installation."""
+    memory: int = Field(2 * GiB, ge=64 * MiB)
+    """Memory of an installation, in bytes."""
+    disk: int = Field(8 * GiB, ge=16 * MiB)
+    """What an installation may write, and download, in bytes."""
+    max_processes: int = Field(512, ge=32)
+    """Processes and threads of an installation."""
+    max_file: int = Field(4 * GiB, ge=1 * MiB)
+    """Largest file that is taken from the index, in bytes."""
+    connect_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time to connect to the index, in seconds."""
+    read_timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time for the index to go on with an answer, in seconds."""
+    sweep: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
+    """Time between two looks at what the node keeps, in seconds."""
+
+
 class SqliteSettings(Group):
     journal_mode: str = Field("WAL", pattern="^(WAL|DELETE|TRUNCATE|PERSIST)$")
     """How changes become durable; only with WAL do reads go on beside a write."""
@@ -474,6 +513,7 @@ class Settings(BaseSettings):
     coordination: CoordinationSettings = CoordinationSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
+    packages: PackageSettings = PackageSettings()
     secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         NodeHealth,
         NodeInfo,
         NodeMetrics,
+        Packages,
         ProcessInfo,
         Result,
         SessionInfo,
@@ -755,6 +756,33 @@ class Session:
         """End those, with everything they started; what they were."""
         return self._portal.call(self._async.end_processes)
 
+    def dependencies(self) -> Packages:
+        """Its own Python packages: what was asked for, what is installed, or how far that is."""
+        return self._portal.call(self._async.dependencies)
+
+    def install(
+        self,
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
+        timeout: int | None = None,
+        allow_version_conflicts: bool = False,
+    ) -> Packages:
+        """
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
+        """
+        return self._portal.call(
+            self._async.install,
+            dependencies,
+            timeout=timeout,
+            allow_version_conflicts=allow_version_conflicts,
+        )
+
+    def install_log(self) -> str:
+        """What the last installation printed, while it goes on too."""
+        return self._portal.call(self._async.install_log)
+
     def refresh(self) -> SessionInfo:
         """Ask the server how it is."""
         return self._portal.call(self._async.refresh)
@@ -782,6 +810,10 @@ class Sessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        fail_on_dependency_error: bool | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
@@ -799,6 +831,12 @@ class Sessions:
         `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
         workspace is in the server's bucket itself, mounted by the node.
 
+        `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
+        call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
+        `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
+        `allow_version_conflicts` is True.
+
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
         """
@@ -813,6 +851,10 @@ class Sessions:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                fail_on_dependency_error=fail_on_dependency_error,
+                allow_version_conflicts=allow_version_conflicts,
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,
@@ -1052,6 +1094,9 @@ class Atoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
@@ -1067,6 +1112,9 @@ class Atoll:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                allow_version_conflicts=allow_version_conflicts,
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,

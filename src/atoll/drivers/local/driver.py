@@ -28,6 +28,8 @@ import structlog
 from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local.confinement import Confinement
+from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import Ground, Installer, uv_binary
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
@@ -91,6 +93,7 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
+        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
         self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
@@ -122,6 +125,7 @@ class LocalDriver:
             trees.write_once(self._seccomp, program)
         hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
+        self.environments.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
             provides.add("own_uid")
@@ -133,6 +137,26 @@ class LocalDriver:
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
         self.capabilities = Capabilities(frozenset(provides), missing)
+
+    def _installer(self, *, filtered: bool) -> Installer | None:
+        uv = uv_binary()
+        if uv is None:
+            return None
+        ground = Ground(
+            node=self._node,
+            bubblewrap=self._bubblewrap,
+            uv=uv,
+            nursery=self._nursery,
+            groups=self._groups,
+            settings=self._settings,
+            hidden=self._hidden,
+            seccomp=self._seccomp if filtered else None,
+            mounts=str(self.places.mounts),
+            stage=self._stage if self._root else None,
+        )
+        installer = Installer(ground)
+        installer.open()
+        return installer
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -244,6 +268,7 @@ class LocalDriver:
             executor=str(self._executor),
             inside=str(self._inside),
             workspace=path,
+            packages=str(self.environments.place),
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,
             preload=spec.template.preload,

@@ -175,14 +175,24 @@ def image_tree(image: Path, python: str) -> Tree:
         raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
-    for entry in sorted(os.scandir(image), key=lambda item: item.name):
-        if entry.name in OWN:
-            continue
+    for entry in [*_entries(image, OWN | {"opt"}), *_entries(image / "opt", {"atoll"})]:
+        inside = f"/{os.path.relpath(entry.path, image)}"
         if entry.is_symlink():
-            links.append((os.readlink(entry.path), f"/{entry.name}"))
+            links.append((os.readlink(entry.path), inside))
         else:
-            binds.append((entry.path, f"/{entry.name}"))
+            binds.append((entry.path, inside))
     return Tree(tuple(binds), tuple(links), _image_python(image, python))
+
+
+def _entries(directory: Path, without: set[str]) -> list[os.DirEntry[str]]:
+    """
+    What is in a directory of an image. Its /opt is not bound as a whole, because the package
+    environments have their place there.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return []
+    found = [entry for entry in os.scandir(directory) if entry.name not in without]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _image_python(image: Path, python: str) -> str:
