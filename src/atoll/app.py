@@ -35,6 +35,7 @@ from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
+from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
@@ -43,6 +44,7 @@ from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
+from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
@@ -161,7 +163,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         leases = Leases(coordination, clock, settings.coordination)
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
-        driver = LocalDriver(settings.data_dir, settings.local, settings.link)
+        driver = LocalDriver(settings.data_dir, settings.local, settings.link, settings.packages)
         stack.push_async_callback(driver.close)
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
@@ -176,7 +178,25 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ephemeral=embedded,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
-        templates.changed = pool.changed.set
+        builds = Builds(
+            store,
+            driver,
+            templates,
+            leases,
+            tasks,
+            blobs,
+            clock,
+            settings.packages,
+            node_id,
+        )
+        pool.provide = builds.provide
+        build_loop = BuildLoop(store, builds, leases, clock, settings.packages)
+
+        def changed() -> None:
+            pool.changed.set()
+            build_loop.changed.set()
+
+        templates.changed = changed
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
         provision = Provision(Secrets(), Volumes(), Packages())
         sessions = Sessions(
@@ -227,6 +247,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             invocations=Invocations(store, executions),
             files=Files(lives),
             templates=templates,
+            builds=builds,
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
             blobs=blobs,
@@ -266,6 +287,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
+            "builds": build_loop.run(),
+            "layers": LayerSweep(
+                store, driver, builds, leases, clock, settings.packages, node_id
+            ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
         }
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]

@@ -151,6 +151,8 @@ class LocalSettings(Group):
     """First host uid for instances, when Atoll runs as root."""
     uid_count: int = Field(200_000_000, ge=1000)
     """How many host uids from there on."""
+    build_uid: int = Field(1_899_900_000, ge=100_000)
+    """First of the 65 536 host uids that build templates' Debian packages, as root."""
     open_files: int = Field(1024, ge=64)
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
@@ -163,6 +165,44 @@ class LocalSettings(Group):
             values = dict(values)
             values["template_roots"] = [p for p in values["template_roots"].split(":") if p]
         return values
+
+
+class PackagesSettings(Group):
+    """Packages of templates, and how they are installed."""
+
+    debian_mirror: str | None = Field(None, pattern=r"^(https?://[^\s]+|file:///[^\s]*)$")
+    """
+    Where Debian packages come from: http, https, or file for a directory of the node. The sources
+    that a base image names itself when not set.
+    """
+    debian_suite: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9./-]*$|^\./$")
+    """Release on that mirror; the base image's own when not set."""
+    debian_components: str = Field("main", pattern=r"^[A-Za-z0-9][A-Za-z0-9 /-]*$")
+    """Parts of the release, separated by spaces."""
+    debian_unsigned: bool = False
+    """Accept a mirror that is not signed by a key of the base image."""
+    timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time for a mirror to answer, in seconds."""
+    build_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
+    """Longest time that the packages of a template may take to install, in seconds."""
+    build_retries: int = Field(10, ge=0)
+    """How often a build is tried again after a fault that may pass."""
+    build_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
+    """Pause before the first of these, in seconds; it grows by as much each time."""
+    builds: int = Field(2, ge=1)
+    """Builds that one control plane runs at the same time."""
+    build_cpu: float = Field(1.0, gt=0)
+    """Cores of a build."""
+    build_memory: int = Field(1 * GiB, ge=64 * MiB)
+    """Memory of a build, in bytes."""
+    build_disk: int = Field(8 * GiB, ge=16 * MiB)
+    """What a build may write, in bytes."""
+    build_processes: int = Field(256, ge=16)
+    """Processes and threads of a build."""
+    build_log: int = Field(256 * 1024, ge=1024)
+    """Bytes kept of what a build prints: its end."""
+    versions: int = Field(50, ge=1)
+    """Versions of a template that are kept beside those that sessions use."""
 
 
 class PoolSettings(Group):
@@ -306,6 +346,7 @@ class Settings(BaseSettings):
     execution: ExecutionSettings = ExecutionSettings()
     link: LinkSettings = LinkSettings()
     local: LocalSettings = LocalSettings()
+    packages: PackagesSettings = PackagesSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
     database: DatabaseSettings = DatabaseSettings()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from atoll.link.client import Link
@@ -32,6 +33,22 @@ class Driver(Protocol):
         """
         Raise `InvalidRequest` when this node cannot make instances of the template as it demands.
         """
+
+    async def built(self, template: Template) -> bool:
+        """Whether all that its instances need is on this node."""
+
+    async def build(self, template: Template, say: Callable[[bytes], None]) -> None:
+        """
+        Make what `built` misses, telling what is printed on the way. Raises `PermanentError` with
+        code `build_failed`, or `TemporaryError` when the same may go well later. No other call may
+        build the same at the same time.
+        """
+
+    async def layers(self) -> list[str]:
+        """Names of the layers of templates on this node, whole or not."""
+
+    async def discard_layer(self, name: str) -> None:
+        """Remove a layer that no template needs; nothing happens when it is not there."""
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         """An instance as described; the one that is there already, when there is one."""

@@ -208,7 +208,7 @@ class Lives:
 
     async def make(self, session: Session) -> Ready:
         """A new instance for the session, with its workspace when it has one."""
-        template = await self._templates.get(session.template_id)
+        template = await self._templates.numbered(session.template_id, session.template_version)
         return await self._pool.make(
             template, session.resources, session_id=session.id, workspace=session.workspace
         )

@@ -35,7 +35,7 @@ from atoll.model.session import (
     Warning,
     WorkspaceMode,
 )
-from atoll.model.template import Template
+from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.model.volume import Volume, VolumeMount
 from atoll.stores.base import Store
 
@@ -325,6 +325,18 @@ sessions = st.builds(
     warnings=st.lists(st.builds(Warning, texts, texts), max_size=3).map(tuple),
     version=st.integers(1, 2**31 - 2),
 )
+builds = st.builds(
+    Build,
+    debian_packages=tuples_of_text,
+    python_packages=tuples_of_text,
+    root=texts,
+    layers=st.lists(st.builds(Layer, texts, tuples_of_text), max_size=2).map(tuple),
+    environment=st.none() | texts,
+    installed=tuples_of_text,
+    attempts=st.integers(0, 100),
+    retry_at=st.none() | times,
+    message=st.none() | texts,
+)
 templates = st.builds(
     make_template,
     name=texts,
@@ -339,6 +351,9 @@ templates = st.builds(
     preload=tuples_of_text,
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
+    number=st.integers(1, 2**31 - 2),
+    status=st.sampled_from(TemplateStatus),
+    build=st.none() | builds,
 )
 instances = st.builds(
     make_instance,

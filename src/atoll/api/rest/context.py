@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.service.builds import Builds
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
@@ -35,6 +36,7 @@ class Services:
     invocations: Invocations
     files: Files
     templates: Templates
+    builds: Builds
     nodes: Nodes
     store: Store
     blobs: Blobs

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 UID = 1000
 ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
+LAYERED = "layered:"
 EXECUTOR = "/run/atoll/executor.pyz"
 INSIDE = "/run/atoll/inside"
 HIDDEN = (
@@ -51,6 +52,11 @@ class Tree:
     python: str
     """Interpreter, as a path inside."""
     path: str = "/usr/local/bin:/usr/bin:/bin"
+    layers: tuple[str, ...] = ()
+    """
+    Directories that are one file system together, the highest first; sources in `binds` that begin
+    with `LAYERED` lie in it.
+    """
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ read from the file system. Blocking file work; callers use a thread.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.sandbox import Tree
+from atoll.drivers.local.sandbox import LAYERED, Tree
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -185,6 +186,33 @@ def image_tree(image: Path, python: str) -> Tree:
     return Tree(tuple(binds), tuple(links), _image_python(image, python))
 
 
+def layered_tree(directories: tuple[Path, ...], python: str) -> Tree:
+    """The same of several directories, one on the other, the highest first."""
+    entries: dict[str, os.DirEntry[str] | None] = {}
+    for directory in directories:
+        for entry in os.scandir(directory):
+            # A character device is what an overlay calls the absence of what lies below.
+            gone = stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode)
+            entries.setdefault(entry.name, None if gone else entry)
+    binds: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
+    for name, found in sorted(entries.items()):
+        if found is None or name in OWN:
+            continue
+        if found.is_symlink():
+            links.append((os.readlink(found.path), f"/{name}"))
+        else:
+            binds.append((f"{LAYERED}/{name}", f"/{name}"))
+    for number, directory in enumerate(directories):
+        try:
+            inside = _image_python(directory, python)
+            break
+        except InvalidRequest:
+            if number == len(directories) - 1:
+                raise
+    return Tree(tuple(binds), tuple(links), inside, layers=tuple(map(str, directories)))
+
+
 def _image_python(image: Path, python: str) -> str:
     candidates = (
         [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
@@ -201,10 +229,17 @@ def _image_python(image: Path, python: str) -> str:
 
 
 def tree_of(
-    template: Template, etc: Path, default_python: Path | None, roots: tuple[Path, ...]
+    template: Template,
+    etc: Path,
+    default_python: Path | None,
+    roots: tuple[Path, ...],
+    layers: tuple[Path, ...] = (),
 ) -> Tree:
-    if template.image:
-        return image_tree(Path(template.image), template.python)
+    """`layers` are the directories of the template's, the highest first."""
+    if layers:
+        return layered_tree((*layers, Path(template.root)), template.python)
+    if template.root:
+        return image_tree(Path(template.root), template.python)
     if template.python:
         return host_tree(etc, *_interpreter(Path(template.python), roots))
     if default_python is not None:
@@ -230,13 +265,13 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
     A template may name only places that the owner of the node allows: it shows them to its users.
     """
-    named = [("image", template.image)]
-    if not template.image:
+    named = [("image" if template.image else "base_image", template.root)]
+    if not template.root:
         named.append(("python", template.python))
     for field, value in named:
         if not value:
             continue
         path = Path(value)
-        real = path.resolve() if field == "image" else path.parent.resolve() / path.name
+        real = path.resolve() if field != "python" else path.parent.resolve() / path.name
         if not path.is_absolute() or not _beneath(real, _resolved(roots)):
             raise _not_allowed(f"{field}: {value}", roots, field)
