@@ -13,9 +13,12 @@ run: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/atoll serve $(ARGS)
 
+# How many processes share the tests; they wait more than they compute.
+WORKERS ?= 3
+
 test: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300

@@ -65,7 +65,8 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
-    provision = Provision(Secrets(), Volumes(), Packages())
+    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
+    provision = Provision(Secrets(), Volumes(), packages)
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
     )

@@ -37,6 +37,7 @@ from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
@@ -48,6 +49,7 @@ from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -178,19 +180,21 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ephemeral=embedded,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
         builds = Builds(
             store,
             driver,
             templates,
+            packages,
             leases,
             tasks,
             blobs,
             clock,
-            settings.packages,
+            settings.template,
             node_id,
         )
         pool.provide = builds.provide
-        build_loop = BuildLoop(store, builds, leases, clock, settings.packages)
+        build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
         def changed() -> None:
             pool.changed.set()
@@ -198,9 +202,12 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
 
         templates.changed = changed
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
-        provision = Provision(Secrets(), Volumes(), Packages())
+        provision = Provision(Secrets(), Volumes(), packages)
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+        )
+        dependencies = Dependencies(
+            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(
@@ -241,6 +248,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         found = Services(
             sessions=sessions,
+            dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
@@ -267,13 +275,14 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
             store,
             driver,
             sessions,
+            dependencies,
             pool,
             coordination,
             leases,
@@ -289,7 +298,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "sweep": sweep.run(),
             "builds": build_loop.run(),
             "layers": LayerSweep(
-                store, driver, builds, leases, clock, settings.packages, node_id
+                store, driver, builds, leases, clock, settings.template, node_id
+            ).run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
         }

@@ -15,6 +15,7 @@ import struct
 import sys
 
 from . import artifacts, files, frames, minijson, processes, system, zygote
+from .child import PACKAGES
 from .connection import Connection, Refusal, Stream
 from .contexts import Contexts
 from .conversations import Conversations
@@ -75,9 +76,12 @@ class Supervisor:
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
+        self._packages: str | None = None
+        """Of the session, if it was given others since this instance was made."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "release": self._release,
+            "packages": self._set_packages,
             "shutdown": self._shutdown,
             **RunRequests(self._runs, self._see_taken).operations,
             **self._conversations.operations,
@@ -165,7 +169,9 @@ class Supervisor:
         self._preload_failed: dict[str, str] = {}
         self._want = 1
         self._zygote_pid, self._control, self._jobs = zygote.start(
-            self._config.get("preload", []), bool(self._config.get("hooks", True))
+            self._config.get("preload", []),
+            bool(self._config.get("hooks", True)),
+            self._config.get("packages", ""),
         )
         self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}
@@ -315,6 +321,9 @@ class Supervisor:
         self._watch.limit(request["watch"])
         context = self._contexts.check(request["context"]) if request.get("context") else None
         request["workspace"] = self._root
+        if self._packages is not None:
+            # Who asks may have heard of others last.
+            request["env"][PACKAGES] = self._packages
         run = self._runs.make(request)
         if context is not None:
             self._contexts.begin(context, run)
@@ -322,6 +331,10 @@ class Supervisor:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
+
+    def _set_packages(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._packages = str(request["path"])
+        stream.end({})
 
     def _hand_over(self, run: Run) -> None:
         theirs = self._runs.open(run)

@@ -15,7 +15,7 @@ DEFAULT_TEMPLATE = "python"
 BASE_TEMPLATE = "template:"
 """What a `base_image` begins with that is another template's root file system."""
 MOST_PACKAGES = 200
-"""Debian packages, and Python packages, that a template may name."""
+"""Debian packages that a template may name."""
 
 REQUIREMENTS = {
     "own_uid": "each instance has a host uid of its own",
@@ -65,6 +65,8 @@ class Build:
     """The driver's name for the directory with the Python packages, once it is there."""
     installed: tuple[str, ...] = ()
     """The Python packages in it, as `name==version`."""
+    anew: bool = False
+    """Whether packages are looked up anew, whatever is remembered of the same request."""
     attempts: int = 0
     retry_at: datetime | None = None
     """When it is tried again, after a fault that may pass."""

@@ -16,12 +16,14 @@ from atoll.errors import TemporaryError
 from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
     from atoll.service.builds import Builds
     from atoll.service.leases import Leases
-    from atoll.settings import PackagesSettings
+    from atoll.settings import TemplateSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -41,7 +43,7 @@ class BuildLoop:
         builds: Builds,
         leases: Leases,
         clock: Clock,
-        settings: PackagesSettings,
+        settings: TemplateSettings,
     ) -> None:
         self._store = store
         self._builds = builds
@@ -132,7 +134,7 @@ class LayerSweep:
         builds: Builds,
         leases: Leases,
         clock: Clock,
-        settings: PackagesSettings,
+        settings: TemplateSettings,
         node_id: str,
     ) -> None:
         self._store = store
@@ -159,32 +161,26 @@ class LayerSweep:
 
     async def once(self) -> None:
         there = await self._driver.layers()
-        used = await self._versions_in_use()
-        needed: set[str] = set()
-        for template_id, number in used:
-            found = await self._store.templates.numbered(template_id, number)
-            needed |= _layers(found)
+        needed = {
+            layer.name
+            async for template in versions_needed(self._store)
+            for layer in template.layers
+        }
+        await self._discard([name for name in there if name not in needed])
+        await self._forget_versions()
+
+    async def _forget_versions(self) -> None:
+        used = await _versions_in_use(self._store)
         cursor: str | None = None
         while True:
             page = await self._store.templates.page(cursor=cursor, limit=BATCH)
             for newest in page.items:
-                ready = newest
-                if newest.status is not TemplateStatus.READY:
+                if newest.number > self._versions:
                     ready = await self._store.templates.ready(newest.id) or newest
-                needed |= _layers(newest) | _layers(ready)
-                await self._forget_old(newest, used | {(ready.id, ready.number)})
+                    await self._forget_old(newest, used | {(ready.id, ready.number)})
             cursor = page.next_cursor
             if cursor is None:
-                break
-        await self._discard([name for name in there if name not in needed])
-
-    async def _versions_in_use(self) -> set[tuple[str, int]]:
-        found: set[tuple[str, int]] = set()
-        after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
-            found |= {(session.template_id, session.template_version) for session in batch}
-            after = batch[-1].id
-        return found
+                return
 
     async def _forget_old(self, newest: Template, used: set[tuple[str, int]]) -> None:
         below = newest.number - self._versions + 1
@@ -212,5 +208,30 @@ class LayerSweep:
         self._first_seen = seen
 
 
-def _layers(template: Template | None) -> set[str]:
-    return set() if template is None else {layer.name for layer in template.layers}
+async def versions_needed(store: Store) -> AsyncIterator[Template]:
+    """The newest of each template, the newest that is ready, and those that sessions have."""
+    for template_id, number in await _versions_in_use(store):
+        found = await store.templates.numbered(template_id, number)
+        if found is not None:
+            yield found
+    cursor: str | None = None
+    while True:
+        page = await store.templates.page(cursor=cursor, limit=BATCH)
+        for newest in page.items:
+            yield newest
+            if newest.status is not TemplateStatus.READY:
+                ready = await store.templates.ready(newest.id)
+                if ready is not None:
+                    yield ready
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+async def _versions_in_use(store: Store) -> set[tuple[str, int]]:
+    found: set[tuple[str, int]] = set()
+    after = ""
+    while batch := await store.sessions.unfinished(limit=BATCH, after=after):
+        found |= {(session.template_id, session.template_version) for session in batch}
+        after = batch[-1].id
+    return found

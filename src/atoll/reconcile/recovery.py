@@ -3,7 +3,8 @@ After a start that finds no other replica on this node: what an earlier one left
 
 Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
 sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
-their workspace and get a new one then. Executions that were under way are taken over by
+their workspace and get a new one then, and those whose packages were being installed are brought to
+run. Executions that were under way are taken over by
 `executions.py`.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
+    from atoll.service.dependencies import Dependencies
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.stores.base import Store
@@ -32,11 +34,18 @@ CONCURRENCY = 8
 
 class Recovery:
     def __init__(
-        self, store: Store, driver: Driver, sessions: Sessions, pool: Pool, node_id: str
+        self,
+        store: Store,
+        driver: Driver,
+        sessions: Sessions,
+        dependencies: Dependencies,
+        pool: Pool,
+        node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
+        self._dependencies = dependencies
         self._pool = pool
         self._node_id = node_id
         self._adopting = asyncio.Lock()
@@ -118,4 +127,5 @@ class Recovery:
         while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
             for session in batch:
                 self._sessions.schedule_end(session)
+                self._dependencies.resume(session)
             after = batch[-1].id

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import Conflict, InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import Conflict, PermanentError, RequestError, TemporaryError
 from atoll.model.template import TemplateStatus
 from atoll.service.build_logs import BuildLogs
 from atoll.service.leases import LeaseLost
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from atoll.model.template import Build, Template
     from atoll.service.build_logs import BuildLog
     from atoll.service.leases import Leases
+    from atoll.service.packages import Packages
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
-    from atoll.settings import PackagesSettings
+    from atoll.settings import TemplateSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -50,22 +51,24 @@ class Builds:
         store: Store,
         driver: Driver,
         templates: Templates,
+        packages: Packages,
         leases: Leases,
         tasks: Tasks,
         blobs: Blobs,
         clock: Clock,
-        settings: PackagesSettings,
+        settings: TemplateSettings,
         node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._templates = templates
+        self._packages = packages
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._logs = BuildLogs(blobs, settings.build_log)
+        self._logs = BuildLogs(blobs, settings.log_limit)
         self._here: set[tuple[str, int]] = set()
         """Versions that are being built because this node lacks them."""
         templates.removed = self._logs.forget
@@ -104,7 +107,7 @@ class Builds:
             return dataclasses.replace(template, status=TemplateStatus.READY, build=build)
         except LeaseLost:
             raise
-        except (InvalidRequest, PermanentError) as error:
+        except (RequestError, PermanentError) as error:
             return _failed(template, build, error.message, said)
         except TemporaryError as error:
             if build.attempts > self._settings.build_retries:
@@ -126,9 +129,21 @@ class Builds:
                 if await self._driver.built(template):
                     said.line("Its Debian packages are there already.")
                 else:
-                    await self._driver.build(template, said.say)
+                    await self._driver.build(
+                        template, timeout=self._settings.build_timeout, say=said.say
+                    )
         await self._driver.check(template)
-        return dataclasses.replace(build, message=None, retry_at=None)
+        environment, installed = None, build.installed
+        if build.python_packages:
+            environment, installed = await self._packages.build(
+                template,
+                build.python_packages,
+                timeout=self._settings.build_timeout,
+                hear=said.say,
+                anew=build.anew,
+            )
+            said.line(f"Python packages: {' '.join(installed)}")
+        return dataclasses.replace(build, environment=environment, installed=installed)
 
     def _layer(self, template: Template) -> Any:
         """The right to build the template's layers on this node."""
@@ -139,7 +154,9 @@ class Builds:
         """
         Raise `TemporaryError` when this node has yet to build the template, which it then begins.
         """
-        if template.build is None or await self._driver.built(template):
+        if template.build is None:
+            return
+        if await self._driver.built(template) and await self._packages.provided(template):
             return
         key = (template.id, template.number)
         if key not in self._here:
@@ -152,8 +169,11 @@ class Builds:
         )
 
     async def _build_here(self, template: Template) -> None:
-        async with self._layer(template):
-            await self._driver.build(template, lambda data: None)
+        timeout = self._settings.build_timeout
+        if template.layers:
+            async with self._layer(template):
+                await self._driver.build(template, timeout=timeout, say=lambda data: None)
+        await self._packages.provide(template, timeout)
         self._templates.changed()
 
     # What is told of it

@@ -73,6 +73,11 @@ class Provision:
         done = await self._packages.install(session.id, install, template)
         return dataclasses.replace(session, install=done)
 
+    async def ensure_packages(self, session: Session, template: Template) -> None:
+        """Make a session's packages again where this node does not have them."""
+        if session.install is not None:
+            await self._packages.ensure(session.id, session.install, template)
+
     def environment(self, session: Session) -> dict[str, str]:
         """The variables that everything in the session gets: its own, secrets, and packages."""
         if session.install is None and not session.secrets:

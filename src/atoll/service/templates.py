@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.model import packages
 from atoll.model.resources import Resources, format_cpu, format_size
 from atoll.model.session import SessionStatus
 from atoll.model.template import (
@@ -29,7 +30,7 @@ from atoll.model.template import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -226,10 +227,10 @@ class Templates:
                 "image: packages are put on a base; name it as `base_image`.", field="image"
             )
         base = await self._base(template)
-        layers, python_packages = base.layers, build.python_packages
-        if base.build is not None:
-            python_packages = tuple(dict.fromkeys((*base.build.python_packages, *python_packages)))
-        root = base.root
+        layers, root = base.layers, base.root
+        inherited = base.build.python_packages if base.build is not None else ()
+        if build.python_packages or inherited:
+            await self._driver.environments.check()
         if build.debian_packages:
             packages = tuple(sorted(set(build.debian_packages)))
             made_from = [root, [layer.name for layer in layers], packages, fresh]
@@ -241,9 +242,10 @@ class Templates:
             status=TemplateStatus.PENDING,
             build=Build(
                 debian_packages=build.debian_packages,
-                python_packages=python_packages,
+                python_packages=_requirements(inherited, build.python_packages),
                 root=root,
                 layers=layers,
+                anew=bool(fresh),
             ),
         )
 
@@ -309,6 +311,19 @@ class Templates:
             )
         if resources.disk < 4 * 2**20:
             raise InvalidRequest("disk: less than 4Mi cannot hold a file system.", field="disk")
+
+
+def _requirements(inherited: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
+    """Written in one way, each package once, as the template itself has it."""
+    try:
+        merged = packages.merged(
+            [packages.Dependency(each) for each in inherited],
+            [packages.Dependency(each) for each in own],
+        )
+    except InvalidRequest as error:
+        words = error.message.replace("dependencies:", "python_packages:")
+        raise InvalidRequest(words, field="python_packages") from error
+    return tuple(each.requirement for each in merged)
 
 
 async def _nothing(template_id: str) -> None:

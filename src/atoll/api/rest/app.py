@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
     contexts,
+    dependencies,
     executions,
     files,
     invocations,
@@ -59,7 +60,16 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
-    for module in (sessions, executions, invocations, contexts, files, templates, runtimes):
+    for module in (
+        sessions,
+        dependencies,
+        executions,
+        invocations,
+        contexts,
+        files,
+        templates,
+        runtimes,
+    ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return _guarded(app, found, keys)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.service.builds import Builds
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
+    from atoll.service.dependencies import Dependencies
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
+    dependencies: Dependencies
     executions: Executions
     consoles: Consoles
     contexts: Contexts

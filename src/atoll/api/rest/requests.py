@@ -74,14 +74,29 @@ class DependencyIn(Wire):
     """A package of the index that the server's settings name."""
 
     name: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$")
-    ]
+        str,
+        StringConstraints(
+            pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?(\[[A-Za-z0-9._, -]{1,200}\])?$"
+        ),
+    ] = Field(
+        description="With extras in brackets, if any.", examples=["requests", "uvicorn[standard]"]
+    )
     version: Annotated[str, StringConstraints(max_length=200)] | None = Field(
         None, description="PEP 440 specifiers; any version when left out.", examples=["==2.31.0"]
     )
 
     def dependency(self) -> Dependency:
         return Dependency(self.name, "".join((self.version or "").split()))
+
+
+class AddDependencies(Wire):
+    dependencies: Annotated[
+        list[DependencyIn], Field(min_length=1, max_length=MOST_DEPENDENCIES)
+    ] = Field(description="Added to what the session has; of a package that it has, this version.")
+    install_timeout: int = Field(300, ge=30, le=1800, description="Seconds.")
+    allow_version_conflicts: bool = Field(
+        False, description="Whether they may take the place of the template's versions."
+    )
 
 
 class VolumeMountIn(Wire):
@@ -496,16 +511,8 @@ DebianPackage = Annotated[
     ),
 ]
 """A name of Debian's policy, with a version if need be; never an option, a path or a URL."""
-PythonPackage = Annotated[
-    str,
-    StringConstraints(
-        max_length=200,
-        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(\[[A-Za-z0-9._,-]+\])?"
-        r"( ?(===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+(, ?(===?|!=|~=|<=?|>=?) ?"
-        r"[A-Za-z0-9.*+!_-]+)*)?$",
-    ),
-]
-"""A requirement of PEP 508 without URL and marker."""
+PythonPackage = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""A requirement of PEP 508 without URL and marker; the service reads it."""
 
 
 class TemplateIn(Wire):
@@ -521,7 +528,7 @@ class TemplateIn(Wire):
     debian_packages: Annotated[list[DebianPackage], Field(max_length=MOST_PACKAGES)] = Field(
         [], description="To be installed on the base, as `name` or `name=version`."
     )
-    python_packages: Annotated[list[PythonPackage], Field(max_length=MOST_PACKAGES)] = Field(
+    python_packages: Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)] = Field(
         [], description="To be installed, as requirements (PEP 508)."
     )
     dockerfile: str | None = Field(

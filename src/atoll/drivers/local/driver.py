@@ -29,6 +29,8 @@ from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
 from atoll.drivers.local.confinement import Confinement
+from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import Ground, Installer, uv_binary
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
@@ -38,7 +40,7 @@ from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation
 from atoll.model.node import NodeMetrics
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
-from atoll.settings import PackagesSettings
+from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +70,7 @@ class LocalDriver:
         data_dir: Path,
         settings: LocalSettings,
         link: LinkSettings,
-        packages: PackagesSettings | None = None,
+        packages: PackageSettings | None = None,
     ) -> None:
         self._settings = settings
         self._link_settings = link
@@ -77,7 +79,7 @@ class LocalDriver:
         self._roots = (*settings.template_roots, data_dir / "rootfs")
         self._root = os.geteuid() == 0
         self._layers = layering.Layers(
-            self._node / "layers", settings, packages or PackagesSettings()
+            self._node / "layers", settings, packages or PackageSettings()
         )
         self._nursery = Nursery(link.start_timeout)
         self._groups: cgroups.Groups = cgroups.NoGroups()
@@ -89,6 +91,7 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
+        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -125,6 +128,7 @@ class LocalDriver:
             seccomp=None if program is None else self._seccomp,
         )
         self._layers.open(ground, trouble if self._root else "only root can install them")
+        self.environments.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
             provides.add("own_uid")
@@ -136,6 +140,25 @@ class LocalDriver:
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
         self.capabilities = Capabilities(frozenset(provides), missing)
+
+    def _installer(self, *, filtered: bool) -> Installer | None:
+        uv = uv_binary()
+        if uv is None:
+            return None
+        ground = Ground(
+            node=self._node,
+            bubblewrap=self._bubblewrap,
+            uv=uv,
+            nursery=self._nursery,
+            groups=self._groups,
+            settings=self._settings,
+            hidden=self._hidden,
+            seccomp=self._seccomp if filtered else None,
+            stage=self._stage if self._root else None,
+        )
+        installer = Installer(ground)
+        installer.open()
+        return installer
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -163,11 +186,13 @@ class LocalDriver:
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
 
-    async def build(self, template: Template, say: Callable[[bytes], None]) -> None:
+    async def build(
+        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+    ) -> None:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):
             below = found[: found.index(layer)]
-            await self._layers.build(template.root, below, layer, say)
+            await self._layers.build(template.root, below, layer, timeout=timeout, say=say)
 
     async def layers(self) -> list[str]:
         return await asyncio.to_thread(self._layers.names)
@@ -271,6 +296,8 @@ class LocalDriver:
             executor=str(self._executor),
             inside=str(self._inside),
             workspace=path,
+            packages=str(self.environments.place),
+            environment=self._environment(spec.template),
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,
             preload=spec.template.preload,
@@ -312,6 +339,10 @@ class LocalDriver:
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
+
+    def _environment(self, template: Template) -> str | None:
+        name = template.build.environment if template.build is not None else None
+        return None if name is None else self.environments.inside(name)
 
     @staticmethod
     def _stage(tree: sandbox.Tree, workspace: str) -> str:

@@ -30,10 +30,11 @@ from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from atoll.drivers.local.cgroups import Groups
     from atoll.model.template import Layer
-    from atoll.settings import LocalSettings, PackagesSettings
+    from atoll.settings import LocalSettings, PackageSettings
 
 BUILD_FAILED, BUILD_INTERRUPTED = "build_failed", "build_interrupted"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
@@ -59,7 +60,7 @@ class Ground:
 
 
 class Layers:
-    def __init__(self, directory: Path, local: LocalSettings, settings: PackagesSettings) -> None:
+    def __init__(self, directory: Path, local: LocalSettings, settings: PackageSettings) -> None:
         self._directory = directory
         self._local = local
         self._settings = settings
@@ -120,7 +121,13 @@ class Layers:
         workspaces.remove_tree(away)
 
     async def build(
-        self, base: str, below: Sequence[Layer], layer: Layer, say: Callable[[bytes], None]
+        self,
+        base: str,
+        below: Sequence[Layer],
+        layer: Layer,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
     ) -> None:
         """
         Make the layer, telling what apt prints. `TemporaryError` when the same may go well later.
@@ -134,14 +141,14 @@ class Layers:
         try:
             await asyncio.to_thread(self._prepare, making)
             ground.groups.make(name, self._resources())
-            mirror = Mirror(found.addresses, self._settings.timeout)
-            request = self._request(ground, making, base, below, layer, found)
+            mirror = Mirror(found.addresses, self._settings)
+            request = self._request(ground, making, base, below, layer, found, timeout)
             try:
-                async with asyncio.timeout(self._settings.build_timeout.total_seconds()):
+                async with asyncio.timeout(timeout.total_seconds()):
                     status, said = await self._run(ground, name, request, mirror, say)
             except TimeoutError:
                 raise PermanentError(
-                    f"The packages were not installed in {self._settings.build_timeout}.",
+                    f"The packages were not installed in {timeout}.",
                     code=BUILD_FAILED,
                 ) from None
             if status != 0:
@@ -156,12 +163,12 @@ class Layers:
 
     def _resources(self) -> Resources:
         most = self._settings
-        return Resources(most.build_cpu, most.build_memory, most.build_disk, most.build_processes)
+        return Resources(most.cpu, most.memory, most.disk, most.max_processes)
 
     def _prepare(self, making: Path) -> None:
         workspaces.remove_tree(making)
         making.mkdir(mode=0o700)
-        workspaces.make_file_system(making / "image", self._settings.build_disk)
+        workspaces.make_file_system(making / "image", self._settings.disk)
 
     def _request(
         self,
@@ -171,6 +178,7 @@ class Layers:
         below: Sequence[Layer],
         layer: Layer,
         found: sources.Sources,
+        timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.place(one)) for one in reversed(below)]
         used = [os.path.realpath(path) for path in (base, *lower, str(making))]
@@ -196,7 +204,7 @@ class Layers:
             },
             "script": SCRIPT,
             "packages": list(layer.packages),
-            "copy_timeout": self._settings.build_timeout.total_seconds(),
+            "copy_timeout": timeout.total_seconds(),
         }
 
     async def _run(

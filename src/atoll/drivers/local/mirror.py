@@ -22,7 +22,8 @@ import structlog
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Sequence
-    from datetime import timedelta
+
+    from atoll.settings import PackageSettings
 
 log = structlog.get_logger(__name__)
 
@@ -36,9 +37,10 @@ _TOLD = ("content-length", "content-range", "content-type", "etag", "last-modifi
 
 
 class Mirror:
-    def __init__(self, addresses: Sequence[str], timeout: timedelta) -> None:
+    def __init__(self, addresses: Sequence[str], settings: PackageSettings) -> None:
         self._addresses = [address.rstrip("/") for address in addresses]
-        self._timeout = timeout.total_seconds()
+        self._timeout = settings.read_timeout.total_seconds()
+        self._connecting = settings.connect_timeout.total_seconds()
         self._free = asyncio.Semaphore(CONNECTIONS)
         self.trouble: str | None = None
         """Why the mirror could not be reached, if it could not: a fault that may pass."""
@@ -47,7 +49,9 @@ class Mirror:
     async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
         listener.setblocking(False)
         async with httpx.AsyncClient(
-            timeout=self._timeout, headers={"Accept-Encoding": "identity"}, trust_env=False
+            timeout=httpx.Timeout(self._timeout, connect=self._connecting),
+            headers={"Accept-Encoding": "identity", "User-Agent": "atoll"},
+            trust_env=False,
         ) as client:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,7 +17,7 @@ from atoll.errors import InvalidRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.settings import PackagesSettings
+    from atoll.settings import PackageSettings
 
 MOST_BYTES = 1024 * 1024
 """Of sources that a root file system brings."""
@@ -71,7 +71,7 @@ class _Lines:
         return Sources(tuple(self._lines), tuple(self._addresses))
 
 
-def of(base: Path, settings: PackagesSettings) -> Sources:
+def of(base: Path, settings: PackageSettings) -> Sources:
     """The mirror of the settings, or those that the root file system names itself."""
     lines = _Lines()
     if settings.debian_mirror is not None:

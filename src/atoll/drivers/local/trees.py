@@ -176,41 +176,70 @@ def image_tree(image: Path, python: str) -> Tree:
         raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
-    for entry in sorted(os.scandir(image), key=lambda item: item.name):
-        if entry.name in OWN:
-            continue
+    for entry in [*_entries(image, OWN | {"opt"}), *_entries(image / "opt", {"atoll"})]:
+        inside = f"/{os.path.relpath(entry.path, image)}"
         if entry.is_symlink():
-            links.append((os.readlink(entry.path), f"/{entry.name}"))
+            links.append((os.readlink(entry.path), inside))
         else:
-            binds.append((entry.path, f"/{entry.name}"))
+            binds.append((entry.path, inside))
     return Tree(tuple(binds), tuple(links), _image_python(image, python))
 
 
 def layered_tree(directories: tuple[Path, ...], python: str) -> Tree:
     """The same of several directories, one on the other, the highest first."""
-    entries: dict[str, os.DirEntry[str] | None] = {}
-    for directory in directories:
-        for entry in os.scandir(directory):
-            # A character device is what an overlay calls the absence of what lies below.
-            gone = stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode)
-            entries.setdefault(entry.name, None if gone else entry)
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
-    for name, found in sorted(entries.items()):
-        if found is None or name in OWN:
-            continue
-        if found.is_symlink():
-            links.append((os.readlink(found.path), f"/{name}"))
-        else:
-            binds.append((f"{LAYERED}/{name}", f"/{name}"))
+    for place, without in (("", OWN | {"opt"}), ("opt", {"atoll"})):
+        for entry in _merged(directories, place, without):
+            inside = f"/{place}/{entry.name}" if place else f"/{entry.name}"
+            if entry.is_symlink():
+                links.append((os.readlink(entry.path), inside))
+            else:
+                binds.append((f"{LAYERED}{inside}", inside))
     for number, directory in enumerate(directories):
         try:
-            inside = _image_python(directory, python)
+            interpreter = _image_python(directory, python)
             break
         except InvalidRequest:
             if number == len(directories) - 1:
                 raise
-    return Tree(tuple(binds), tuple(links), inside, layers=tuple(map(str, directories)))
+    return Tree(tuple(binds), tuple(links), interpreter, layers=tuple(map(str, directories)))
+
+
+def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> list[os.DirEntry[str]]:
+    """What is in one directory of an overlay."""
+    found: dict[str, os.DirEntry[str]] = {}
+    gone = set(without)
+    for directory in directories:
+        for entry in _entries(directory / place, gone):
+            # A character device is what an overlay calls the absence of what lies below.
+            if not stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode):
+                found[entry.name] = entry
+            gone.add(entry.name)
+        if place and os.path.lexists(directory / place) and _hides(directory / place):
+            break
+    return [found[name] for name in sorted(found)]
+
+
+def _hides(directory: Path) -> bool:
+    """Whether what lies below a directory of an overlay's layer is not to be seen."""
+    if directory.is_symlink() or not directory.is_dir():
+        return True
+    try:
+        return os.getxattr(directory, "trusted.overlay.opaque") == b"y"
+    except OSError:
+        return False
+
+
+def _entries(directory: Path, without: set[str]) -> list[os.DirEntry[str]]:
+    """
+    What is in a directory of an image. Its /opt is not bound as a whole, because the package
+    environments have their place there.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return []
+    found = [entry for entry in os.scandir(directory) if entry.name not in without]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _image_python(image: Path, python: str) -> str:
