@@ -161,11 +161,9 @@ class LayerSweep:
 
     async def once(self) -> None:
         there = await self._driver.layers()
-        needed = {
-            layer.name
-            async for template in versions_needed(self._store)
-            for layer in template.layers
-        }
+        needed: set[str] = set()
+        async for template in versions_needed(self._store):
+            needed |= {layer.name for layer in template.layers}
         await self._discard([name for name in there if name not in needed])
         await self._forget_versions()
 

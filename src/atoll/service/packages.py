@@ -157,7 +157,8 @@ class Packages:
     ) -> tuple[str | None, tuple[str, ...]]:
         """
         An environment for all sessions of a template, and what is in it; none when its base has all
-        of it. With `anew`, as the index has it now, whatever is remembered. Raises `TemporaryError` when the index does not answer.
+        of it. With `anew`, as the index has it now, whatever is remembered. Raises `TemporaryError`
+        when the index does not answer.
         """
         dependencies = model.normalised(model.Dependency(each) for each in requirements)
         # Who makes the template decides which versions it has.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from atoll import ids
 from atoll.api.rest import sse
@@ -111,7 +111,7 @@ async def get_version(
 _LOG: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}, sse.MEDIA_TYPE: {}}}}
 
 
-@router.get("/{template_id}/log", responses=_LOG)
+@router.get("/{template_id}/log", response_class=PlainTextResponse, responses=_LOG)
 async def get_log(
     request: Request,
     template_id: str,
