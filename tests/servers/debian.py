@@ -83,6 +83,10 @@ def _python(place: Path) -> None:
         symlinks=True,
         ignore_dangling_symlinks=True,
     )
+    # Those of the C library's package that nothing of the above names.
+    for name in ("librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libgcc_s.so.1"):
+        for path in Path("/usr/lib").glob(f"*-linux-gnu/{name}"):
+            _put(place, str(path))
     for module in Path(library, "lib-dynload").glob("*.so"):
         said = subprocess.run(["ldd", module], capture_output=True, text=True, check=False)
         for found in _LIBRARY.findall(said.stdout):
