@@ -9,6 +9,7 @@ place of one.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -235,10 +236,16 @@ class Index:
                 if "Content-Length" not in headers:
                     self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
+                # Who asked may have gone: an installation that was ended.
+                with contextlib.suppress(ConnectionError):
+                    if self.command == "GET":
+                        self.wfile.write(body)
 
             do_HEAD = do_GET
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
 
             def log_message(self, format: str, *args: Any) -> None: ...
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -114,8 +114,10 @@ def parsed(dependency: Dependency) -> Requirement:
     """Raises `InvalidRequest` for anything but a name, extras and versions of PEP 440."""
     shown = dependency.requirement[:120]
     try:
-        requirement = Requirement(dependency.requirement)
-    except InvalidRequirement:
+        # Each by itself: together, a part of one can be taken for the other's.
+        requirement = Requirement(dependency.name)
+        specifier = SpecifierSet(dependency.version)
+    except (InvalidRequirement, InvalidSpecifier):
         raise _invalid(
             f"{shown!r} is not a package name with PEP 440 versions, like {_EXAMPLE}."
         ) from None
@@ -123,8 +125,11 @@ def parsed(dependency: Dependency) -> Requirement:
         raise _invalid(f"{shown!r} names an address; packages come from the server's index.")
     if requirement.marker is not None:
         raise _invalid(f"{shown!r} has an environment marker; leave it out.")
-    if any(specifier.operator == "===" for specifier in requirement.specifier):
+    if requirement.specifier != ANY_VERSION:
+        raise _invalid(f"{shown!r} has a version in its name.")
+    if any(each.operator == "===" for each in specifier):
         raise _invalid(f"{shown!r} compares versions as text; use ==.")
+    requirement.specifier = specifier
     return requirement
 
 

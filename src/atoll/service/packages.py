@@ -121,8 +121,12 @@ class Packages:
         if name is None or await self._environments.use(name):
             return
         interpreter = await self._interpreter(template)
+        pinned = (line.partition("==") for line in install.installed)
         exact = dataclasses.replace(
-            install, dependencies=tuple(model.Dependency(line) for line in install.installed)
+            install,
+            dependencies=tuple(
+                model.Dependency(name, f"=={version}") for name, _, version in pinned
+            ),
         )
         key = self._mac("again", name)
         done = await self._install(key, session_id, exact, template, interpreter, exact=True)

@@ -33,6 +33,8 @@ PROGRAM = "/run/atoll/install.py"
 UV = "/run/atoll/uv"
 GATEWAY = "/run/atoll/gateway.sock"
 PIECE = 256 * 1024
+LAST_WORDS = 2000
+"""Bytes of what uv says that are given as the reason of a failure."""
 
 
 def main() -> None:
@@ -138,11 +140,9 @@ def install(order: dict[str, Any]) -> dict[str, Any]:
     )
     index = "http://127.0.0.1:%d/simple" % relay()
     say("Looking for %s." % ", ".join(order["requirements"]))
-    pinned = resolve(order, index, order["constraints"])
-    if pinned is None:
-        return {"error": told(order, index)}
-    if pinned == {}:
-        return {"error": "uv found nothing to install."}
+    pinned, words = resolve(order, index, order["constraints"])
+    if not pinned:
+        return {"error": told(order, index) or words or "uv found nothing to install."}
     have = order["have"]
     wanted = {
         name: (version, lines)
@@ -153,12 +153,12 @@ def install(order: dict[str, Any]) -> dict[str, Any]:
         say("%s==%s is the template's." % (name, pinned[name][0]))
     if wanted:
         put("wanted.txt", "".join(lines for _, lines in wanted.values()))
-        status = uv(
+        status, words = uv(
             "install", index, order, "--requirements", BUILD + "/wanted.txt", "--no-deps",
             "--require-hashes", "--target", TARGET, "--compile-bytecode",
         )  # fmt: skip
         if status != 0:
-            return {"error": "uv could not install them (exit code %d)." % status}
+            return {"error": words or "uv ended with %d." % status}
     shutil.rmtree(BUILD + "/cache", ignore_errors=True)
     installed = ["%s==%s" % (name, pinned[name][0]) for name in sorted(pinned)]
     return {"installed": installed, "own": bool(wanted)}
@@ -166,19 +166,22 @@ def install(order: dict[str, Any]) -> dict[str, Any]:
 
 def resolve(
     order: dict[str, Any], index: str, constraints: list[str]
-) -> dict[str, tuple[str, str]] | None:
-    """Version and lines for the installer of each package, by name; none when there is no way."""
+) -> tuple[dict[str, tuple[str, str]], str]:
+    """
+    Version and lines for the installer of each package, by name; none when there is no way, and
+    then why.
+    """
     put("asked.txt", "".join(line + "\n" for line in order["requirements"]))
     put("constraints.txt", "".join(line + "\n" for line in constraints))
-    status = uv(
+    status, words = uv(
         "compile", index, order, BUILD + "/asked.txt", "--constraints", BUILD + "/constraints.txt",
         "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet",
         "--output-file", BUILD + "/pinned.txt",
         *(["--no-deps"] if order["exact"] else []),
     )  # fmt: skip
+    pinned: dict[str, tuple[str, str]] = {}
     if status != 0:
-        return None
-    pinned = {}
+        return pinned, words or "uv ended with %d." % status
     with open(BUILD + "/pinned.txt", encoding="utf-8") as file:
         text = file.read().replace("\\\n", " ")
     for line in text.splitlines():
@@ -186,18 +189,17 @@ def resolve(
         if found:
             name, version, hashes = found.groups()
             pinned[normalised(name)] = (version, "%s==%s%s\n" % (name, version, hashes))
-    return pinned
+    return pinned, ""
 
 
 def told(order: dict[str, Any], index: str) -> str:
-    """Why there is no way: whether it is for the template's packages."""
-    words = "No versions were found that go together; the log says more."
+    """Whether there is no way only for the template's packages, and for which."""
     if not order["constraints"]:
-        return words
+        return ""
     say("Looking whether it is for the template's packages.")
-    free = resolve(order, index, [])
-    if free is None:
-        return words
+    free, _ = resolve(order, index, [])
+    if not free:
+        return ""
     differing = [
         "%s %s (the template has %s)" % (name, version, order["have"][name])
         for name, (version, _) in sorted(free.items())
@@ -209,14 +211,31 @@ def told(order: dict[str, Any], index: str) -> str:
     )
 
 
-def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> int:
+def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
+    """Its exit code, and the last that it said."""
     words = [
         UV, "pip", command, *arguments, "--python", order["python"], "--default-index", index,
         "--no-config", "--no-python-downloads", "--keyring-provider", "disabled",
     ]  # fmt: skip
     if not order["source_builds"]:
         words.append("--no-build")
-    return subprocess.run(words, stdin=subprocess.DEVNULL, cwd=BUILD, check=False).returncode
+    said = b""
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=BUILD,
+        bufsize=0,
+    ) as process:
+        assert process.stdout is not None
+        while True:
+            data = process.stdout.read(PIECE)
+            if not data:
+                break
+            said = (said + data)[-LAST_WORDS:]
+            os.write(1, data)
+    return process.returncode, said.decode("utf-8", "replace").strip()
 
 
 def put(name: str, text: str) -> None:
