@@ -68,14 +68,14 @@ class BuildLogs:
         if template.build is None or template.build.attempts <= 1:
             found = BuildLog(self._most, 0, b"")  # One of the same name may have been there.
         self._open[key] = found
-        writing = asyncio.create_task(self._write_often(template, found))
+        ended = asyncio.Event()
+        # Told to end and not cancelled: a write that was cut off could come after the last one.
+        writing = asyncio.create_task(self._write_often(template, found, ended))
         try:
             yield found
         finally:
-            writing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await writing
-            await asyncio.shield(self._write(template, found))
+            ended.set()
+            await asyncio.shield(writing)
             self._open.pop(key, None)
             found.more.set()
 
@@ -96,10 +96,12 @@ class BuildLogs:
     async def drop(self, template: Template) -> None:
         await self._blobs.remove(_key(template))
 
-    async def _write_often(self, template: Template, found: BuildLog) -> None:
+    async def _write_often(self, template: Template, found: BuildLog, ended: asyncio.Event) -> None:
         written = -1
-        while True:
-            await asyncio.sleep(WRITE_SECONDS)
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await ended.wait()
             if found.end != written:
                 written = found.end
                 await self._write(template, found)

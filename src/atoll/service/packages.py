@@ -164,7 +164,7 @@ class Packages:
         of it. With `anew`, as the index has it now, whatever is remembered. Raises `TemporaryError`
         when the index does not answer.
         """
-        dependencies = model.normalised(model.Dependency(each) for each in requirements)
+        dependencies = model.normalised(model.read(each) for each in requirements)
         # Who makes the template decides which versions it has.
         install = model.Install(dependencies, int(timeout.total_seconds()), allow_conflicts=True)
         interpreter = await self._interpreter(template)
@@ -196,7 +196,7 @@ class Packages:
         bare = dataclasses.replace(template, build=dataclasses.replace(build, environment=None))
         interpreter = await self._interpreter(bare)
         exact = model.Install(
-            tuple(model.Dependency(line) for line in build.installed),
+            tuple(model.read(line) for line in build.installed),
             int(timeout.total_seconds()),
             allow_conflicts=True,
         )

@@ -317,8 +317,8 @@ def _requirements(inherited: Iterable[str], own: Iterable[str]) -> tuple[str, ..
     """Written in one way, each package once, as the template itself has it."""
     try:
         merged = packages.merged(
-            [packages.Dependency(each) for each in inherited],
-            [packages.Dependency(each) for each in own],
+            [packages.read(each) for each in inherited],
+            [packages.read(each) for each in own],
         )
     except InvalidRequest as error:
         words = error.message.replace("dependencies:", "python_packages:")
