@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Make = Callable[..., dict[str, Any]]
 
+BUILD_UID = 1_666_000_000
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 or debian.missing() is not None, reason="needs root, apt and dpkg"
 )
@@ -56,6 +57,7 @@ def server(
         ATOLL_PACKAGES__DEBIAN_SUITE="./",
         ATOLL_PACKAGES__DEBIAN_UNSIGNED="true",
         ATOLL_POOL__SIZE="0",
+        ATOLL_LOCAL__BUILD_UID=str(BUILD_UID),
     ) as running:
         yield running
 
@@ -333,6 +335,53 @@ def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
     assert template["attempts"] == 1
     assert words in template["message"]
     assert set(os.listdir(server.data_dir / "node" / "layers")) == before
+
+
+@as_root
+def test_a_build_goes_on_when_the_server_was_killed(
+    api: Api, make: Make, base: str, server: Server, repository: debian.Repository
+) -> None:
+    repository.add("waits", postinst=WAITS)
+    body = {"name": "x", "id": "waits", "base_image": base, "debian_packages": ["waits"]}
+    answer(api.http.post(f"{V1}/templates", json=body), 201)
+    eventually(lambda: "it waits" in log_of(api, "waits"), 30)
+    assert shown(api, "waits")["status"] == "building"
+    (left,) = (n for n in os.listdir(server.data_dir / "node" / "layers") if n.startswith("."))
+
+    server.stop(signal.SIGKILL)
+    eventually(lambda: not _builders())
+    (repository.place / "go").touch()
+    server.start()
+    api.http.base_url = server.url
+
+    assert built(api, "waits")["attempts"] == 2
+    assert "it waits" in log_of(api, "waits")
+    assert left not in os.listdir(server.data_dir / "node" / "layers")
+    api.http.delete(f"{V1}/templates/waits")
+
+
+WAITS = """python3 -u - <<'END'
+import time, urllib.request, urllib.error
+print("it waits")
+while True:
+    try:
+        urllib.request.urlopen("http://127.0.0.1:3142/0/go")
+        break
+    except urllib.error.HTTPError:
+        time.sleep(0.05)
+END"""
+
+
+def _builders() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            uid = int((entry / "status").read_text().partition("Uid:")[2].split()[0])
+        except (OSError, IndexError):
+            continue
+        if BUILD_UID <= uid < BUILD_UID + 65_536:
+            found.append(entry.name)
+    return found
 
 
 @pytest.mark.parametrize(

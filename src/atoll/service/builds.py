@@ -192,9 +192,10 @@ class Builds:
             template = await self._version(template.id, template.number)
             said = await self._logs.read(template)
             said.more.clear()
-            if text := decoder.decode(said.after(position), template.status.settled):
-                yield Event(None, "log", {"text": text})
+            text = decoder.decode(said.after(position), template.status.settled)
             position = max(position, said.end)
+            if text:
+                yield Event(None, "log", {"text": text})
             if (now := _shown(template)) != shown:
                 shown = now
                 yield Event(None, "status", shown)
