@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll import Atoll
+from atoll.errors import PermanentError
 from tests.e2e.api import V1, Api, answer, eventually, heard, problem
 from tests.harness import Server
 from tests.servers import debian
@@ -282,6 +286,59 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
     assert log_of(api, template["id"]) == said
     api.http.delete(f"{V1}/templates/{template['id']}")
     problem(api.http.get(path), 404, "template_not_found")
+
+
+# Command line and SDK
+
+
+def atoll(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "atoll.cli", *arguments],
+        env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> None:
+    made = atoll(server, "template", "build", "by-cli", "--python", "greet==1.0")
+    assert (made.returncode, made.stdout) == (0, "by-cli version 1\n"), made.stderr
+    assert made.stderr.endswith("Ready.\n")
+
+    again = atoll(server, "template", "build", "by-cli", "--json")
+    assert (again.returncode, json.loads(again.stdout)["version"]) == (0, 2)
+
+    failed = atoll(server, "template", "build", "by-cli", "--python", "not-on-the-index")
+    assert failed.returncode == 1
+    assert "build_failed" in failed.stderr
+
+    listed = atoll(server, "template", "versions", "by-cli").stdout.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [
+        ["3", "failed"], ["2", "ready"], ["1", "ready"],
+    ]  # fmt: skip
+    assert "greet==1.0" in atoll(server, "template", "log", "by-cli", "--version", "1").stdout
+    api.http.delete(f"{V1}/templates/by-cli")
+
+
+def test_the_sdk_waits_for_a_build(server: Server) -> None:
+    with Atoll(server.url, api_key=server.key) as client:
+        client.templates.create("SDK", template_id="by-sdk", python_packages=["greet==1.0"])
+        ready = client.templates.wait_ready("by-sdk", timeout=60)
+        assert (ready.status, ready.installed_packages) == ("ready", ("greet==1.0",))
+        changed = client.templates.update("by-sdk", env={"A": "1"})
+        assert (changed.version, changed.status) == (2, "ready")
+        assert changed.python_packages == ("greet==1.0",)
+
+        client.templates.update("by-sdk", python_packages=["not-on-the-index"])
+        with pytest.raises(PermanentError) as caught:
+            client.templates.wait_ready("by-sdk", timeout=60)
+        assert caught.value.code == "build_failed"
+        assert [each.version for each in client.templates.versions("by-sdk")] == [3, 2, 1]
+        assert client.templates.version("by-sdk", 2).env == {"A": "1"}
+        assert "not-on-the-index" in client.templates.log("by-sdk")
+        client.templates.delete("by-sdk")
 
 
 # Debian packages
