@@ -191,7 +191,7 @@ def versions(
                 version.status,
                 output.age(version.updated_at),
                 " ".join((*version.debian_packages, *version.python_packages)),
-                version.message,
+                (version.message or "").partition("\n")[0],
             )
             for version in found
         ],

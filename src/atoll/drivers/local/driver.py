@@ -127,7 +127,7 @@ class LocalDriver:
             hidden=self._hidden,
             seccomp=None if program is None else self._seccomp,
         )
-        self._layers.open(ground, trouble if self._root else "only root can install them")
+        self._layers.open(ground, host.layer_trouble(self._node))
         self.environments.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
