@@ -49,10 +49,12 @@ class BuildLoop:
         self._builds = builds
         self._leases = leases
         self._clock = clock
-        self._free = asyncio.Semaphore(settings.builds)
+        self._most = settings.builds
         self._running: dict[str, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
         """Set when there may be something to build."""
+        self._others: dict[str, float] = {}
+        """Builds that others have, or that were cut off, and when they are looked at again."""
 
     async def run(self) -> None:
         try:
@@ -79,17 +81,24 @@ class BuildLoop:
 
     async def once(self) -> timedelta | None:
         """Begin what is due; in how long to look again, if something waits."""
-        now = self._clock.now()
+        now, passed = self._clock.now(), self._clock.monotonic()
+        self._others = {key: until for key, until in self._others.items() if until > passed}
         pause: timedelta | None = None
         after = ""
         while batch := await self._store.templates.unbuilt(limit=BATCH, after=after):
             for template in batch:
+                if template.id in self._running:
+                    continue
+                if len(self._running) >= self._most:
+                    return pause  # Looked at again when one of them has ended.
                 retry_at = template.build.retry_at if template.build is not None else None
-                left = LOOK if retry_at is None else max(retry_at - now, timedelta(0))
-                if template.id not in self._running and (retry_at is None or retry_at <= now):
+                left = timedelta(0) if retry_at is None else max(retry_at - now, timedelta(0))
+                if template.id in self._others:
+                    left = max(left, timedelta(seconds=self._others[template.id] - passed))
+                if left:
+                    pause = left if pause is None else min(pause, left)
+                else:
                     self._begin(template.id)
-                    left = LOOK
-                pause = left if pause is None else min(pause, left)
             after = batch[-1].id
         return pause
 
@@ -104,19 +113,16 @@ class BuildLoop:
 
     async def _build(self, template_id: str) -> None:
         try:
-            async with self._free:
-                lease = await self._leases.try_lease(f"build:{template_id}")
-                if lease is not None:
-                    async with lease:
-                        await self._builds.attempt(template_id)
-                    return
-            await asyncio.sleep(LOOK.total_seconds())  # Another replica has it.
+            lease = await self._leases.try_lease(f"build:{template_id}")
+            if lease is not None:
+                async with lease:
+                    await self._builds.attempt(template_id)
+                return
         except TemporaryError as error:
             log.warning("build.interrupted", template_id=template_id, error=error.message)
-            await asyncio.sleep(LOOK.total_seconds())
         except Exception as error:
             log.error("build.interrupted", template_id=template_id, exc_info=error)
-            await asyncio.sleep(LOOK.total_seconds())
+        self._others[template_id] = self._clock.monotonic() + LOOK.total_seconds()
 
     async def settled(self) -> None:
         """Until nothing that has begun is under way."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LONGEST_MESSAGE = 2000
+"""Characters: it is in every list of templates."""
 FOLLOW_SECONDS = 1.0
 """Time between two looks at a build that another replica runs."""
 
@@ -116,7 +118,7 @@ class Builds:
             pause = self._settings.build_backoff * build.attempts
             said.line(f"{error.message} Tried again in {pause.total_seconds():g} s.")
             later = dataclasses.replace(
-                build, message=error.message, retry_at=self._clock.now() + pause
+                build, message=error.message[:LONGEST_MESSAGE], retry_at=self._clock.now() + pause
             )
             return dataclasses.replace(template, status=TemplateStatus.PENDING, build=later)
 
@@ -221,6 +223,7 @@ class Builds:
 
 def _failed(template: Template, build: Build, words: str, said: BuildLog) -> Template:
     said.line(f"Failed: {words}")
+    words = words[:LONGEST_MESSAGE]
     log.info("build.failed", template_id=template.id, number=template.number, error=words)
     return dataclasses.replace(
         template,

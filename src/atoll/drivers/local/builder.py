@@ -36,6 +36,8 @@ SCRATCH = "/tmp/atoll"
 SECCOMP_FD = 4
 UNUSABLE = 3
 """Exit status when the sandbox could not even be made; why is on standard error."""
+NOT_KEPT = 4
+"""The same when all went well and the layer could not be copied to its place."""
 
 CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
@@ -256,9 +258,13 @@ def main() -> None:
     control.close()
     status = _run(request, root, high)
     if status != 0:
-        sys.exit(status if 0 < status < 126 and status != UNUSABLE else 1)
+        sys.exit(1)
     copy = ["cp", "-a", f"{request['stage']}/image/upper", request["target"]]
-    subprocess.run(copy, check=True, stdin=subprocess.DEVNULL, timeout=request["copy_timeout"])
+    try:
+        subprocess.run(copy, check=True, stdin=subprocess.DEVNULL, timeout=request["copy_timeout"])
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NOT_KEPT)
 
 
 if __name__ == "__main__":

@@ -275,6 +275,10 @@ class Layers:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await ready
+        except TimeoutError:
+            raise TemporaryError(
+                f"The build did not start in {START_SECONDS:g} s.", code=BUILD_INTERRUPTED
+            ) from None
         finally:
             loop.remove_reader(control)
         _, fds, _, _ = socket.recv_fds(control, 64, 1)
@@ -305,6 +309,8 @@ def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | Permane
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
+    if status == builder.NOT_KEPT:
+        return TemporaryError(f"The layer could not be kept: {words}", code=BUILD_INTERRUPTED)
     if status == builder.UNUSABLE:
         return PermanentError(f"No build can be run on this node: {words}", code=BUILD_FAILED)
     return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)
