@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll import Atoll, InvalidRequest
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 from tests.servers.index import Index
@@ -388,3 +392,49 @@ def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) ->
             session = api.create(dependencies=wanted("greet"))
             assert session["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
             api.end(session["id"])
+
+
+# The SDK and the command line
+
+
+def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -> None:
+    with Atoll(server.url, api_key=server.key) as atoll:
+        wanted_here: list[str | dict[str, str]] = [
+            "greet >= 1.1",
+            {"name": "fancy", "version": "==1.0"},
+        ]
+        with atoll.session(dependencies=wanted_here) as session:
+            assert session.info.dependencies is not None
+            assert session.info.dependencies.installed == ("fancy==1.0", "greet==1.2", "lower==2.0")
+            assert session.install("lower<2").installed[-1] == "lower==1.0"
+            assert session.dependencies().requested == ("fancy==1.0", "greet>=1.1", "lower<2")
+            assert "Installed: " in session.install_log()
+            assert session.run("import lower; print(lower.version)").stdout == "1.0\n"
+            with pytest.raises(InvalidRequest) as failed:
+                session.install("not-on-the-index")
+            assert failed.value.code == "dependency_failed"
+        with pytest.raises(InvalidRequest):
+            atoll.sessions.create(dependencies=["-r requirements.txt"])
+
+
+def test_the_command_line_does_the_same(server: Server, api: Api) -> None:
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll.cli", "session", *words, "--url", server.url],
+            env={**os.environ, "ATOLL_API_KEY": server.key},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    session = run("create", "--dependency", "lower==1.0", "-d", "fancy").strip()
+    assert api.get(session)["dependencies"]["installed"] == ["fancy==1.0", "lower==1.0"]
+    assert run("install", session, "greet").splitlines() == [
+        "fancy==1.0",
+        "greet==1.2",
+        "lower==1.0",
+    ]
+    api.end(session)

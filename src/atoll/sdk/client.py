@@ -15,7 +15,7 @@ from atoll.sdk.templates import AsyncTemplates
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from atoll.sdk.session import AsyncSession
@@ -91,6 +91,9 @@ class AsyncAtoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        allow_version_conflicts: bool | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -102,6 +105,9 @@ class AsyncAtoll:
             max_processes=max_processes,
             env=env,
             capacity=capacity,
+            dependencies=dependencies,
+            install_timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts,
         )
         try:
             yield session

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         NodeHealth,
         NodeInfo,
         NodeMetrics,
+        Packages,
         ProcessInfo,
         Result,
         SessionInfo,
@@ -727,6 +728,33 @@ class Session:
         """End those, with everything they started; what they were."""
         return self._portal.call(self._async.end_processes)
 
+    def dependencies(self) -> Packages:
+        """Its own Python packages: what was asked for, what is installed, or how far that is."""
+        return self._portal.call(self._async.dependencies)
+
+    def install(
+        self,
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
+        timeout: int | None = None,
+        allow_version_conflicts: bool = False,
+    ) -> Packages:
+        """
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
+        """
+        return self._portal.call(
+            self._async.install,
+            dependencies,
+            timeout=timeout,
+            allow_version_conflicts=allow_version_conflicts,
+        )
+
+    def install_log(self) -> str:
+        """What the last installation printed, while it goes on too."""
+        return self._portal.call(self._async.install_log)
+
     def refresh(self) -> SessionInfo:
         """Ask the server how it is."""
         return self._portal.call(self._async.refresh)
@@ -754,6 +782,10 @@ class Sessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        fail_on_dependency_error: bool | None = None,
+        allow_version_conflicts: bool | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -764,6 +796,12 @@ class Sessions:
         settings after that. `capacity` is how many executions run in it at the same time, 1 by
         default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
         with the same key and arguments give the same session, also those of other processes.
+
+        `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
+        call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
+        `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
+        `allow_version_conflicts` is True.
         """
         return Session(
             self._portal.call(
@@ -776,6 +814,10 @@ class Sessions:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                fail_on_dependency_error=fail_on_dependency_error,
+                allow_version_conflicts=allow_version_conflicts,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -1017,6 +1059,9 @@ class Atoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        allow_version_conflicts: bool | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -1029,6 +1074,9 @@ class Atoll:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                allow_version_conflicts=allow_version_conflicts,
             )
         ) as value:
             yield Session(value, self._portal)

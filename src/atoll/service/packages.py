@@ -342,8 +342,9 @@ class Packages:
                 try:
                     done = await self._environments.install(spec)
                 except AtollError as error:
-                    running.say(error.message)
                     running.away = gateway.away
+                    if error.message.encode() not in running.text:
+                        running.say(error.message)
                     raise
             running.say(f"Installed: {' '.join(done.installed)}")
             return done

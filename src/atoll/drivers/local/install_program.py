@@ -33,7 +33,7 @@ PROGRAM = "/run/atoll/install.py"
 UV = "/run/atoll/uv"
 GATEWAY = "/run/atoll/gateway.sock"
 PIECE = 256 * 1024
-LAST_WORDS = 2000
+LAST_WORDS = 4000
 """Bytes of what uv says that are given as the reason of a failure."""
 
 
@@ -235,7 +235,10 @@ def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tupl
                 break
             said = (said + data)[-LAST_WORDS:]
             os.write(1, data)
-    return process.returncode, said.decode("utf-8", "replace").strip()
+    text = said.decode("utf-8", "replace")
+    # What a build printed is in the log.
+    reason = re.split(r"\[std(?:out|err)\]", text[max(0, text.find("error: ")) :])[0]
+    return process.returncode, reason.strip()
 
 
 def put(name: str, text: str) -> None:
