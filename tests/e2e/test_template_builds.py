@@ -255,6 +255,25 @@ def test_sessions_start_from_the_last_version_that_is_ready(api: Api, make: Make
     api.end(session["id"])
 
 
+def test_ready_instances_are_of_the_newest_version_that_is_ready(api: Api, make: Make) -> None:
+    template_id = make(python_packages=["greet==1.0"], preload=["greet"], pool_size=1)["id"]
+    eventually(lambda: api.pool().get(template_id) == 1, 30)
+    body = {"name": "x", "pool_size": 1}
+    path = f"{V1}/templates/{template_id}"
+
+    answer(api.http.put(path, json={**body, "python_packages": ["not-on-the-index"]}))
+    built(api, template_id, "failed")
+    assert api.pool().get(template_id) == 1
+    answer(api.http.put(path, json={**body, "python_packages": ["greet==1.2"]}))
+    built(api, template_id)
+    eventually(lambda: api.pool().get(template_id) == 1, 30)
+
+    session = api.create(template_id=template_id)
+    assert session["template_version"] == 3
+    assert api.run(session["id"], "import greet; print(greet.version)")["stdout"] == "1.2\n"
+    api.end(session["id"])
+
+
 def test_building_again_makes_a_version_with_newer_packages(
     api: Api, make: Make, index: Index
 ) -> None:
