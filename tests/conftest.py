@@ -12,6 +12,7 @@ import pytest
 from tests.harness import Server
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
+from tests.servers.s3 import S3Server
 
 LONGEST = 300
 """Seconds. Far more than any test takes: one that waits for ever fails instead."""
@@ -71,4 +72,11 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
     """The same."""
     with PostgreSQL(tmp_path_factory.mktemp("postgresql")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """For tests that leave it running, each beneath a prefix of its own."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as running:
         yield running

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import mimetypes
 import os
+import resource
 import secrets
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -25,17 +26,20 @@ from atoll.api.internal.app import Internal
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
-from atoll.blobs import objects
+from atoll.blobs.choice import choose
+from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
 from atoll.drivers.local import host
+from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
+from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
@@ -44,9 +48,11 @@ from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
+from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
 from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
+from atoll.service.checkpoints import Checkpoints
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.dependencies import Dependencies
@@ -54,8 +60,10 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
+from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
+from atoll.service.links import Links
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
@@ -63,8 +71,11 @@ from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
-from atoll.service.secrets import Secrets
+from atoll.service.saves import Saves
+from atoll.service.sealing import Sealing
+from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
+from atoll.service.signing import Signing
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
@@ -85,10 +96,12 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
+    from atoll.settings import BlobSettings
     from atoll.stores.base import Store
 
 DATABASE = "atoll.db"
 KEY_FILE = "key"
+SECRET_KEY_FILE = "secret-key"  # noqa: S105 - the name of a file
 TOKEN_BEYOND_SESSION = timedelta(days=7)
 """How long an instance may have waited in a pool and still report all its session's life."""
 ENVIRONMENT = "environment"
@@ -156,7 +169,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if not embedded:
             await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
         node_id = await asyncio.to_thread(directories.node_id, settings.data_dir, own=own)
-        blobs = objects.choose(settings)
+        blobs = choose(settings, clock)
+        spool = blobs if isinstance(blobs, Spool) else None
         bulk = Bulk(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
@@ -165,7 +179,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         leases = Leases(coordination, clock, settings.coordination)
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
-        driver = LocalDriver(settings.data_dir, settings.local, settings.link, settings.packages)
+        driver = LocalDriver(
+            settings.data_dir,
+            settings.local,
+            settings.link,
+            _bucket(settings.blob),
+            packages=settings.packages,
+        )
         stack.push_async_callback(driver.close)
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
@@ -201,8 +221,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             build_loop.changed.set()
 
         templates.changed = changed
-        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id)
-        provision = Provision(Secrets(), Volumes(), packages)
+        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
+        sealed = Secrets(_sealing(settings, own=own))
+        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
+        provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
         )
@@ -229,6 +252,20 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings.execution,
             node_id,
         )
+        saves = Saves(
+            checkpoints,
+            store,
+            driver,
+            lives,
+            tasks,
+            clock,
+            settings.workspace,
+            remote=spool is not None,
+            away=lambda: None if spool is None else spool.away,
+            embedded=embedded,
+        )
+        sessions.saves = saves
+        runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
         contexts = Contexts(lives, driver, provision, settings.execution)
@@ -246,6 +283,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
+        files = Files(lives, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints))
+        files.changed = saves.touched
         found = Services(
             sessions=sessions,
             dependencies=dependencies,
@@ -253,9 +292,15 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
             invocations=Invocations(store, executions),
-            files=Files(lives),
+            files=files,
+            links=Links(files, lives, Signing(await store.secret(), clock), blobs),
+            artifacts=Artifacts(store, lives),
+            checkpoints=checkpoints,
+            saves=saves,
             templates=templates,
             builds=builds,
+            volumes=volumes,
+            secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
             blobs=blobs,
@@ -264,10 +309,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool)
+        metrics.register(registry, sessions, lives, runs, pool, spool)
+        if spool is not None and embedded:
+            stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
+        stack.callback(saves.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
@@ -304,7 +352,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
                 store, driver.environments, leases, clock, settings.packages, node_id
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
+            "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "saves": saves.run(),
         }
+        if spool is not None:
+            loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stack.push_async_callback(_stop, running)
         web = build(found, None if embedded else keys, registry)
@@ -312,6 +364,52 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+def _bucket(settings: BlobSettings) -> Bucket | None:
+    """The bucket as the node mounts it; none when blobs are on its disk."""
+    if settings.url is None:
+        return None
+    name, prefix = settings.place
+    region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+    path_style = settings.path_style
+    given = {
+        field: None if secret is None else secret.get_secret_value()
+        for field, secret in (
+            ("access_key_id", settings.access_key_id),
+            ("secret_access_key", settings.secret_access_key),
+            ("proxy_url", settings.proxy_url),
+        )
+    }
+    return Bucket(
+        name=name,
+        prefix=prefix,
+        endpoint=settings.endpoint or f"https://s3.{region}.amazonaws.com",
+        path_style=settings.endpoint is not None if path_style is None else path_style,
+        connect_timeout=settings.connect_timeout,
+        timeout=settings.timeout,
+        region=region,
+        encryption=settings.encryption,
+        kms_key_id=settings.kms_key_id,
+        ca_file=settings.ca_file,
+        **given,
+    )
+
+
+def _sealing(settings: Settings, *, own: bool) -> Sealing:
+    """A key file is only for a database that is beside it: others share one and not the file."""
+    keys = [settings.secrets.key, *settings.secrets.old_keys]
+    given = [key.get_secret_value() for key in keys if key is not None]
+    return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
+
+
+async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
+    """Move what still waits: the directory that it waits in is about to go."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit.total_seconds()):
+            if await spool.catch_up():
+                return
+    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
@@ -437,6 +535,8 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
     server.check_exposure(settings)
     workers.check(settings)
+    # Secrets pass through its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

@@ -9,17 +9,20 @@ cannot pass for set.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -33,6 +36,11 @@ GiB = 1024 * MiB
 
 # Read by the client side, not settings of the server.
 CLIENT_VARIABLES = frozenset({"ATOLL_URL"})
+
+
+_BUCKET_URL = re.compile(
+    r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*/?"
+)
 
 
 def default_data_dir() -> Path:
@@ -49,6 +57,25 @@ def _seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+
+
+KEY_BYTES = 32
+
+
+def parse_key(text: str) -> bytes:
+    """A key of 32 bytes, in base64 (either alphabet) or hexadecimal; raises `ValueError`."""
+    text = text.strip()
+    if len(text) == 2 * KEY_BYTES:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(text)
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        key = base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{KEY_BYTES} bytes in base64 or hexadecimal are needed")
+    return key
 
 
 class Group(BaseModel):
@@ -122,6 +149,8 @@ class LinkSettings(Group):
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
+    work_timeout: Seconds = Field(timedelta(seconds=600), gt=timedelta(0))
+    """Time for an executor to copy files, or to unpack an archive it was sent, in seconds."""
     heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
@@ -157,6 +186,12 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    s3fs: str = "s3fs"
+    """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
+    mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
+    """Time for such a mount to come up, or to answer, in seconds."""
+    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
+    """What one such mount may keep of open files on the node's disk, in bytes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -307,8 +342,21 @@ class CoordinationSettings(Group):
     """Most connections to Redis at the same time."""
 
 
+class WorkspaceSettings(Group):
+    """Sessions' files: when they are saved to the blob store, and how long that is kept."""
+
+    delay: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
+    """How long after an execution or an upload a workspace is saved on S3, in seconds."""
+    interval: Seconds = Field(timedelta(minutes=5), gt=timedelta(0))
+    """How often it is saved on S3 while code runs for long, in seconds."""
+    save_timeout: Seconds = Field(timedelta(minutes=120), gt=timedelta(0))
+    """Time for saving one, in seconds."""
+    keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
+    """How long the files of a session can be had after its end, in seconds."""
+
+
 class BlobSettings(Group):
-    """Code, input and output too large for a row of the database."""
+    """Large data, and code, input and output too large for a row of the database."""
 
     inline_limit: int = Field(32 * 1024, ge=1024)
     """
@@ -317,6 +365,114 @@ class BlobSettings(Group):
     """
     head: int = Field(4096, ge=0)
     """What lists show of a larger one: its beginning, in bytes of output or characters of code."""
+    url: str | None = None
+    """
+    Where blobs are kept: s3://bucket or s3://bucket/prefix; `<data_dir>/blobs` when not set. All
+    that follow are for S3.
+    """
+    endpoint: str | None = None
+    """Address of the server, such as https://s3.example.com; that of AWS when not set."""
+    region: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,64}$")
+    """Region of the bucket; us-east-1 when neither this nor AWS_REGION is set."""
+    access_key_id: SecretStr | None = None
+    """
+    Access key. Without one the environment's (`AWS_…`) or the machine's own credentials are used.
+    """
+    secret_access_key: SecretStr | None = None
+    """Its secret."""
+    path_style: bool | None = None
+    """
+    Whether the bucket's name is in the path of addresses, instead of in front of the host's; true
+    when not set but `endpoint` is.
+    """
+    encryption: Literal["AES256", "aws:kms"] | None = None
+    """Encryption at rest that the server is asked for; what the bucket says when not set."""
+    kms_key_id: str | None = Field(None, min_length=1)
+    """Key for `aws:kms`; the account's own when not set."""
+    ca_file: Path | None = None
+    """Authorities that may have signed the server's certificate beside the usual ones, PEM."""
+    proxy_url: SecretStr | None = None
+    """HTTP proxy on the way to the server; that of the environment when not set."""
+    connect_timeout: Seconds = Field(timedelta(seconds=3), gt=timedelta(0))
+    """Time for a connection, in seconds."""
+    timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time for one request, of which a large object takes many, in seconds."""
+    retry_after: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """How long a server that failed is not asked again, in seconds."""
+    spool_size: int = Field(10 * GiB, ge=1 * MiB)
+    """Most bytes that wait in `<data_dir>/spool` for a server that is away."""
+    spool_ttl: Seconds = Field(timedelta(hours=24), gt=timedelta(0))
+    """How long one waits there until it is dropped, in seconds."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix of `url`."""
+        assert self.url is not None
+        bucket, _, prefix = self.url.removeprefix("s3://").strip("/").partition("/")
+        return bucket, prefix
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_bucket(cls, url: str | None) -> str | None:
+        # Not shown: a secret that somebody wrote into it must not get into a log.
+        if url is not None and _BUCKET_URL.fullmatch(url) is None:
+            raise ValueError("give s3://bucket or s3://bucket/prefix, without credentials")
+        return url
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_a_host(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and re.fullmatch(r"https?://[^/?#@\s]+/?", endpoint) is None:
+            raise ValueError("give https://host or https://host:port")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _they_fit(self) -> Self:
+        if self.url is None:
+            only = ("endpoint", "region", "access_key_id", "secret_access_key", "path_style",
+                    "encryption", "kms_key_id", "ca_file", "proxy_url")  # fmt: skip
+            for name in only:
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is of no use without url")
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key go together")
+        if self.kms_key_id is not None and self.encryption != "aws:kms":
+            raise ValueError("kms_key_id goes with encryption aws:kms")
+        return self
+
+
+class SecretSettings(Group):
+    """Encryption of the secrets of sessions."""
+
+    key: SecretStr | None = None
+    """
+    Key that secrets are encrypted with: 32 bytes, in base64 or hexadecimal. With the database in
+    `data_dir`, one is made and kept in `<data_dir>/secret-key` when not set.
+    """
+    old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys that were used before and still open what they encrypted, separated by commas."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("old_keys"), str):
+            values = dict(values)
+            values["old_keys"] = [k for k in values["old_keys"].split(",") if k.strip()]
+        return values
+
+    @field_validator("key", "old_keys")
+    @classmethod
+    def _are_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, tuple) else (value,):
+            if key is not None:
+                parse_key(key.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _new_before_old(self) -> Self:
+        if self.old_keys and self.key is None:
+            raise ValueError("old_keys: set key as well, with which new secrets are encrypted")
+        return self
 
 
 class Settings(BaseSettings):
@@ -356,6 +512,11 @@ class Settings(BaseSettings):
     """Allow listening beyond loopback without TLS."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web origins whose pages may call the API, separated by commas."""
+    public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
+    """
+    Address under which others reach this server, for the links that it hands out; the one that a
+    request came to when not set.
+    """
     max_body: int = Field(8 * MiB, ge=1024)
     """Largest request body other than an upload, in bytes."""
     max_upload: int = Field(1 * GiB, ge=1024)
@@ -379,8 +540,10 @@ class Settings(BaseSettings):
     database: DatabaseSettings = DatabaseSettings()
     recall: RecallSettings = RecallSettings()
     coordination: CoordinationSettings = CoordinationSettings()
+    workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
     packages: PackageSettings = PackageSettings()
+    secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")
     @classmethod

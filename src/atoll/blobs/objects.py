@@ -9,26 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 from typing import TYPE_CHECKING
 
-from atoll.blobs.base import check_key, check_prefix
-from atoll.errors import TemporaryError
+from atoll.blobs.base import (
+    LARGEST,
+    PAGE,
+    PART,
+    PIECE,
+    BlobInfo,
+    Opened,
+    Refused,
+    check_expiry,
+    check_key,
+    check_page,
+    check_prefix,
+)
+from atoll.blobs.tree import walk
+from atoll.errors import TemporaryError, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import timedelta
     from pathlib import Path
 
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-    from atoll.blobs.base import Blobs
-    from atoll.settings import Settings
+    from atoll.blobs.base import Method
+
+_PARTS_AT_ONCE = 2
 
 
 class Objects:
     """
     What is the same for every kind of store: `connect` makes it, in a thread, and so many calls as
-    `at_once` says are with it at the same time; others wait.
+    `at_once` says are with it at the same time; others wait. A `write` needs no turn, because it
+    may have to wait for its chunks.
     """
 
     def __init__(self, connect: Callable[[], ObjectStore], *, at_once: int) -> None:
@@ -41,6 +59,45 @@ class Objects:
         async with self._store(f"write {key}") as store:
             # In parts it would not be one write, and on S3 a kill would leave parts that cost.
             await store.put_async(key, data, use_multipart=False)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        check_key(key)
+        async with self._store(f"write {key}") as store:
+            try:
+                await store.put_async(key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+    async def write(self, key: str, chunks: AsyncIterator[bytes]) -> int:
+        from obstore import open_writer_async
+
+        check_key(key)
+        what, size = f"write {key}", 0
+        with self._translated(what):
+            store = await self._ready()
+            writer = open_writer_async(store, key, buffer_size=PART, max_concurrency=_PARTS_AT_ONCE)
+        try:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > LARGEST:
+                    raise TooLarge(
+                        f"A blob has at most {LARGEST} bytes, and {key} has more.",
+                        code="blob_too_large",
+                    )
+                if chunk:
+                    with self._translated(what):
+                        await writer.write(chunk)
+            with self._translated(what):
+                await writer.close()
+        except BaseException as error:
+            # Takes back the parts that were sent. What it cannot, the bucket's own rule removes.
+            with contextlib.suppress(*_failures()):
+                await writer.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return size
 
     async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
         check_key(key)
@@ -55,8 +112,34 @@ class Objects:
                 if start >= stop:
                     return b""
                 return bytes(await store.get_range_async(key, start=start, end=stop))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                self._check_absent(error)
                 return None
+
+    async def head(self, key: str) -> BlobInfo | None:
+        check_key(key)
+        async with self._store(f"look at {key}") as store:
+            try:
+                return _info(await store.head_async(key))
+            except FileNotFoundError as error:
+                self._check_absent(error)
+                return None
+
+    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> Opened | None:
+        info = await self.head(key)
+        if info is None:
+            return None
+        stop = info.size if end is None else min(end, info.size)
+        return Opened(info, self._pieces(info, start, stop))
+
+    async def list(
+        self, prefix: str, *, after: str | None = None, limit: int = PAGE
+    ) -> list[BlobInfo]:
+        directory = check_page(prefix, after, limit)
+        async with self._store(f"list {prefix}") as store:
+            async for page in store.list(directory, offset=after, chunk_size=limit):
+                return [_info(item) for item in page]
+            return []
 
     async def remove(self, key: str) -> None:
         check_key(key)
@@ -67,18 +150,69 @@ class Objects:
     async def remove_all(self, prefix: str) -> None:
         directory = check_prefix(prefix)
         async with self._store(f"remove {prefix}") as store:
-            async for page in store.list(directory, chunk_size=1000):
+            async for page in store.list(directory, chunk_size=PAGE):
                 with contextlib.suppress(FileNotFoundError):
                     await store.delete_async([item["path"] for item in page])
+
+    async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:
+        check_key(key)
+        check_expiry(expires)
+        return None
+
+    async def _pieces(self, info: BlobInfo, start: int, stop: int) -> AsyncIterator[bytes]:
+        from obstore.exceptions import PreconditionError
+
+        # A request for each: the time-out is for one request, and no slow reader holds a turn.
+        for begin in range(start, stop, PIECE):
+            until = min(begin + PIECE, stop)
+            async with self._store(f"read {info.key}") as store:
+                try:
+                    found = await store.get_async(
+                        info.key, options={"range": (begin, until), "if_match": info.etag}
+                    )
+                    piece = bytes(await found.bytes_async())
+                except (FileNotFoundError, PreconditionError):
+                    raise TemporaryError(
+                        f"The blob {info.key} was replaced or removed while it was read.",
+                        code="blob_changed",
+                    ) from None
+            yield piece
 
     @contextlib.asynccontextmanager
     async def _store(self, what: str) -> AsyncIterator[ObjectStore]:
         async with self._turns:
-            with _translated(what):
-                if self._connected is None:
-                    # Two first calls at once make two; either will do.
-                    self._connected = await asyncio.to_thread(self._connect)
-                yield self._connected
+            with self._translated(what):
+                yield await self._ready()
+
+    async def _ready(self) -> ObjectStore:
+        if self._connected is None:
+            # Two first calls at once make two; either will do.
+            self._connected = await asyncio.to_thread(self._connect)
+        return self._connected
+
+    @contextlib.contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except _failures() as error:
+            kind = Refused if self._is_refusal(error) else TemporaryError
+            raise kind(
+                f"The blob store cannot {what}: {self._reason(error)}", code="blobs_unavailable"
+            ) from self._cause(error)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        return False
+
+    def _reason(self, error: Exception) -> str:
+        # Behind the first line is how obstore's own objects look.
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """What a traceback may show beside our own error."""
+        return error
+
+    def _check_absent(self, error: FileNotFoundError) -> None:
+        """Raise the error when it is not the object alone that is not there."""
 
 
 class LocalObjects(Objects):
@@ -94,9 +228,20 @@ class LocalObjects(Objects):
         super().__init__(self._local_store, at_once=8)
         self._directory = directory
 
+    async def list(
+        self, prefix: str, *, after: str | None = None, limit: int = PAGE
+    ) -> list[BlobInfo]:
+        directory = check_page(prefix, after, limit)
+
+        def first() -> list[BlobInfo]:
+            return list(itertools.islice(walk(self._directory, directory, after), limit))
+
+        with self._translated(f"list {prefix}"):
+            return await asyncio.to_thread(first)
+
     async def remove_all(self, prefix: str) -> None:
         path = self._directory / check_prefix(prefix)
-        with _translated(f"remove {prefix}"):
+        with self._translated(f"remove {prefix}"):
             await asyncio.to_thread(_remove_tree, path)
 
     def _local_store(self) -> ObjectStore:
@@ -107,26 +252,13 @@ class LocalObjects(Objects):
         return LocalStore(self._directory)
 
 
-def choose(settings: Settings) -> Blobs:
-    """Where these settings keep blobs; nothing is opened yet."""
-    return LocalObjects(settings.data_dir / "blobs")
+def _info(found: ObjectMeta) -> BlobInfo:
+    return BlobInfo(found["path"], found["size"], found["e_tag"] or "", found["last_modified"])
 
 
 def _remove_tree(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except _failures() as error:
-        # Behind the first line is how obstore's own objects look.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TemporaryError(
-            f"The blob store cannot {what}: {reason}", code="blobs_unavailable"
-        ) from error
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import given, output
 from atoll.cli.complete import session_ids, template_ids
 from atoll.cli.options import (
     ApiKey,
@@ -57,12 +57,37 @@ def create(
     ] = None,
     install_timeout: InstallTimeout = None,
     allow_version_conflicts: Conflicts = False,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME",
+            help="A secret; its value comes from the variable of this name, or is asked for. "
+            "May be repeated.",
+        ),
+    ] = None,
+    secret_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret-file", metavar="NAME=PATH", help="One from a file, as it is. May be repeated."
+        ),
+    ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume", metavar="VOLUME:PATH[:ro|rw]", help="Read-only unless rw. May be repeated."
+        ),
+    ] = None,
+    workspace_mode: Annotated[
+        str | None, typer.Option(help="sync, or mount: in the server's bucket itself.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """Make a session and print its id."""
-    variables = environment(env)
+    variables, mounts = environment(env), given.volumes(volume)
+    secrets = given.secrets(secret, secret_file)
     with connect(url, api_key) as atoll:
         session = atoll.sessions.create(
             template,
@@ -76,6 +101,9 @@ def create(
             dependencies=dependency or (),
             install_timeout=install_timeout,
             allow_version_conflicts=allow_version_conflicts or None,
+            secrets=secrets,
+            volumes=mounts,
+            workspace_mode=workspace_mode,
         )
     output.as_json(session.info) if json else output.line(session.id)
 

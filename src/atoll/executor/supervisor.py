@@ -15,7 +15,6 @@ import struct
 import sys
 
 from . import artifacts, files, frames, minijson, processes, system, zygote
-from .child import PACKAGES
 from .connection import Connection, Refusal, Stream
 from .contexts import Contexts
 from .conversations import Conversations
@@ -27,6 +26,7 @@ from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
 from .watch import Watch
+from .workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,22 +72,36 @@ class Supervisor:
             self._settle_want,
             self._watch.limit,
         )
+        self._workers = Workers(self._loop, self._workspace.root)
+        self._workers.on_process = self._note_own
+        requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
-        self._packages: str | None = None
-        """Of the session, if it was given others since this instance was made."""
+        self._edition = 0
+        """The latest edition of the session that a control plane has told of."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "release": self._release,
-            "packages": self._set_packages,
             "shutdown": self._shutdown,
             **RunRequests(self._runs, self._see_taken).operations,
             **self._conversations.operations,
-            **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **requests.operations,
             **self._contexts.operations,
+            "context_create": self._context_create,
+            "edition": self._note_edition,
+            "scan": self._port,
+            "collect": self._port,
+            "populate": self._port,
         }
+
+    def _port(self, stream: Stream, request: dict[str, Any]) -> None:
+        from .porter import Porter  # Most instances that are waiting never need it.
+
+        porter = Porter(self._loop, self._workspace)
+        work = {"scan": porter.scan, "collect": porter.collect, "populate": porter.populate}
+        work[request["op"]](stream, request)
 
     def run(self, listener: _socket.socket) -> None:
         if "inside" in self._config:
@@ -180,7 +194,7 @@ class Supervisor:
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
 
     def _note_own(self) -> None:
-        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0}
+        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0} | self._workers.pids
 
     def _from_zygote(self) -> None:
         while True:
@@ -285,6 +299,7 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
+            self._workers.exited(pid)
             used = {
                 "cpu": usage.ru_utime + usage.ru_stime,
                 "peak": usage.ru_maxrss * 1024,
@@ -314,6 +329,7 @@ class Supervisor:
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
         if self._leaving:
             raise Refusal("leaving", "this executor was told to end")
+        self._check_edition(request)
         active, capacity = self._runs.active(), request.get("capacity")
         if capacity and len(active) >= capacity:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
@@ -321,9 +337,6 @@ class Supervisor:
         self._watch.limit(request["watch"])
         context = self._contexts.check(request["context"]) if request.get("context") else None
         request["workspace"] = self._root
-        if self._packages is not None:
-            # Who asks may have heard of others last.
-            request["env"][PACKAGES] = self._packages
         run = self._runs.make(request)
         if context is not None:
             self._contexts.begin(context, run)
@@ -332,9 +345,21 @@ class Supervisor:
         self._runs.enter(run, stream)
         self._settle_want()
 
-    def _set_packages(self, stream: Stream, request: dict[str, Any]) -> None:
-        self._packages = str(request["path"])
+    def _check_edition(self, request: dict[str, Any]) -> None:
+        """Refuse what was made up from an older edition of the session than others know."""
+        edition = int(request.get("edition", self._edition))
+        if edition < self._edition:
+            raise Refusal("stale", "the session is at edition %d" % self._edition)
+        self._edition = edition
+
+    def _note_edition(self, stream: Stream, request: dict[str, Any]) -> None:
+        edition = int(request["edition"])
+        self._edition = edition if request.get("reset") else max(self._edition, edition)
         stream.end({})
+
+    def _context_create(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._check_edition(request)
+        self._contexts.operations["context_create"](stream, request)
 
     def _hand_over(self, run: Run) -> None:
         theirs = self._runs.open(run)

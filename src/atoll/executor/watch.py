@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 
-from . import files, processes
+from . import processes, removal
 from .loop import Loop
 from .runs import Runs
 
@@ -162,10 +162,10 @@ def _enter(here: int | None, name: str) -> int:
     """
     try:
         try:
-            fd = os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
         except PermissionError:
             os.chmod(name, 0o700, dir_fd=here)
-            fd = os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
     except OSError:
         return -1  # Removed, or not a directory any more.
     try:
@@ -180,7 +180,7 @@ def _enter(here: int | None, name: str) -> int:
 def _leave(here: int, inode: int) -> int:
     """The directory above, or -1 when that is not the one with this inode number any more."""
     try:
-        fd = os.open("..", files.DIRECTORY, dir_fd=here)
+        fd = os.open("..", removal.DIRECTORY, dir_fd=here)
     except OSError:
         return -1
     if os.fstat(fd).st_ino == inode:

@@ -12,6 +12,7 @@ from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
+from atoll.sdk.volumes import AsyncVolumes
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.sdk.session import AsyncSession
+    from atoll.sdk.values import Mount
 
 
 class AsyncAtoll:
@@ -43,6 +45,7 @@ class AsyncAtoll:
         self._connection = Connection(find(url, api_key, data_dir, settings), timeout)
         self._sessions = AsyncSessions(self._connection)
         self._templates = AsyncTemplates(self._connection)
+        self._volumes = AsyncVolumes(self._connection)
         self._nodes = AsyncNodes(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
@@ -67,6 +70,10 @@ class AsyncAtoll:
     @property
     def templates(self) -> AsyncTemplates:
         return self._templates
+
+    @property
+    def volumes(self) -> AsyncVolumes:
+        return self._volumes
 
     @property
     def nodes(self) -> AsyncNodes:
@@ -94,6 +101,9 @@ class AsyncAtoll:
         dependencies: Sequence[str | Mapping[str, str]] = (),
         install_timeout: int | None = None,
         allow_version_conflicts: bool | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -108,6 +118,9 @@ class AsyncAtoll:
             dependencies=dependencies,
             install_timeout=install_timeout,
             allow_version_conflicts=allow_version_conflicts,
+            secrets=secrets,
+            volumes=volumes,
+            workspace_mode=workspace_mode,
         )
         try:
             yield session

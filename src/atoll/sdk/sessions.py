@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from atoll.errors import NotFound
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
+    from atoll.sdk.values import Mount
 
 
 class AsyncSessions:
@@ -39,6 +41,9 @@ class AsyncSessions:
         install_timeout: int | None = None,
         fail_on_dependency_error: bool | None = None,
         allow_version_conflicts: bool | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -47,14 +52,20 @@ class AsyncSessions:
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
         settings after that. `capacity` is how many executions run in it at the same time, 1 by
-        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
-        with the same key and arguments give the same session, also those of other processes.
+        default; what is submitted beyond that waits in order.
+
+        `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
+        `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
+        workspace is in the server's bucket itself, mounted by the node.
 
         `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
         call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
         it raises `InvalidRequest` with the code `dependency_failed`, unless
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
+
+        With an `idempotency_key`, all calls with the same key and arguments give the same session,
+        also those of other processes.
         """
         body = {
             "template_id": template,
@@ -69,6 +80,9 @@ class AsyncSessions:
             "install_timeout": install_timeout,
             "fail_on_dependency_error": fail_on_dependency_error,
             "allow_version_conflicts": allow_version_conflicts,
+            "secrets": dict(secrets) if secrets else None,
+            "volumes": [asdict(mount) for mount in volumes] or None,
+            "workspace_mode": workspace_mode,
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0

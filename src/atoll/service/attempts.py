@@ -47,7 +47,13 @@ LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
 """The longest that an executor takes to end when it was told to."""
 AWAY = frozenset(
-    {"database_unavailable", "coordination_unavailable", "blobs_unavailable", "lease_lost"}
+    {
+        "database_unavailable",
+        "coordination_unavailable",
+        "blobs_unavailable",
+        "spool_full",
+        "lease_lost",
+    }
 )
 """Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 
@@ -179,7 +185,18 @@ class Attempts:
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
         self._bound(running)
-        job = self._job(live, execution)
+        try:
+            await self._provision.ready(live.session)
+            job = self._job(live, execution)
+        except PermanentError as error:
+            return lost(
+                ExecutionStatus.FAILED,
+                Cause.DEPENDENCY,
+                error.message,
+                code=error.code,
+                stdout=b"",
+                stderr=b"",
+            )
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
         if running.losses < self._leases.losses:
@@ -214,6 +231,11 @@ class Attempts:
                     stdout=b"",
                     stderr=b"",
                 )
+            if error.code == "stale":
+                # Not begun: the session has been changed since this replica read it.
+                running.execution = dataclasses.replace(execution, started_at=None)
+                await self._lives.renew(live)
+                return None
             if error.code == "leaving":
                 # Not begun, and the instance goes: the one that takes its place runs it.
                 running.execution = dataclasses.replace(execution, started_at=None)
@@ -358,9 +380,14 @@ class Attempts:
             "event": request.event,
             "stdin": request.stdin,
             "args": request.args,
-            # A context has the session's since it was made, and may have changed them.
+            # A context has the session's since it was made, and may have changed them; packages can
+            # be others since.
             "env": {
-                **(self._provision.environment(session) if request.context_id is None else {}),
+                **(
+                    self._provision.environment(session)
+                    if request.context_id is None
+                    else self._provision.packages(session)
+                ),
                 **request.env,
                 **_told(execution),
             },
@@ -372,6 +399,7 @@ class Attempts:
             "limits": limits,
             "watch": watch,
             "capacity": session.capacity,
+            "edition": session.version,
             "function": request.function_name,
             "body": request.body,
             "terminal": request.terminal,

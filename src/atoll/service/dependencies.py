@@ -197,13 +197,7 @@ class Dependencies:
                 break
             except Conflict:
                 continue  # It moved on meanwhile, for another reason.
-        live = await self._lives.reach(session_id)
-        if live is None:
-            return  # The next instance is made for what the record says.
-        live.session = changed
-        if install.environment is not None:
-            # To the instance itself: another replica may know the session as it was.
-            await live.link.call("packages", path=self._packages.place(install.environment))
+        await self._lives.announce(changed)
 
 
 def _in_progress(session_id: str) -> Conflict:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
-from atoll.link.client import LinkLost
+from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus
+from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
+    from atoll.model.volume import Volume, VolumeMount
+    from atoll.service.checkpoints import Checkpoints
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
@@ -49,8 +52,13 @@ ENDING_PAUSE = 0.01
 """Seconds."""
 
 
+def mounted_at(session: Session) -> str | None:
+    """Where in the blob store the session's workspace is, when it is mounted from there."""
+    return f"mounts/{session.id}" if session.workspace_mode is WorkspaceMode.MOUNT else None
+
+
 class Live:
-    """A session's compute as this process reaches it."""
+    """A session's compute as this process reaches it; `session` may be older than the record."""
 
     def __init__(self, session: Session, instance: Instance, link: Link) -> None:
         self.session = session
@@ -69,11 +77,13 @@ class Lives:
         tasks: Tasks,
         clock: Clock,
         node_id: str,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._store = store
         self._driver = driver
         self._pool = pool
         self._templates = templates
+        self._checkpoints = checkpoints
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
@@ -101,6 +111,10 @@ class Lives:
     @property
     def count(self) -> int:
         return len(self._lives)
+
+    def all(self) -> list[Live]:
+        """Those that this process reaches right now."""
+        return [live for live in self._lives.values() if live.link.alive]
 
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
@@ -215,11 +229,51 @@ class Lives:
         return live
 
     async def make(self, session: Session) -> Ready:
-        """A new instance for the session, with its workspace when it has one."""
+        """
+        A new instance for the session, with its workspace when it has one; one that this node does
+        not have comes from its last checkpoint.
+        """
         template = await self._templates.numbered(session.template_id, session.template_version)
-        return await self._pool.make(
-            template, session.resources, session_id=session.id, workspace=session.workspace
+        prefix = mounted_at(session)
+        make = functools.partial(
+            self._pool.make,
+            template,
+            session.resources,
+            session_id=session.id,
+            volumes=await self._volumes(session),
+            prefix=prefix,
         )
+        source = session.started_from if session.workspace is None else None
+        try:
+            ready = await make(workspace=session.workspace)
+        except NotFound as error:
+            if error.code != "workspace_lost":
+                raise
+            if prefix is not None:
+                # Its files are where they were; only how this node had them is gone.
+                return await make(workspace=None)
+            if self._checkpoints is None:
+                raise
+            if await self._checkpoints.get(session.id) is None:
+                raise
+            source = session.id
+            ready = await make(workspace=None)
+        if source is not None and self._checkpoints is not None:
+            try:
+                await self._checkpoints.restore(source, ready.link)
+            except BaseException:
+                await asyncio.shield(self._pool.destroy(ready))
+                raise
+        return ready
+
+    async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
+        found = []
+        for mount in session.volumes:
+            volume = await self._store.volumes.get(mount.volume_id)
+            if volume is None:
+                raise PermanentError(f"Volume {mount.volume_id} is gone.", code="volume_not_found")
+            found.append((volume, mount))
+        return tuple(found)
 
     async def _start_again(self, session: Session) -> Live:
         ready = await self.make(session)
@@ -231,6 +285,7 @@ class Lives:
                     status=SessionStatus.RUNNING,
                     instance_id=ready.instance.id,
                     workspace=ready.instance.workspace,
+                    warnings=session.warnings + _restored(session, ready),
                     updated_at=now,
                 )
             )
@@ -250,6 +305,34 @@ class Lives:
         link.closed.add_done_callback(lambda _: self._drop(live))
         self.kept(session)
         return live
+
+    async def announce(self, session: Session) -> None:
+        """
+        Have whatever is run from now on run by this edition of the session or a later one, by other
+        replicas too: they are refused by the executor until they have read it.
+        """
+        live = await self.reach(session.id)
+        if live is None:
+            return  # Its next instance starts by what is stored.
+        self._renew(live, session)
+        try:
+            await live.link.call("edition", edition=session.version)
+        except ExecutorError as error:
+            # One of before an upgrade, which takes what it is given.
+            log.warning("session.not_announced", session_id=session.id, error=error.message)
+
+    async def renew(self, live: Live) -> None:
+        """Read a session anew of which the executor has seen a later edition."""
+        before = live.session.version
+        self._renew(live, await self._unended(live.session.id))
+        if live.session.version == before:
+            # The database was put back to what it was before: it is the truth all the same.
+            await live.link.call("edition", edition=before, reset=True)
+
+    @staticmethod
+    def _renew(live: Live, session: Session) -> None:
+        if session.version > live.session.version:
+            live.session = session
 
     def _drop(self, live: Live) -> None:
         if self._lives.get(live.session.id) is live:
@@ -275,3 +358,10 @@ class Lives:
 
 async def _as_it_is(session: Session) -> Session:
     return session
+
+
+def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
+    if session.workspace in (None, ready.instance.workspace):
+        return ()
+    words = "The workspace was lost with its node's disk; its files are those of the last save."
+    return (Warning("workspace_restored", words),)

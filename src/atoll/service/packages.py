@@ -139,10 +139,7 @@ class Packages:
 
     def added(self, env: Mapping[str, str], environment: str) -> dict[str, str]:
         """Variables by which code finds the packages, on top of these."""
-        return {**env, VARIABLE: self.place(environment)}
-
-    def place(self, environment: str) -> str:
-        return self._environments.inside(environment)
+        return {**env, VARIABLE: self._environments.inside(environment)}
 
     async def log(self, session_id: str) -> bytes:
         """What was printed at a session's last installation; nothing when none was needed."""

@@ -55,9 +55,9 @@ class Provision:
         install = extras.install
         if install is not None:
             install = await self._packages.begin(install, template)
+        session = await self._secrets.seal(session, extras.secrets)
         return dataclasses.replace(
             session,
-            secrets=self._secrets.seal(session.id, extras.secrets),
             volumes=extras.volumes,
             workspace_mode=extras.workspace_mode,
             durability=extras.durability,
@@ -78,8 +78,22 @@ class Provision:
         if session.install is not None:
             await self._packages.ensure(session.id, session.install, template)
 
+    def packages(self, session: Session) -> dict[str, str]:
+        """The variables by which code finds the session's packages alone."""
+        install = session.install
+        if install is None or install.environment is None:
+            return {}
+        return self._packages.added({}, install.environment)
+
+    async def ready(self, session: Session) -> None:
+        """Before `environment`: what takes time the first time is done in a thread."""
+        await self._secrets.ready(session)
+
     def environment(self, session: Session) -> dict[str, str]:
-        """The variables that everything in the session gets: its own, secrets, and packages."""
+        """
+        The variables that everything in the session gets: its own, secrets, and packages. Raises
+        `PermanentError` with code `secret_unreadable`.
+        """
         if session.install is None and not session.secrets:
             return session.env_vars
         own = {**session.env_vars, **self._secrets.reveal(session)}

@@ -34,6 +34,8 @@ from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.model.execution import Execution, Outcome
@@ -87,6 +89,8 @@ class Runs:
         """How many executions have ended, by status."""
         self.seconds = 0.0
         """How long they took together."""
+        self.saved: Callable[[Live], Awaitable[None]] = _at_once
+        """Told of each end before it is final, with what its session was reached by."""
         sessions.ended = self._session_ended
         lives.reconnected = self._reconnected
         coordination.on_cancel = self._cancel_heard
@@ -369,6 +373,9 @@ class Runs:
 
     async def _finish(self, running: Running, outcome: Outcome) -> None:
         """Store the result, then tell: not before, however long the store is away."""
+        live = self._lives.reachable(running.execution.session_id)
+        if live is not None:
+            await self.saved(live)
         outcome = running.with_log(outcome)
         execution = running.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
         backoff = Backoff()
@@ -420,6 +427,10 @@ class Runs:
         ended = await self._ends.end_of(running.execution)
         running.complete(ended)
         running.finish(ended)
+
+
+async def _at_once(live: Live) -> None:
+    """Nothing has to be done before a result is final."""
 
 
 def _places(session_id: str, slot: int, capacity: int) -> list[str]:

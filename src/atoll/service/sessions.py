@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from atoll.service.lives import Lives
     from atoll.service.pool import Pool, Ready
     from atoll.service.provision import Extras, Provision
+    from atoll.service.saves import Saves
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
     from atoll.settings import Settings
@@ -93,6 +94,8 @@ class Sessions:
         """Told when a session ends, before its instance goes."""
         self.finish: Callable[[Session], Coroutine[Any, Any, Session]]
         """Brings a session to run whose packages have to be installed first."""
+        self.saves: Saves | None = None
+        """What sees to their files; none where nothing is saved."""
 
     # Verbs
 
@@ -140,7 +143,11 @@ class Sessions:
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.
+        if self.saves is not None:
+            session = self.saves.begun(session)
         if extras is not NOTHING:
+            if extras.started_from is not None and self.saves is not None:
+                await self.saves.fresh(extras.started_from)
             session = await self._provision.granted(session, template, extras)
         if is_installing(session) and extras.install is not None:
             # Its life begins when they are installed.
@@ -373,6 +380,8 @@ class Sessions:
         """
         if session.runtime_node != self._node_id:
             return  # It is not here. The sweep of its node finds that the session has ended.
+        if self.saves is not None:
+            await self.saves.last(session)
         if session.instance_id is not None:
             await self._lives.remove_instance(session.instance_id)
         if session.workspace is not None:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
+from obstore.store import MemoryStore
 
 from atoll.blobs.objects import LocalObjects, Objects
+from atoll.blobs.s3 import S3Objects
+from atoll.blobs.spool import Spool
+from atoll.clock import SystemClock
+from tests.servers.s3 import DOMAIN, S3Server
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.blobs.base import Blobs
 
+S3_KINDS = ("s3", "s3-encrypted", "s3-virtual-host")
 
-@pytest.fixture(params=["local", "memory"])
+
+@pytest.fixture(params=["local", "memory", *S3_KINDS, "spool"])
 def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
     if request.param == "local":
         return LocalObjects(directory)
+    if request.param in S3_KINDS:
+        return on_s3(request.getfixturevalue("s3"), request.param)
+    if request.param == "spool":
+        server = request.getfixturevalue("s3")
+        settings = server.settings(secrets.token_hex(4))
+        place, clock = directory / "spool", SystemClock()
+        return Spool(S3Objects(settings), place, settings, clock, prefixes=("a/", "x/"))
     # What is common to all stores, without the care that local files take.
-    from obstore.store import MemoryStore
-
     store = MemoryStore()
     return Objects(lambda: store, at_once=8)
 
@@ -29,3 +43,25 @@ def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
 def directory(tmp_path: Path) -> Path:
     """Where the blobs of a test are, when they are files; not there yet."""
     return tmp_path / "data" / "blobs"
+
+
+def on_s3(server: S3Server, kind: str) -> S3Objects:
+    prefix = secrets.token_hex(4)
+    if kind == "s3-encrypted":
+        return S3Objects(server.settings(prefix, encryption="AES256"))
+    if kind == "s3-virtual-host":
+        # The server is the proxy as well, so that nobody has to know the host.
+        return S3Objects(
+            server.settings(
+                prefix,
+                endpoint=f"http://{DOMAIN}",
+                path_style=False,
+                proxy_url=server.endpoint,
+            )
+        )
+    return S3Objects(server.settings(prefix))
+
+
+async def chunked(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.contract.blobs.conftest import chunked
 
 if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
@@ -108,7 +111,19 @@ async def test_all_beneath_a_prefix_go_and_no_others(blobs: Blobs) -> None:
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS.keys())
 async def test_a_key_that_is_not_ours_is_refused(blobs: Blobs, key: str) -> None:
     beneath = f"{key}/"
-    calls = (blobs.put(key, b""), blobs.get(key), blobs.remove(key), blobs.remove_all(beneath))
+    calls = (
+        blobs.put(key, b""),
+        blobs.create(key, b""),
+        blobs.write(key, chunked(b"")),
+        blobs.get(key),
+        blobs.head(key),
+        blobs.open(key),
+        blobs.remove(key),
+        blobs.remove_all(beneath),
+        blobs.list(beneath),
+        blobs.list("a/", after=key),
+        blobs.presign("GET", key, timedelta(minutes=1)),
+    )
     for refused in calls:
         with pytest.raises(ValueError, match="key"):
             await refused
@@ -120,6 +135,8 @@ async def test_a_prefix_is_a_whole_name(blobs: Blobs) -> None:
     for prefix in ("x", "/", "x//", "../"):
         with pytest.raises(ValueError, match="key"):
             await blobs.remove_all(prefix)
+        with pytest.raises(ValueError, match="key"):
+            await blobs.list(prefix)
     assert await blobs.get("x/1") == b"1"
 
 

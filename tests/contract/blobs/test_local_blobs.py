@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects, choose
+from atoll.blobs.choice import choose
+from atoll.blobs.objects import LocalObjects
+from atoll.clock import SystemClock
 from atoll.errors import TemporaryError
 from atoll.settings import Settings
 
@@ -130,23 +132,26 @@ async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> N
 
 async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    await choose(settings).put("a/b", b"1")
+    await choose(settings, SystemClock()).put("a/b", b"1")
 
-    assert await choose(settings).get("a/b") == b"1"
+    assert await choose(settings, SystemClock()).get("a/b") == b"1"
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
 async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
-    await choose(Settings(data_dir=tmp_path)).remove_all("a/")
+    await choose(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []
 
 
 def test_obstore_is_imported_by_the_first_use_only() -> None:
     program = (
-        "import sys, atoll, atoll.app, atoll.blobs.objects, atoll.service.bulk\n"
-        "from atoll.settings import Settings\n"
-        "atoll.blobs.objects.choose(Settings())\n"
+        "import sys, atoll, atoll.app, atoll.service.bulk\n"
+        "from atoll.blobs.choice import choose\n"
+        "from atoll.clock import SystemClock\n"
+        "from atoll.settings import BlobSettings, Settings\n"
+        "choose(Settings(), SystemClock())\n"
+        "choose(Settings(blob=BlobSettings(url='s3://bucket')), SystemClock())\n"
         "sys.exit('obstore' in sys.modules)"
     )
 

@@ -82,7 +82,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     url = f"sqlite:///{place / 'atoll.db'}"
     store = SqlStore([url], sqlite=settings.sqlite, database=settings.database)
     coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
-    driver = LocalDriver(place, settings.local, settings.link, settings.packages)
+    driver = LocalDriver(place, settings.local, settings.link, packages=settings.packages)
     leases = Leases(coordination, clock, settings.coordination)
     await store.open()
     await coordination.open()

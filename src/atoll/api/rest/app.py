@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
+    checkpoints,
     contexts,
     dependencies,
     executions,
@@ -19,8 +20,11 @@ from atoll.api.rest import (
     probes,
     problems,
     runtimes,
+    secrets,
     sessions,
+    signed,
     templates,
+    volumes,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -63,11 +67,15 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     for module in (
         sessions,
         dependencies,
+        secrets,
         executions,
         invocations,
         contexts,
         files,
+        signed,
+        checkpoints,
         templates,
+        volumes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)
@@ -93,8 +101,24 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Idempotency-Replayed", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "If-Range",
+                "Last-Event-ID",
+                "Range",
+            ],
+            expose_headers=[
+                "Accept-Ranges",
+                "Content-Disposition",
+                "Content-Range",
+                "ETag",
+                "Idempotency-Replayed",
+                "Retry-After",
+            ],
         )
     return app
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from atoll.blobs.spool import Spool
     from atoll.service.lives import Lives
     from atoll.service.pool import Pool
     from atoll.service.runs import Runs
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 
 
 class _Collector:
-    def __init__(self, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool) -> None:
+    def __init__(
+        self, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool, spool: Spool | None
+    ) -> None:
         self._sessions = sessions
         self._lives = lives
         self._runs = runs
         self._pool = pool
+        self._spool = spool
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         started = CounterMetricFamily(
@@ -56,9 +60,23 @@ class _Collector:
         for template, count in self._pool.sizes().items():
             ready.add_metric([template], count)
         yield ready
+        if self._spool is not None:
+            away, waiting = self._spool.away, self._spool.waiting
+            yield GaugeMetricFamily(
+                "atoll_blobs_away", "1 while the blob store does not answer.", away is not None
+            )
+            yield GaugeMetricFamily(
+                "atoll_spool_objects", "What waits on this node for it.", waiting.objects
+            )
+            yield GaugeMetricFamily("atoll_spool_bytes", "How large that is.", waiting.size)
 
 
 def register(
-    registry: CollectorRegistry, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool
+    registry: CollectorRegistry,
+    sessions: Sessions,
+    lives: Lives,
+    runs: Runs,
+    pool: Pool,
+    spool: Spool | None,
 ) -> None:
-    registry.register(_Collector(sessions, lives, runs, pool))
+    registry.register(_Collector(sessions, lives, runs, pool, spool))

@@ -43,6 +43,9 @@ _STATUS: list[tuple[type[AtollError], HTTPStatus]] = [
 _BY_CODE = {
     "bad_cursor": HTTPStatus.BAD_REQUEST,
     "bad_path": HTTPStatus.BAD_REQUEST,
+    "bad_condition": HTTPStatus.BAD_REQUEST,
+    "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
+    "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -60,10 +63,12 @@ _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
     "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
     "blobs_unavailable": "The blob store does not answer; try again.",
+    "spool_full": "The blob store does not answer and no more can wait for it; try again later.",
 }
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"
+SIGNED = "/api/v1/signed/"
 _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 
 
@@ -87,6 +92,19 @@ def problem(error: AtollError) -> Response:
         log.warning("request.unavailable", code=error.code, error=error.message)
         detail = _BEHIND[error.code]
     return _document(status_of(error), error.code, detail, headers, error.details)
+
+
+def precondition_failed(detail: str) -> Response:
+    return _document(HTTPStatus.PRECONDITION_FAILED, "precondition_failed", detail)
+
+
+def range_not_satisfiable(size: int) -> Response:
+    return _document(
+        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+        "range_not_satisfiable",
+        f"The file has {size} bytes, and none of those that were asked for.",
+        {"Content-Range": f"bytes */{size}"},
+    )
 
 
 def _document(
@@ -150,6 +168,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_unexpected(request: Request | str, error: Exception) -> Response:
     path = request if isinstance(request, str) else request.url.path
+    if path.startswith(SIGNED):
+        path = f"{SIGNED}…"  # What follows is as good as a key.
     log.error("request.failed", path=path, exc_info=error)
     return _document(
         HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -7,14 +7,17 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     StringConstraints,
     field_validator,
     model_validator,
 )
 
+from atoll.api.rest.names import decoded
 from atoll.model.execution import Language, Mode, Request
 from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
 from atoll.model.resources import Resources, parse_cpu, parse_size
@@ -22,8 +25,10 @@ from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
+from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
 
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")]
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,254}$"
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
 EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
 Env = Annotated[dict[EnvName, EnvValue], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -32,6 +37,17 @@ Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x0
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
+def _fits_a_variable(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if "\0" in text:
+        raise ValueError("a variable cannot have a NUL in it")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_SECRET:
+        raise ValueError(f"at most {MAX_SECRET} bytes")
+    return value
+
+
+SecretValue = Annotated[SecretStr, AfterValidator(_fits_a_variable)]
+"""Not shown where the request is, in an error or a traceback."""
 FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
 MAX_MS = 2**53
@@ -108,6 +124,18 @@ class VolumeMountIn(Wire):
     read_only: bool = True
 
 
+class CreateVolume(Wire):
+    id: Name
+    size: str | None = Field(
+        None, description="Of a local one; the default of workspaces.", examples=["1Gi"]
+    )
+    kind: Literal["local", "s3"] | None = Field(
+        None,
+        description="`local`: on the disk of this node. `s3`: in the bucket of the blob store, for "
+        "all nodes; the default where that can be mounted.",
+    )
+
+
 EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )
@@ -120,8 +148,10 @@ class CreateSession(ResourcesIn):
     timeout: int | None = Field(None, ge=1, description="Seconds of life.")
     env_vars: Env = {}
     resources: ResourcesIn | None = Field(None, description="The four limits, as one object.")
-    secrets: Env = Field(
-        {}, description="Environment variables that no answer shows and that are stored encrypted."
+    secrets: Annotated[dict[EnvName, SecretValue], Field(max_length=MAX_SECRETS)] = Field(
+        {},
+        description="Environment variables that no answer shows and that are stored encrypted.",
+        json_schema_extra={"writeOnly": True},
     )
     volumes: Annotated[list[VolumeMountIn], Field(max_length=16)] = []
     workspace_mode: WorkspaceMode = Field(
@@ -155,6 +185,12 @@ class CreateSession(ResourcesIn):
             raise ValueError(f"resources: give {', '.join(sorted(flat))} or resources, not both")
         return self
 
+    @model_validator(mode="after")
+    def _variables_once(self) -> CreateSession:
+        if both := sorted(self.env_vars.keys() & self.secrets.keys()):
+            raise ValueError(f"secrets: env_vars has {', '.join(both)} as well; give one of them")
+        return self
+
     def limits(self, base: Resources) -> Resources:
         return (self.resources or self).over(base)
 
@@ -162,7 +198,7 @@ class CreateSession(ResourcesIn):
         if not EXTRAS & self.model_fields_set:
             return NOTHING
         return Extras(
-            secrets=self.secrets,
+            secrets={name: value.get_secret_value() for name, value in self.secrets.items()},
             volumes=tuple(
                 VolumeMount(mount.volume_id, mount.path, mount.read_only) for mount in self.volumes
             ),
@@ -181,6 +217,10 @@ class CreateSession(ResourcesIn):
             fail_on_error=self.fail_on_dependency_error,
             allow_conflicts=self.allow_version_conflicts,
         )
+
+
+class SecretIn(Wire):
+    value: SecretValue = Field(json_schema_extra={"writeOnly": True})
 
 
 class Work(Wire):
@@ -489,15 +529,55 @@ def _as_json(value: Any) -> Any:
     return value
 
 
+class EncodedPath(Wire):
+    """A path whose bytes are not all UTF-8."""
+
+    encoded: Annotated[str, StringConstraints(min_length=1, max_length=12_288)] = Field(
+        description="Percent-encoded, as `encoded_path` in answers.", examples=["a%FF"]
+    )
+
+
+PathIn = Path | EncodedPath
+
+
+def path_of(given: str | EncodedPath) -> str:
+    return given if isinstance(given, str) else decoded(given.encoded)
+
+
 class Mkdir(Wire):
-    path: Path
+    path: PathIn
     parents: bool = True
 
 
 class Move(Wire):
-    source: Path
-    target: Path
+    source: PathIn
+    target: PathIn
     overwrite: bool = False
+
+
+class Copy(Wire):
+    source: PathIn
+    target: PathIn
+    overwrite: bool = False
+
+
+class Chmod(Wire):
+    path: PathIn
+    mode: Annotated[str, StringConstraints(pattern=r"^0?[0-7]{3}$")] = Field(
+        description="Octal.", examples=["0755"]
+    )
+
+
+class Presign(Wire):
+    path: PathIn
+    method: Literal["GET", "PUT"] = "GET"
+    expires_in: int = Field(3600, ge=1, le=7 * 24 * 3600, description="Seconds.")
+    filename: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = Field(
+        None, description="What a download is called; the file's own name when not set."
+    )
+    direct: bool = Field(
+        False, description="PUT straight to the blob store, if it can; then POST `complete_url`."
+    )
 
 
 class SecurityContext(Wire):

@@ -79,8 +79,24 @@ class SessionOut(Stale):
     warnings: list[WarningOut] = Field(description="What is weaker than asked for.")
 
 
+class CheckpointOut(BaseModel):
+    session_id: str
+    number: int = Field(description="One more each time that something had changed.")
+    created_at: datetime
+    files: int
+    size: int = Field(description="Bytes of all files together.")
+    kept_until: datetime | None = Field(description="None while the session lives.")
+
+
 class SessionPage(BaseModel):
     items: list[SessionOut]
+    next_cursor: str | None
+
+
+class SecretNames(BaseModel):
+    """Values are never shown."""
+
+    items: list[str]
     next_cursor: str | None
 
 
@@ -188,13 +204,25 @@ class StatusOut(Stale):
 
 
 class ArtifactOut(BaseModel):
-    path: str
+    path: str = Field(description="What is not UTF-8 in it is U+FFFD.")
+    encoded_path: str = Field(description="Percent-encoded, every byte of it; fit for a URL.")
     size: int
     mime_type: str
     type: Literal["artifact", "log", "output"]
     created_at: datetime
     checksum: str | None = Field(description="SHA-256.")
-    download_url: str | None
+    download_url: str | None = Field(
+        description="A link that needs no key and is good for an hour. None in lists of executions."
+    )
+
+
+class SessionArtifactOut(ArtifactOut):
+    execution_id: str = Field(description="The last one that made or changed it.")
+
+
+class ArtifactPage(BaseModel):
+    items: list[SessionArtifactOut]
+    next_cursor: str | None
 
 
 class ExecutionOut(Stale):
@@ -263,12 +291,42 @@ class InvocationPage(BaseModel):
 class EntryOut(BaseModel):
     """A file or directory of a workspace; `path` is relative to /workspace."""
 
-    path: str
+    path: str = Field(description="What is not UTF-8 in it is U+FFFD.")
+    encoded_path: str = Field(description="Percent-encoded, every byte of it; fit for a URL.")
     name: str
     type: Literal["file", "directory", "symlink", "other"]
     size: int
     mode: str = Field(examples=["0644"])
     modified_at: datetime
+    etag: str | None = Field(description="Of a file, as in its `ETag` header.")
+
+
+class MatchOut(BaseModel):
+    path: str
+    encoded_path: str
+    line: int = Field(description="From 1.")
+    column: int = Field(description="From 1, in characters.")
+    text: str = Field(description="The line, or 400 characters of it around the match.")
+
+
+class MatchPage(BaseModel):
+    items: list[MatchOut]
+    next_cursor: str | None = Field(
+        description="There may be more, even if this page is not full: time was over."
+    )
+
+
+class Unpacked(BaseModel):
+    path: str
+    entries: int
+
+
+class LinkOut(BaseModel):
+    url: str
+    method: Literal["GET", "PUT"]
+    expires_at: datetime
+    native: bool = Field(description="Whether it leads straight to the blob store.")
+    complete_url: str | None = Field(description="To POST to after a native PUT.")
 
 
 class Uploaded(BaseModel):
@@ -305,6 +363,19 @@ class TemplateOut(BaseModel):
 
 class TemplatePage(BaseModel):
     items: list[TemplateOut]
+    next_cursor: str | None
+
+
+class VolumeOut(BaseModel):
+    id: str
+    kind: Literal["local", "s3"]
+    size: str | None = Field(description="None where the bucket sets the bound.")
+    node_id: str | None = Field(description="The node that has it; none when all have.")
+    created_at: datetime
+
+
+class VolumePage(BaseModel):
+    items: list[VolumeOut]
     next_cursor: str | None
 
 

@@ -32,9 +32,16 @@ from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import Ground, Installer, uv_binary
 from atoll.drivers.local.nursery import Nursery
+from atoll.drivers.local.places import Places
 from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
-from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.errors import (
+    AtollError,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+)
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.node import NodeMetrics
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime, timedelta
 
+    from atoll.drivers.local.buckets import Bucket
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
@@ -70,6 +78,8 @@ class LocalDriver:
         data_dir: Path,
         settings: LocalSettings,
         link: LinkSettings,
+        bucket: Bucket | None = None,
+        *,
         packages: PackageSettings | None = None,
     ) -> None:
         self._settings = settings
@@ -92,6 +102,7 @@ class LocalDriver:
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
         self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
+        self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -111,6 +122,7 @@ class LocalDriver:
             self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
         )
         self._workspaces.open()
+        self.places.open(images=trouble)
         self._groups = host.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
         self._executor = bundle.write(self._node)
@@ -268,12 +280,15 @@ class LocalDriver:
         if workspace is not None:
             self._workspaces.repair(workspace)
         elif spec.workspace is None:
-            workspace = self._workspaces.make(name, spec.resources.disk)
+            if spec.prefix is not None:
+                self.places.make_prefix(spec.prefix)
+            workspace = self._workspaces.make(name, spec.resources.disk, spec.prefix)
         else:
             raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
+        self.places.attach(spec, workspace)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -288,7 +303,7 @@ class LocalDriver:
         self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
     ) -> dict[str, Any]:
         directory = self._instances / spec.instance_id
-        path = str(self._workspaces.path(workspace))
+        path = str(self.places.files(workspace) or self._workspaces.path(workspace))
         binds: dict[str, str] = {}
         stage = self._stage(tree, path) if self._root else None
         box = sandbox.Sandbox(
@@ -306,6 +321,10 @@ class LocalDriver:
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
             reports_as=spec.instance_id if spec.callback is not None else None,
+            volumes=tuple(
+                (str(self.places.source(volume)), mount.path, mount.read_only)
+                for volume, mount in spec.volumes
+            ),
         )
 
         def source(host_path: str) -> str:
@@ -335,6 +354,7 @@ class LocalDriver:
             "stage": stage,
             "binds": list(binds.items()),
             "layers": list(tree.layers),
+            "mounts": str(self.places.mounts),
             "image": path if workspace.kind == IMAGE else None,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
@@ -516,7 +536,8 @@ class LocalDriver:
                         f"Processes of instance {instance_id} do not end.", code="instance_stuck"
                     ) from None
                 time.sleep(0.002)
-        shutil.rmtree(self._instances / instance_id, ignore_errors=True)
+        with self.places.detached(instance_id):
+            shutil.rmtree(self._instances / instance_id, ignore_errors=True)
 
     async def discard(self, workspace: str) -> None:
         await asyncio.to_thread(self._workspaces.remove, workspace)

@@ -49,6 +49,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE =
     16384,
     1 << 18,
 )
+_MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
@@ -107,8 +108,33 @@ def own_mounts() -> None:
 
 def mount_image(image: str, target: str) -> None:
     device, keep = _attach_loop(image)
+    try:
+        mount_device(device, target)
+    finally:
+        os.close(keep)
+
+
+def mount_device(device: str, target: str) -> None:
     mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
-    os.close(keep)
+
+
+def unescaped(path: bytes) -> bytes:
+    """A path as the kernel lists it: blanks and the like are in octal there."""
+    head, *parts = path.split(b"\\")
+    return head + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in parts)
+
+
+def _let_go(directory: str) -> None:
+    """
+    Unmount, in this namespace alone, what is mounted beneath the directory: an instance would keep
+    what belongs to others from being unmounted as long as it lives.
+    """
+    prefix = os.fsencode(directory) + b"/"
+    with open("/proc/self/mountinfo", "rb") as file:
+        found = [unescaped(line.split()[4]) for line in file]
+    for path in reversed(found):
+        if path.startswith(prefix):
+            check(libc.umount2(path, _MNT_DETACH), f"unmounting {os.fsdecode(path)}")
 
 
 def mount_stage(stage: str) -> None:
@@ -143,6 +169,8 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         mount(source, target, None, _MS_BIND | _MS_REC)
+    if request.get("mounts"):
+        _let_go(request["mounts"])
     if request["image"]:
         target = os.path.join(stage, "workspace")
         os.mkdir(target)

@@ -1,0 +1,44 @@
+"""The sweep of checkpoints: those of sessions that ended long enough ago go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.service.checkpoints import Checkpoints
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+PAUSE = 60.0
+"""Seconds between two looks."""
+BATCH = 100
+
+
+class CheckpointSweep:
+    def __init__(self, store: Store, checkpoints: Checkpoints, clock: Clock) -> None:
+        self._store = store
+        self._checkpoints = checkpoints
+        self._clock = clock
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(PAUSE)
+            try:
+                await self.once()
+            except Exception as error:
+                log.error("checkpoint_sweep.failed", exc_info=error)
+
+    async def once(self) -> None:
+        """Remove all whose time is over. Any replica may do it, several at once too."""
+        while True:
+            found = await self._store.checkpoints.expired(self._clock.now(), limit=BATCH)
+            for checkpoint in found:
+                await self._checkpoints.forget(checkpoint.id)
+                log.debug("checkpoint.forgotten", session_id=checkpoint.id)
+            if len(found) < BATCH:
+                return

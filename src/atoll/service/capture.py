@@ -1,0 +1,338 @@
+"""
+A checkpoint being taken: what changed is read through the link and stored, the rest is referred to.
+
+The executor tells all entries in order, the checkpoint before has them in the same order, so the
+two are compared side by side, a window at a time: neither is ever whole in memory. Small files
+share objects; a large one is cut at fixed places, so a change in the middle stores one piece anew.
+An object that is mostly out of use is left behind: what of it is in use is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from atoll.model.manifest import (
+    FILE,
+    MAX_OBJECT,
+    Entry,
+    Manifest,
+    PageWriter,
+    Part,
+    read_page,
+    told,
+)
+from atoll.service.objects import AT_ONCE, digest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.link.client import Link
+    from atoll.service.objects import SessionObjects
+
+WINDOW = 2000
+"""Entries that are looked at together."""
+SMALL = 128 * 1024
+"""Bytes of a file that still shares an object with others."""
+TRIES = 3
+"""For a file that changes while it is read."""
+SAME = 10_000
+"""Small files whose content is remembered, so that its like is stored once."""
+
+
+@dataclass(slots=True)
+class _Pack:
+    """An object of small files in the making; it has no name before it is whole."""
+
+    data: bytearray = field(default_factory=bytearray)
+    name: str = ""
+
+
+class Capture:
+    def __init__(self, link: Link, objects: SessionObjects, before: Manifest | None) -> None:
+        self._link = link
+        self._objects = objects
+        self._before = before
+        self._sparse = _mostly_unused(before)
+        self._pack = _Pack()
+        self._same: OrderedDict[str, tuple[_Pack, int]] = OrderedDict()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._sizes: dict[str, int] = (
+            {} if before is None else {name: size for name, (_, size) in before.objects.items()}
+        )
+        self._used: dict[str, int] = {}
+        self._pages: list[tuple[str, str]] = []
+        self.entries = 0
+        self.files = 0
+        self.size = 0
+        self.stored = 0
+        """Bytes that were written."""
+        self.changed = before is None
+        """Whether it differs from the one before."""
+        self.settled = True
+        self.cut = False
+
+    async def run(self) -> None:
+        if self._before is not None:
+            self._objects.know(self._before.objects)
+            self._objects.know(name for _, name in self._before.pages)
+        writer = PageWriter()
+        window: list[tuple[Entry, Entry | None]] = []
+        try:
+            async for pair in self._compared():
+                window.append(pair)
+                if len(window) >= WINDOW:
+                    await self._window(window, writer)
+                    window = []
+            await self._window(window, writer)
+            await self._page(writer.end())
+            await self._written(0)
+        finally:
+            for task in self._writes:
+                task.cancel()
+            await asyncio.gather(*self._writes, return_exceptions=True)
+        if self._before is not None and tuple(self._pages) != self._before.pages:
+            self.changed = True
+
+    def manifest(self, session_id: str, number: int, created_at: str, settled: bool) -> Manifest:
+        names = {name for _, name in self._pages} | self._used.keys()
+        # All that was there or was written, a try that came to nothing included.
+        old = set(self._sizes)
+        if self._before is not None:
+            old |= {name for _, name in self._before.pages}
+        return Manifest(
+            session_id=session_id,
+            number=number,
+            created_at=created_at,
+            files=self.files,
+            size=self.size,
+            pages=tuple(self._pages),
+            objects={name: (used, self._sizes[name]) for name, used in self._used.items()},
+            dropped=tuple(sorted(old - names)),
+            cut=self.cut,
+            settled=settled and self.settled,
+        )
+
+    # What is there, beside what was
+
+    async def _compared(self) -> AsyncIterator[tuple[Entry, Entry | None]]:
+        old = self._old()
+        known = await anext(old, None)
+        async for entry in self._scanned():
+            order = entry.order
+            while known is not None and known.order < order:
+                known = await anext(old, None)
+            if known is not None and known.path == entry.path:
+                yield entry, known
+            else:
+                yield entry, None
+
+    async def _old(self) -> AsyncIterator[Entry]:
+        if self._before is None:
+            return
+        for _, name in self._before.pages:
+            for entry in await asyncio.to_thread(_entries, await self._objects.get(name)):
+                yield entry
+
+    async def _scanned(self) -> AsyncIterator[Entry]:
+        rest = b""
+        async for item in self._link.pull("scan"):
+            if isinstance(item, dict):
+                self.cut = bool(item.get("cut"))
+                continue
+            *lines, rest = (rest + item).split(b"\n")
+            for line in lines:
+                yield told(json.loads(line))
+
+    # A window
+
+    async def _window(self, window: list[tuple[Entry, Entry | None]], writer: PageWriter) -> None:
+        entries: list[Entry | None] = []
+        wanted: list[int] = []
+        for entry, known in window:
+            if entry.kind != FILE:
+                entries.append(entry)
+            elif known is not None and entry.is_as(known) and self._stays(known):
+                entries.append(replace(entry, parts=known.parts))
+            else:
+                wanted.append(len(entries))
+                entries.append(entry)
+        packed = await self._collected(entries, wanted)
+        await self._end_pack()
+        for index, (pack, offset, length) in packed.items():
+            found = entries[index]
+            assert found is not None
+            parts = (Part(pack.name, offset, length),) if length else ()
+            entries[index] = replace(found, parts=parts)
+        for each in entries:
+            if each is not None:
+                self._count(each)
+                await self._page(writer.add(each))
+
+    def _stays(self, known: Entry) -> bool:
+        return not any(part.object in self._sparse for part in known.parts)
+
+    def _count(self, entry: Entry) -> None:
+        self.entries += 1
+        if entry.kind == FILE:
+            self.files += 1
+            self.size += entry.size
+        for part in entry.parts:
+            if part.object is not None:
+                self._used[part.object] = self._used.get(part.object, 0) + part.length
+
+    async def _page(self, page: tuple[str, bytes] | None) -> None:
+        if page is not None:
+            first, data = page
+            name = digest(data)
+            self._pages.append((first, name))
+            await self._write(name, data)
+
+    # Contents
+
+    async def _collected(
+        self, entries: list[Entry | None], wanted: list[int]
+    ) -> dict[int, tuple[_Pack, int, int]]:
+        """
+        Fill in the parts of these entries; those that are gone become none. Small ones are in an
+        object that has no name yet: where in it.
+        """
+        packed: dict[int, tuple[_Pack, int, int]] = {}
+        for left in range(TRIES - 1, -1, -1):
+            again: list[int] = []
+            async for index, entry, small, same in self._contents(entries, wanted):
+                if entry is not None and not same and left:
+                    again.append(index)
+                    continue
+                self.settled &= same or entry is None
+                entries[index] = entry
+                if small is not None:
+                    packed[index] = await self._packed(small)
+            if not again:
+                break
+            wanted = again
+        return packed
+
+    async def _contents(
+        self, entries: list[Entry | None], wanted: list[int]
+    ) -> AsyncIterator[tuple[int, Entry | None, bytes | None, bool]]:
+        """Of each: its entry with its parts, its content if it is small, whether it kept still."""
+        if not wanted:
+            return
+        paths = [entry.path for index in wanted if (entry := entries[index]) is not None]
+        reading: _Reading | None = None
+        async for item in self._link.pull("collect", paths=paths):
+            if isinstance(item, bytes):
+                assert reading is not None
+                await self._read(reading, item)
+            elif item.get("event") == "file":
+                reading = _Reading(told(item["entry"]))
+            elif item.get("event") == "hole" and reading is not None:
+                await self._hole(reading, int(item["length"]))
+            elif item.get("event") == "gone":
+                yield wanted[int(item["index"])], None, None, True
+            elif item.get("event") == "over" and reading is not None:
+                index, same = wanted[int(item["index"])], bool(item["same"])
+                if reading.small:
+                    yield index, reading.entry, bytes(reading.data), same
+                else:
+                    await self._cut(reading)
+                    yield index, replace(reading.entry, parts=tuple(reading.parts)), None, same
+                reading = None
+
+    async def _read(self, reading: _Reading, data: bytes) -> None:
+        if reading.small and len(reading.data) + len(data) > SMALL:
+            reading.small = False  # It grew since it was looked at.
+        view = memoryview(data)
+        while view:
+            room = MAX_OBJECT - reading.place % MAX_OBJECT
+            piece = view[:room]
+            reading.data += piece
+            reading.place += len(piece)
+            view = view[len(piece) :]
+            if reading.place % MAX_OBJECT == 0:
+                await self._cut(reading)
+
+    async def _hole(self, reading: _Reading, length: int) -> None:
+        if reading.small and reading.entry.size <= SMALL:
+            reading.data += bytes(length)
+            reading.place += length
+            return
+        reading.small = False
+        await self._cut(reading)
+        reading.parts.append(Part(None, 0, length))
+        reading.place += length
+
+    async def _cut(self, reading: _Reading) -> None:
+        """Store what was gathered of a large file."""
+        if reading.data:
+            data = bytes(reading.data)
+            reading.data.clear()
+            reading.parts.append(Part(await self._named(data), 0, len(data)))
+
+    async def _packed(self, data: bytes) -> tuple[_Pack, int, int]:
+        name = digest(data)
+        if name in self._same:
+            pack, offset = self._same[name]
+            self._same.move_to_end(name)
+            return pack, offset, len(data)
+        if len(self._pack.data) + len(data) > MAX_OBJECT:
+            await self._end_pack()
+        pack, offset = self._pack, len(self._pack.data)
+        pack.data += data
+        self._same[name] = (pack, offset)
+        if len(self._same) > SAME:
+            self._same.popitem(last=False)
+        return pack, offset, len(data)
+
+    async def _end_pack(self) -> None:
+        pack, self._pack = self._pack, _Pack()
+        if pack.data:
+            data = bytes(pack.data)
+            pack.data.clear()
+            pack.name = await self._named(data)
+
+    async def _named(self, data: bytes) -> str:
+        """Store an object."""
+        name = await asyncio.to_thread(digest, data)
+        self._sizes[name] = len(data)
+        await self._write(name, data)
+        return name
+
+    async def _write(self, name: str, data: bytes) -> None:
+        self._writes.add(asyncio.ensure_future(self._objects.put(name, data)))
+        self.stored += len(data)
+        await self._written(AT_ONCE)
+
+    async def _written(self, most: int) -> None:
+        """Until no more than so many writes are under way; what they raise is raised here."""
+        while len(self._writes) > most:
+            done, self._writes = await asyncio.wait(
+                self._writes, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
+
+
+class _Reading:
+    """A file whose content comes in."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.small = entry.size <= SMALL
+        self.data = bytearray()
+        self.parts: list[Part] = []
+        self.place = 0
+
+
+def _entries(page: bytes) -> list[Entry]:
+    return list(read_page(page))
+
+
+def _mostly_unused(before: Manifest | None) -> frozenset[str]:
+    if before is None:
+        return frozenset()
+    return frozenset(name for name, (used, size) in before.objects.items() if used * 2 < size)

@@ -1,0 +1,227 @@
+"""
+Checkpoints: a session's workspace in the blob store.
+
+One at a time is taken of a session, by whichever replica; each replaces the one before, whose
+objects go when the next one is there, so whoever reads the old one meanwhile still can. A file that
+changes while it is read, or code that runs meanwhile, makes a checkpoint that is not settled: a
+later one takes its place as soon as there is quiet. After its session has ended the last one is
+kept for a while, for whoever comes for the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import NotFound, PermanentError, TemporaryError
+from atoll.model.checkpoint import Checkpoint
+from atoll.model.manifest import Entry, Manifest, read_manifest, read_page, spans
+from atoll.service.capture import Capture
+from atoll.service.objects import SessionObjects, prefix_of
+from atoll.service.restore import Restore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from datetime import datetime
+
+    from atoll.blobs.base import Blobs
+    from atoll.clock import Clock
+    from atoll.link.client import Link
+    from atoll.service.leases import Leases
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = 2
+"""Checkpoints that this process takes or restores at the same time; each needs up to 64 MiB."""
+ZEROS = 1 << 20
+"""Bytes of a hole that are sent at once."""
+
+
+class Checkpoints:
+    def __init__(
+        self, store: Store, blobs: Blobs, leases: Leases, clock: Clock, node_id: str
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._leases = leases
+        self._clock = clock
+        self._node_id = node_id
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    # Taking
+
+    async def take(
+        self, session_id: str, link: Link, *, quiet: Callable[[], bool] = lambda: True
+    ) -> Checkpoint | None:
+        """
+        What the workspace holds now; None when that is nothing and there was nothing before.
+        `quiet` is asked at the end whether nothing ran meanwhile.
+        """
+        owner = f"{self._leases.replica}/{session_id}"
+        async with self._slots, self._leases.lease(f"checkpoint:{session_id}", owner):
+            before = await self._store.checkpoints.get(session_id)
+            manifest = await self._readable(before)
+            objects = SessionObjects(self._blobs, session_id)
+            capture = Capture(link, objects, manifest)
+            began = self._clock.monotonic()
+            await capture.run()
+            if before is None and not capture.entries:
+                return None
+            if before is not None and manifest is not None and not capture.changed:
+                return before
+            return await self._record(session_id, before, capture, quiet(), began)
+
+    async def _readable(self, checkpoint: Checkpoint | None) -> Manifest | None:
+        """To build on; one that is lost is no reason not to take another."""
+        if checkpoint is None:
+            return None
+        try:
+            return await self._manifest(checkpoint)
+        except PermanentError as error:
+            log.error("checkpoint.lost", session_id=checkpoint.id, error=error.message)
+            return None
+
+    async def _record(
+        self,
+        session_id: str,
+        before: Checkpoint | None,
+        capture: Capture,
+        quiet: bool,
+        began: float,
+    ) -> Checkpoint:
+        number = 1 if before is None else before.number + 1
+        now = self._clock.now()
+        manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
+        key = f"{prefix_of(session_id)}manifests/{number:08d}"
+        await self._blobs.put(key, manifest.encoded())
+        checkpoint = Checkpoint(
+            id=session_id,
+            number=number,
+            manifest=key,
+            created_at=now,
+            files=capture.files,
+            size=capture.size,
+            node_id=self._node_id,
+        )
+        if before is None:
+            await self._store.checkpoints.add(checkpoint)
+        else:
+            kept = before.kept_until
+            checkpoint = await self._store.checkpoints.save(
+                dataclasses.replace(checkpoint, kept_until=kept, version=before.version)
+            )
+            await self._clean(session_id, before)
+        log.info(
+            "checkpoint.taken",
+            session_id=session_id,
+            number=number,
+            files=capture.files,
+            size=capture.size,
+            stored=capture.stored,
+            took_ms=round((self._clock.monotonic() - began) * 1000),
+        )
+        return checkpoint
+
+    async def _clean(self, session_id: str, before: Checkpoint) -> None:
+        """
+        Remove what the checkpoint before the last one had no use for, and its manifest. What stays
+        because the store is away goes with all the rest, in `forget`.
+        """
+        try:
+            data = await self._blobs.get(before.manifest)
+            if data is not None:
+                await SessionObjects(self._blobs, session_id).remove(read_manifest(data).dropped)
+            if before.number > 1:
+                older = f"{prefix_of(session_id)}manifests/{before.number - 1:08d}"
+                await self._blobs.remove(older)
+        except TemporaryError as error:
+            log.info("checkpoint.not_cleaned", session_id=session_id, error=error.message)
+
+    # Reading
+
+    async def get(self, session_id: str) -> Checkpoint | None:
+        return await self._store.checkpoints.get(session_id)
+
+    async def restore(self, source: str, link: Link) -> Checkpoint:
+        """Write the last checkpoint of session `source` into the new workspace behind the link."""
+        checkpoint = await self._store.checkpoints.get(source)
+        if checkpoint is None:
+            raise NotFound(f"Session {source} has no checkpoint.", code="checkpoint_not_found")
+        manifest = await self._manifest(checkpoint)
+        began = self._clock.monotonic()
+        async with self._slots:
+            objects = SessionObjects(self._blobs, source)
+            await Restore(link, objects, manifest).run()
+        log.info(
+            "checkpoint.restored",
+            session_id=source,
+            number=checkpoint.number,
+            files=checkpoint.files,
+            size=checkpoint.size,
+            took_ms=round((self._clock.monotonic() - began) * 1000),
+        )
+        return checkpoint
+
+    async def _manifest(self, checkpoint: Checkpoint) -> Manifest:
+        data = await self._blobs.get(checkpoint.manifest)
+        if data is None:
+            raise PermanentError(
+                f"The checkpoint of session {checkpoint.id} is gone from the blob store.",
+                code="checkpoint_damaged",
+            )
+        return read_manifest(data)
+
+    async def find(self, session_id: str, path: str) -> Entry | None:
+        """What the last checkpoint says of a path."""
+        checkpoint = await self._store.checkpoints.get(session_id)
+        if checkpoint is None:
+            return None
+        manifest = await self._manifest(checkpoint)
+        page = manifest.page_of(path)
+        if page is None:
+            return None
+        data = await SessionObjects(self._blobs, session_id).get(page)
+        return next((entry for entry in read_page(data) if entry.path == path), None)
+
+    async def content(
+        self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes of a file in the last checkpoint."""
+        objects = SessionObjects(self._blobs, session_id)
+        for part in spans(entry.parts, start, entry.size if end is None else end):
+            if part.object is None:
+                for offset in range(0, part.length, ZEROS):
+                    yield bytes(min(ZEROS, part.length - offset))
+            else:
+                data = await objects.get(part.object)
+                yield data[part.offset : part.offset + part.length]
+
+    async def entries(self, session_id: str, start: str = "") -> AsyncIterator[Entry]:
+        """
+        What the last checkpoint holds, in order of path, from the page on that has `start`; all of
+        it if that is empty.
+        """
+        checkpoint = await self._store.checkpoints.get(session_id)
+        if checkpoint is None:
+            return
+        objects = SessionObjects(self._blobs, session_id)
+        for page in (await self._manifest(checkpoint)).pages_from(start):
+            for entry in read_page(await objects.get(page)):
+                yield entry
+
+    # Its end
+
+    async def keep_until(self, session_id: str, moment: datetime) -> None:
+        """The session has ended: its checkpoint goes at this time."""
+        found = await self._store.checkpoints.get(session_id)
+        if found is not None and found.kept_until is None:
+            await self._store.checkpoints.save(dataclasses.replace(found, kept_until=moment))
+
+    async def forget(self, session_id: str) -> None:
+        """Remove it and all its objects; the record last, so that one cut off is done again."""
+        await self._blobs.remove_all(prefix_of(session_id))
+        await self._store.checkpoints.remove(session_id)

@@ -1,0 +1,270 @@
+"""
+When workspaces are saved.
+
+With a blob store elsewhere a session's workspace is saved a moment after an execution has ended or
+a file was written, now and then while something runs for long, and when the session ends. Where the
+blobs are on the node's own disk, a copy beside the workspace protects from nothing: then only what
+was asked for is saved, and at the end what its owner may still come for.
+
+A session with durability `execution` is saved before each result is final. A save that fails is no
+reason to fail what ran: the session says so in its warnings until one succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
+from atoll.model.instance import State
+from atoll.model.session import Durability, Warning, WorkspaceMode
+from atoll.service.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.link.client import Link
+    from atoll.model.checkpoint import Checkpoint
+    from atoll.model.session import Session
+    from atoll.service.checkpoints import Checkpoints
+    from atoll.service.lives import Live, Lives
+    from atoll.service.tasks import Tasks
+    from atoll.settings import WorkspaceSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+NOT_SAVED = "workspace_not_saved"
+AWAY = "The blob store does not answer: the files are on the node's disk alone until it does."
+LOOK_SECONDS = 5.0
+TRIES = 5
+"""For a warning that others write at the same time."""
+
+
+class Saves:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        store: Store,
+        driver: Driver,
+        lives: Lives,
+        tasks: Tasks,
+        clock: Clock,
+        settings: WorkspaceSettings,
+        *,
+        remote: bool,
+        away: Callable[[], str | None] = lambda: None,
+        embedded: bool = False,
+    ) -> None:
+        """
+        `remote`: the blobs are not on the node's own disk; `away` says why they cannot be reached,
+        if they cannot.
+        """
+        self._checkpoints = checkpoints
+        self._store = store
+        self._driver = driver
+        self._lives = lives
+        self._tasks = tasks
+        self._clock = clock
+        self._settings = settings
+        self._remote = remote
+        self._away = away
+        self._embedded = embedded
+        self._activity: dict[str, int] = {}
+        """How often something began or ended in sessions that are not saved as they are."""
+        self._due: dict[str, asyncio.TimerHandle] = {}
+        self._saving: set[str] = set()
+        self._warned: set[str] = set()
+
+    def begun(self, session: Session) -> Session:
+        """A new session, with a warning if its files will be on the node's disk alone."""
+        if not self._remote or self._away() is None:
+            return session
+        self._warned.add(session.id)
+        return dataclasses.replace(session, warnings=(*session.warnings, Warning(NOT_SAVED, AWAY)))
+
+    # What happens in sessions
+
+    def touched(self, session_id: str) -> None:
+        """Something in its workspace may have changed."""
+        self._activity[session_id] = self._activity.get(session_id, 0) + 1
+        if self._remote:
+            self._later(session_id)
+
+    def _later(self, session_id: str) -> None:
+        if session_id not in self._due and session_id not in self._saving:
+            delay = self._settings.delay.total_seconds()
+            loop = asyncio.get_running_loop()
+            self._due[session_id] = loop.call_later(delay, self._start, session_id)
+
+    def _start(self, session_id: str) -> None:
+        del self._due[session_id]
+        self._saving.add(session_id)
+        self._tasks.start(self._in_background(session_id), f"save {session_id}")
+
+    async def _in_background(self, session_id: str) -> None:
+        backoff = Backoff()
+        try:
+            while True:
+                live = self._lives.reachable(session_id)
+                if live is None or session_id not in self._activity:
+                    return  # It has ended, or its next life begins with what is on the disk.
+                try:
+                    await self._save(live)
+                    return
+                except AtollError as error:
+                    await self._warn(session_id, error.message)
+                await backoff.pause()
+        finally:
+            self._saving.discard(session_id)
+            if session_id in self._activity and self._lives.reachable(session_id) is not None:
+                self._later(session_id)  # It went on meanwhile.
+
+    async def before_result(self, live: Live) -> None:
+        """What durability `execution` promises; a failure is told in the session."""
+        self.touched(live.session.id)
+        if live.session.durability is not Durability.EXECUTION:
+            return
+        try:
+            await self._save(live)
+        except AtollError as error:
+            await self._warn(live.session.id, error.message)
+
+    async def now(self, session_id: str) -> Checkpoint | None:
+        """Save a session's workspace; None when it is empty and always was."""
+        live = await self._lives.live(session_id)
+        if live.session.workspace_mode is not WorkspaceMode.SYNC:
+            raise Conflict(
+                f"The workspace of session {session_id} is in the blob store already.",
+                code="workspace_mounted",
+            )
+        return await self._save(live)
+
+    async def fresh(self, session_id: str) -> None:
+        """See that a session has a checkpoint to begin another with."""
+        session = await self._lives.session(session_id)
+        if not session.status.ended:
+            try:
+                await self.now(session_id)
+            except TemporaryError as error:
+                if error.code != "node_not_reached":
+                    raise
+                # What it saved last will have to do.
+        if await self._checkpoints.get(session_id) is None:
+            raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
+
+    async def _save(self, live: Live) -> Checkpoint | None:
+        session_id = live.session.id
+        before = self._activity.get(session_id, 0)
+        taken = await self._take(session_id, live.link)
+        if self._activity.get(session_id, 0) == before:
+            self._activity.pop(session_id, None)
+        if self._remote:
+            # It is safe on the node's disk, and goes on from there when it can.
+            await self._warn(session_id, None if self._away() is None else AWAY)
+        return taken
+
+    async def _take(self, session_id: str, link: Link) -> Checkpoint | None:
+        before = self._activity.get(session_id, 0)
+        most = self._settings.save_timeout
+        try:
+            async with asyncio.timeout(most.total_seconds()):
+                return await self._checkpoints.take(
+                    session_id, link, quiet=lambda: self._activity.get(session_id, 0) == before
+                )
+        except TimeoutError:
+            raise TemporaryError(
+                f"The workspace of session {session_id} was not saved in {most}.",
+                code="save_timeout",
+            ) from None
+
+    # The end of a session
+
+    async def last(self, session: Session) -> None:
+        """Save what an ended session leaves behind, before its instance goes."""
+        timer = self._due.pop(session.id, None)
+        if timer is not None:
+            timer.cancel()
+        touched = self._activity.pop(session.id, None) is not None
+        self._warned.discard(session.id)
+        if self._embedded:
+            return
+        if not self._settings.keep:
+            await self._checkpoints.forget(session.id)
+            return
+        if session.workspace_mode is WorkspaceMode.SYNC and (
+            touched or (await self._store.executions.page(session_id=session.id, limit=1)).items
+        ):
+            try:
+                await self._save_last(session)
+            except AtollError as error:
+                log.warning("workspace.not_saved", session_id=session.id, error=error.message)
+        await self._checkpoints.keep_until(session.id, self._clock.now() + self._settings.keep)
+
+    async def _save_last(self, session: Session) -> None:
+        instance = None
+        if session.instance_id is not None:
+            instance = await self._store.instances.get(session.instance_id)
+        if instance is None:
+            return
+        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+            return
+        link = await self._driver.connect(instance.handle)
+        try:
+            await self._take(session.id, link)
+        finally:
+            link.close()
+
+    # Now and then
+
+    async def run(self) -> None:
+        """Save what runs for long, and take back warnings when the blob store is back."""
+        interval = self._settings.interval.total_seconds()
+        since = 0.0
+        while self._remote:
+            await asyncio.sleep(LOOK_SECONDS)
+            since += LOOK_SECONDS
+            try:
+                if self._away() is None:
+                    for session_id in list(self._warned):
+                        await self._warn(session_id, None)
+            except AtollError as error:
+                log.info("saves.waits", error=error.message)
+            if since >= interval:
+                since = 0.0
+                for live in self._lives.all():
+                    if live.session.workspace_mode is WorkspaceMode.SYNC:
+                        self._activity.setdefault(live.session.id, 0)
+                        self._later(live.session.id)
+
+    # What it says of itself
+
+    async def _warn(self, session_id: str, why: str | None) -> None:
+        """Say in the session that it is not saved, or no longer say so."""
+        if (why is None) != (session_id in self._warned):
+            return
+        if why is not None:
+            log.warning("workspace.not_saved", session_id=session_id, error=why)
+        for _ in range(TRIES):
+            session = await self._store.sessions.get(session_id)
+            if session is None or session.status.ended:
+                return
+            others = tuple(item for item in session.warnings if item.code != NOT_SAVED)
+            said = () if why is None else (Warning(NOT_SAVED, why),)
+            try:
+                await self._store.sessions.save(
+                    dataclasses.replace(session, warnings=others + said)
+                )
+                break
+            except Conflict:
+                continue
+        (self._warned.discard if why is None else self._warned.add)(session_id)
+
+    def close(self) -> None:
+        for timer in self._due.values():
+            timer.cancel()

@@ -1,0 +1,203 @@
+"""A session's files in the blob store, as a stranger meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILES = (
+    "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('deep')\nopen('top', 'w').write('1')"
+)
+
+
+@pytest.fixture(scope="module")
+def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("checkpoints")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> Iterator[Api]:
+    with server.client() as http:
+        yield Api(http)
+
+
+def path_of(session_id: str) -> str:
+    return f"{V1}/sessions/{session_id}/checkpoint"
+
+
+def kill(server: Server, instance: str) -> None:
+    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
+    os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+
+
+def lose_workspace(server: Server, session: dict[str, Any]) -> None:
+    """As a node does whose disk is gone."""
+    instance = session["container_id"]
+    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
+    workspace = json.loads(handle.read_text())["data"]["workspace"]
+    kill(server, instance)
+    found = list((server.data_dir / "node" / "workspaces").glob(f"{workspace}*"))
+    assert found
+    for each in found:
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def test_a_checkpoint_is_taken_when_it_is_asked_for(api: Api) -> None:
+    session = api.create()["id"]
+    problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
+    problem(api.http.post(path_of(session)), 404, "checkpoint_not_found")
+    api.run(session, FILES)
+
+    first = answer(api.http.post(path_of(session)))
+
+    assert (first["number"], first["files"], first["size"]) == (1, 2, 5)
+    assert first["kept_until"] is None
+    assert answer(api.http.get(path_of(session))) == first
+    assert answer(api.http.post(path_of(session))) == first
+    api.run(session, "open('top', 'w').write('22')")
+    assert answer(api.http.post(path_of(session)))["number"] == 2
+    problem(api.http.post(path_of("sess_nope")), 404, "session_not_found")
+
+
+def test_a_session_begins_with_the_files_of_another(api: Api) -> None:
+    first = api.create()["id"]
+    api.run(first, FILES)
+    second = api.create(started_from=first)
+    assert second["started_from"] == first
+    assert second["status"] == "running"
+    assert api.run(second["id"], "print(open('a/b/c').read())")["stdout"] == "deep\n"
+    # Each goes its own way.
+    api.run(second["id"], "open('a/b/c', 'w').write('other')")
+    assert api.run(first, "print(open('a/b/c').read())")["stdout"] == "deep\n"
+
+    api.end(first)
+    third = api.create(started_from=first)["id"]
+    assert api.run(third, "print(open('a/b/c').read())")["stdout"] == "deep\n"
+    assert answer(api.http.get(path_of(first)))["kept_until"] is not None
+
+
+def test_a_session_without_files_is_no_beginning(api: Api) -> None:
+    empty = api.create()["id"]
+    refused = api.http.post(f"{V1}/sessions", json={"started_from": empty})
+    problem(refused, 404, "checkpoint_not_found")
+    refused = api.http.post(f"{V1}/sessions", json={"started_from": "sess_nope"})
+    problem(refused, 404, "session_not_found")
+
+
+def test_files_that_were_lost_with_their_node_come_from_the_checkpoint(
+    server: Server, api: Api
+) -> None:
+    session = api.create()
+    api.run(session["id"], FILES)
+    answer(api.http.post(path_of(session["id"])))
+    api.run(session["id"], "open('later', 'w').write('not saved')")
+    lose_workspace(server, session)
+
+    listed = api.run(session["id"], "import json, os; print(json.dumps(os.listdir()))")["stdout"]
+
+    assert set(json.loads(listed)) == {"a", "top", ".tmp"}
+    after = api.get(session["id"])
+    assert [warning["code"] for warning in after["warnings"]] == ["workspace_restored"]
+    assert after["container_id"] != session["container_id"]
+
+
+def test_durability_of_an_execution_is_there_with_its_result(server: Server, api: Api) -> None:
+    session = api.create(durability="execution")
+    assert session["durability"] == "execution"
+    api.run(session["id"], FILES)
+    assert answer(api.http.get(path_of(session["id"])))["files"] == 2
+    api.run(session["id"], "open('more', 'w').write('x')")
+    lose_workspace(server, session)
+
+    assert api.run(session["id"], "print(open('more').read())")["stdout"] == "x\n"
+
+
+def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
+    first = api.create()["id"]
+    code = (
+        "import os\nos.mkdir('shut')\nopen('shut/in', 'w').write('kept')\n"
+        "os.chmod('shut/in', 0)\nos.chmod('shut', 0)"
+    )
+    api.run(first, code)
+    second = api.create(started_from=first)["id"]
+    look = (
+        "import os\nprint(oct(os.stat('shut').st_mode))\nos.chmod('shut', 0o700)\n"
+        "print(oct(os.stat('shut/in').st_mode))\nos.chmod('shut/in', 0o600)\n"
+        "print(open('shut/in').read())"
+    )
+    assert api.run(second, look)["stdout"].split() == ["0o40000", "0o100000", "kept"]
+
+
+def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_path: Path) -> None:
+    with Server(tmp_path, ATOLL_WORKSPACE__KEEP="0") as server, server.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        api.run(session, FILES)
+        answer(http.post(path_of(session)))
+        left = tmp_path / "blobs" / "workspaces" / session
+        assert any(left.rglob("*"))
+        api.end(session)
+        # The record goes last.
+        eventually(lambda: http.get(path_of(session)).status_code == 404)
+        assert not left.exists()
+
+
+def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> None:
+    session = api.create()["id"]
+    api.end(session)
+    eventually(
+        lambda: (
+            not (server.data_dir / "node" / "instances" / session).exists()
+            and api.get(session)["status"] == "terminated"
+        )
+    )
+    problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
+
+
+def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
+    session = api.create()["id"]
+    made = api.run(
+        session,
+        "import os\nos.makedirs('out')\nopen('out/plot.svg', 'w').write('<svg/>' * 10)\n"
+        "os.symlink('out/plot.svg', 'link')\nos.symlink('/etc/passwd', 'away')\n"
+        "for n in range(30): open(f'out/{n:02}', 'w').write(str(n))",
+    )
+    artifacts = answer(api.http.get(f"{V1}/executions/{made['execution_id']}"))["artifacts"]
+    (url,) = [item["download_url"] for item in artifacts if item["path"] == "out/plot.svg"]
+    assert api.http.get(url, headers={"Authorization": ""}).text == "<svg/>" * 10
+    api.end(session)
+
+    files = f"{V1}/sessions/{session}/files"
+    eventually(lambda: api.http.get(f"{files}/out/plot.svg").status_code == 200)
+    assert api.http.get(f"{files}/link").text == "<svg/>" * 10
+    part = api.http.get(f"{files}/out/plot.svg", headers={"Range": "bytes=6-11"})
+    assert (part.status_code, part.text) == (206, "<svg/>")
+    # Without a key, by the link of before.
+    assert api.http.get(url, headers={"Authorization": ""}).text == "<svg/>" * 10
+    listed: list[str] = []
+    cursor = None
+    while True:
+        params = {"path": "out", "limit": "7"} | ({"cursor": cursor} if cursor else {})
+        page = answer(api.http.get(files, params=params))
+        listed += [item["name"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert listed == [*(f"{number:02}" for number in range(30)), "plot.svg"]
+    assert api.names(session) == ["away", "link", "out"]
+    for path in ("away", "../x", "out/absent", "absent"):
+        assert api.http.get(f"{files}/{path}").status_code in (400, 404, 409)
+    problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")

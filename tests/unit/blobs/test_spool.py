@@ -1,0 +1,595 @@
+"""What waits for a store that is away: where it goes, when, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.blobs.base import PART, PIECE, Refused
+from atoll.blobs.objects import LocalObjects
+from atoll.blobs.spool import Spool
+from atoll.blobs.waiting import BLOCK, Held, Waiting
+from atoll.errors import TemporaryError
+from atoll.settings import BlobSettings
+from tests.clock import MovedClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.blobs.base import BlobInfo
+
+pytestmark = pytest.mark.anyio
+
+KEPT = ("workspaces/", "executions/")
+MINUTE = timedelta(minutes=1)
+# Puts in the spool at `argv[2]` for a store at `argv[1]`, and dies when half of it was uploaded.
+DIES = """
+import asyncio, os, pathlib, sys
+from atoll.blobs.objects import LocalObjects
+from atoll.blobs.spool import Spool
+from atoll.clock import SystemClock
+from atoll.settings import BlobSettings
+
+class Remote(LocalObjects):
+    puts = 0
+
+    async def put(self, key, data):
+        Remote.puts += 1
+        if Remote.puts == 5:
+            os._exit(9)
+        await super().put(key, data)
+        if Remote.puts == 4:
+            os._exit(9)
+
+async def main():
+    remote = Remote(pathlib.Path(sys.argv[1]))
+    place = pathlib.Path(sys.argv[2])
+    spool = Spool(remote, place, BlobSettings(), SystemClock(), prefixes=("workspaces/",))
+    await spool.catch_up()
+
+asyncio.run(main())
+"""
+
+
+class Remote(LocalObjects):
+    """A store that can be away, and notes what it was asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.away = False
+        self.refused: set[str] = set()
+        self.asked: list[str] = []
+        self.breaks_after: int | None = None
+        self.under_way = asyncio.Event()
+        self.go_on: asyncio.Event | None = None
+
+    def _check(self, what: str, key: str) -> None:
+        self.asked.append(f"{what} {key}")
+        if key in self.refused:
+            raise Refused("The test says no.")
+        if self.away:
+            raise TemporaryError("The test says no.", code="blobs_unavailable")
+
+    async def put(self, key: str, data: bytes) -> None:
+        self._check("put", key)
+        if self.go_on is not None:
+            self.under_way.set()
+            await self.go_on.wait()
+        await super().put(key, data)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        self._check("create", key)
+        return await super().create(key, data)
+
+    async def write(self, key: str, chunks: AsyncIterator[bytes]) -> int:
+        self._check("write", key)
+
+        async def some() -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in chunks:
+                size += len(chunk)
+                if self.breaks_after is not None and size > self.breaks_after:
+                    raise TemporaryError("The line broke.", code="blobs_unavailable")
+                yield chunk
+
+        return await super().write(key, some())
+
+    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+        self._check("get", key)
+        return await super().get(key, start=start, end=end)
+
+    async def head(self, key: str) -> BlobInfo | None:
+        self._check("head", key)
+        return await super().head(key)
+
+    async def list(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000
+    ) -> list[BlobInfo]:
+        self._check("list", prefix)
+        return await super().list(prefix, after=after, limit=limit)
+
+    async def remove(self, key: str) -> None:
+        self._check("remove", key)
+        await super().remove(key)
+
+    async def remove_all(self, prefix: str) -> None:
+        self._check("remove_all", prefix)
+        await super().remove_all(prefix)
+
+    async def presign(self, method: str, key: str, expires: timedelta) -> str | None:
+        return f"https://s3.example.com/{key}"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(tmp_path / "remote")
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+def spool_of(remote: Remote, tmp_path: Path, clock: MovedClock, **given: object) -> Spool:
+    settings = BlobSettings.model_validate(given)
+    return Spool(remote, tmp_path / "spool", settings, clock, prefixes=KEPT)
+
+
+@pytest.fixture
+def spool(remote: Remote, tmp_path: Path, clock: MovedClock) -> Spool:
+    return spool_of(remote, tmp_path, clock)
+
+
+@pytest.fixture
+def away(remote: Remote) -> Remote:
+    remote.away = True
+    return remote
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def read(spool: Spool, key: str) -> bytes | None:
+    opened = await spool.open(key)
+    return None if opened is None else b"".join([piece async for piece in opened.pieces])
+
+
+def back(remote: Remote, clock: MovedClock) -> None:
+    remote.away = False
+    clock.time += 60
+
+
+async def test_what_cannot_be_put_waits_is_read_and_is_moved(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/put", b"put")
+    assert await spool.create("workspaces/create", b"create")
+    assert not await spool.create("workspaces/create", b"another")
+    assert await spool.write("workspaces/write", chunks(b"wr", b"ite")) == 5
+    keys = ["workspaces/create", "workspaces/put", "workspaces/write"]
+    values = [b"create", b"put", b"write"]
+
+    assert spool.away == "The test says no."
+    assert spool.waiting == (3, 3 * BLOCK)
+    assert [await spool.get(key) for key in keys] == values
+    assert [await read(spool, key) for key in keys] == values
+    assert await spool.get("workspaces/write", start=1, end=3) == b"ri"
+    head = await spool.head("workspaces/write")
+    assert head is not None
+    assert head.size == 5
+
+    back(away, clock)
+    assert await spool.catch_up()
+
+    assert spool.away is None
+    assert spool.waiting == (0, 0)
+    assert [await away.get(key) for key in keys] == values
+    assert [await spool.get(key) for key in keys] == values
+    assert [info.key for info in await spool.list("workspaces/")] == keys
+
+
+async def test_a_store_that_is_away_is_not_asked_again_at_once(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    for number in range(10):
+        await spool.put(f"workspaces/{number}", b"1")
+        with pytest.raises(TemporaryError, match="away"):
+            await spool.get("volumes/1")
+    assert len(away.asked) == 1
+
+    clock.time += 6
+    await spool.put("workspaces/10", b"1")
+    await spool.put("workspaces/11", b"1")
+    assert len(away.asked) == 2
+
+
+async def test_only_what_has_to_be_safe_waits(spool: Spool, away: Remote) -> None:
+    for call in (
+        spool.put("volumes/1", b"1"),
+        spool.create("volumes/1", b"1"),
+        spool.write("volumes/1", chunks(b"1")),
+        spool.get("workspaces/none"),
+        spool.head("workspaces/none"),
+        spool.open("workspaces/none"),
+        spool.list("workspaces/"),
+    ):
+        with pytest.raises(TemporaryError) as caught:
+            await call
+        assert caught.value.code == "blobs_unavailable"
+    assert spool.waiting.objects == 0
+
+
+async def test_manifests_come_after_all_that_was_put_before_them(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    for number in range(4):
+        await spool.put(f"workspaces/s/manifests/{number}", b"m")
+        await spool.put(f"workspaces/s/data/{number}", b"d")
+    back(away, clock)
+    away.asked.clear()
+
+    # The store is back, but what this one speaks of is not yet there.
+    await spool.put("workspaces/s/manifests/9", b"m")
+    assert await spool.catch_up()
+
+    order = [asked for asked in away.asked if asked.startswith("put")]
+    assert len(order) == 9
+    assert all("/data/" in asked for asked in order[:4])
+    assert all("/manifests/" in asked for asked in order[4:])
+    away.asked.clear()
+    await spool.put("workspaces/s/manifests/10", b"m")
+    assert away.asked == ["put workspaces/s/manifests/10"]
+
+
+async def test_no_manifest_is_moved_while_something_else_is_refused(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    for key in ("workspaces/s/data/1", "workspaces/s/data/2", "workspaces/s/manifests/1"):
+        await spool.put(key, b"1")
+    back(away, clock)
+    away.refused = {"workspaces/s/data/1"}
+
+    with capture_logs() as logs:
+        assert not await spool.catch_up()
+
+    assert [line["what"] for line in logs if line["event"] == "spool.refused"] == [
+        "workspaces/s/data/1"
+    ]
+    assert spool.away is None
+    assert await away.get("workspaces/s/data/2") == b"1"
+    assert await away.get("workspaces/s/manifests/1") is None
+    away.refused = set()
+    assert await spool.catch_up()
+    assert await away.get("workspaces/s/manifests/1") == b"1"
+
+
+async def test_a_store_that_refuses_one_object_is_not_away(spool: Spool, remote: Remote) -> None:
+    await spool.put("volumes/1", b"1")
+    remote.refused = {"workspaces/1", "volumes/2"}
+
+    await spool.put("workspaces/1", b"waits")
+    with pytest.raises(Refused):
+        await spool.put("volumes/2", b"1")
+
+    assert spool.away is None
+    assert await spool.get("volumes/1") == b"1"
+    assert await spool.get("workspaces/1") == b"waits"
+
+
+async def test_refusals_without_end_end_a_pass_and_are_one_line(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    keys = [f"workspaces/{number:03}" for number in range(120)]
+    for key in keys:
+        await spool.put(key, b"1")
+    back(away, clock)
+    away.refused = set(keys)
+    away.asked.clear()
+
+    with capture_logs() as logs:
+        assert not await spool.catch_up()
+
+    assert [line["event"] for line in logs] == ["blobs.back", "spool.refused"]
+    assert 200 <= len(away.asked) < 220
+    assert spool.waiting.objects == 120
+
+
+async def test_removals_wait_too_and_go_first(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    old = ("workspaces/s/1", "workspaces/s/2", "workspaces/t/1", "requests/1", "volumes/1")
+    for key in old:
+        await spool.put(key, b"old")
+    remote.away = True
+
+    await spool.remove_all("workspaces/s/")
+    await spool.remove("requests/1")
+    await spool.put("workspaces/s/2", b"new")
+    await spool.put("workspaces/t/1", b"new")
+    await spool.remove("workspaces/t/1")
+
+    assert [await spool.get(key) for key in old[:4]] == [None, b"new", None, None]
+    assert await spool.head("workspaces/s/1") is None
+    assert await spool.open("workspaces/t/1") is None
+    back(remote, clock)
+    assert [info.key for info in await spool.list("workspaces/")] == ["workspaces/s/2"]
+    assert await spool.catch_up()
+    assert [await remote.get(key) for key in old] == [None, b"new", None, None, b"old"]
+    assert spool.waiting == (0, 0)
+
+
+async def test_a_list_is_full_though_removed_ones_are_left_out(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    keys = [f"workspaces/{number}" for number in range(10)]
+    for key in keys:
+        await spool.put(key, b"1")
+    remote.away = True
+    for key in keys[:6]:
+        await spool.remove(key)
+    await spool.put("workspaces/7a", b"1")
+    back(remote, clock)
+
+    first = await spool.list("workspaces/", limit=3)
+    rest = await spool.list("workspaces/", after=first[-1].key, limit=3)
+
+    assert [info.key[11:] for info in first] == ["6", "7", "7a"]
+    assert [info.key[11:] for info in rest] == ["8", "9"]
+
+
+async def test_what_may_not_wait_does_not_overtake_a_removal(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    await spool.put("volumes/v/1", b"old")
+    remote.away = True
+    await spool.remove_all("volumes/v/")
+    with pytest.raises(TemporaryError, match="away"):
+        await spool.put("volumes/v/2", b"new")
+    back(remote, clock)
+
+    await spool.put("volumes/v/2", b"new")
+    assert await spool.catch_up()
+
+    assert await spool.get("volumes/v/1") is None
+    assert await spool.get("volumes/v/2") == b"new"
+
+
+async def test_a_newer_object_replaces_one_that_waits(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/1", b"old" * 5000)
+    back(away, clock)
+
+    await spool.put("workspaces/1", b"new")
+
+    assert spool.waiting == (1, BLOCK)
+    assert await spool.get("workspaces/1") == b"new"
+    assert await away.get("workspaces/1") is None
+    assert await spool.catch_up()
+    assert await away.get("workspaces/1") == b"new"
+
+
+async def test_one_who_was_there_first_stays(spool: Spool, away: Remote, clock: MovedClock) -> None:
+    assert await spool.create("workspaces/1", b"mine")
+    back(away, clock)
+    await away.put("workspaces/1", b"of another node")
+
+    assert await spool.catch_up()
+
+    assert await spool.get("workspaces/1") == b"of another node"
+
+
+async def test_a_line_that_breaks_in_the_middle_of_a_write_loses_nothing(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    remote.breaks_after = 2 * PIECE
+    parts = [bytes([number]) * PIECE for number in range(5)]
+
+    assert await spool.write("workspaces/1", chunks(*parts)) == 5 * PIECE
+
+    assert await read(spool, "workspaces/1") == b"".join(parts)
+    remote.breaks_after = None
+    back(remote, clock)
+    assert await spool.catch_up()
+    assert await remote.get("workspaces/1") == b"".join(parts)
+    assert spool.waiting == (0, 0)
+
+
+async def test_a_write_that_went_through_leaves_nothing_to_wait(
+    spool: Spool, remote: Remote, tmp_path: Path
+) -> None:
+    assert await spool.write("workspaces/1", chunks(b"1" * PART, b"2" * PART)) == 2 * PART
+
+    assert await remote.get("workspaces/1") == b"1" * PART + b"2" * PART
+    assert spool.waiting == (0, 0)
+    assert os.listdir(tmp_path / "spool" / "drafts") == []
+
+
+async def test_a_source_that_fails_leaves_nothing(spool: Spool, away: Remote) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"1" * PART
+        raise ConnectionResetError("the client went away")
+
+    with pytest.raises(ConnectionResetError):
+        await spool.write("workspaces/1", broken())
+
+    assert spool.waiting == (0, 0)
+
+
+async def test_a_full_spool_takes_no_more_until_there_is_room(
+    remote: Remote, tmp_path: Path, clock: MovedClock
+) -> None:
+    spool = spool_of(remote, tmp_path, clock, spool_size=2**20)
+    await spool.write("workspaces/through", chunks(b"1" * 2**21))
+    assert await remote.get("workspaces/through") == b"1" * 2**21
+    remote.away = True
+    await spool.put("workspaces/1", b"1" * 1_000_000)
+
+    refused = (
+        spool.put("workspaces/2", b"1" * 100_000),
+        spool.create("workspaces/2", b"1" * 100_000),
+        spool.write("workspaces/2", chunks(b"1" * 100_000)),
+    )
+    for call in refused:
+        with pytest.raises(TemporaryError) as caught:
+            await call
+        assert caught.value.code == "spool_full"
+    assert [info.key for info in Waiting(tmp_path / "spool", 0).objects("", None, 9)] == [
+        "workspaces/1"
+    ]
+
+    await spool.remove("workspaces/1")
+    await spool.put("workspaces/2", b"1" * 100_000)
+    back(remote, clock)
+    assert await spool.catch_up()
+    assert spool.waiting == (0, 0)
+
+
+async def test_what_waited_too_long_is_dropped_with_a_word(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/old", b"1")
+    await spool.remove("requests/1")
+    found = await spool.head("workspaces/old")
+    assert found is not None
+    clock.time = found.modified_at.timestamp() + 24 * 3600 - 5
+    await spool.drop_old()
+    assert spool.waiting.objects == 2
+
+    clock.time += 10
+    with capture_logs() as logs:
+        await spool.drop_old()
+
+    dropped = [line for line in logs if line["event"] == "spool.dropped"]
+    assert [line.get("key", line.get("removal")) for line in dropped] == [
+        "workspaces/old",
+        "requests/1",
+    ]
+    assert spool.waiting == (0, 0)
+
+
+async def test_a_kill_while_it_catches_up_loses_nothing(
+    spool: Spool, away: Remote, clock: MovedClock, tmp_path: Path
+) -> None:
+    keys = [f"workspaces/{number}" for number in range(10)]
+    for key in keys:
+        await spool.put(key, key.encode())
+
+    for _ in range(2):
+        program = [sys.executable, "-c", DIES, str(tmp_path / "remote"), str(tmp_path / "spool")]
+        died = await asyncio.to_thread(subprocess.run, program, check=False)
+        assert died.returncode == 9
+        assert [await spool.get(key) for key in keys[8:]] == [key.encode() for key in keys[8:]]
+
+    back(away, clock)
+    assert await spool.catch_up()
+    assert [await away.get(key) for key in keys] == [key.encode() for key in keys]
+    assert spool.waiting == (0, 0)
+
+
+async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
+    remote: Remote, tmp_path: Path, clock: MovedClock
+) -> None:
+    waiting = Waiting(tmp_path / "spool", 2**30)
+    waiting.put("workspaces/1", b"1")
+    living = waiting.draft()
+    living.write(b"1")
+    (tmp_path / "spool" / "drafts" / "dead").write_bytes(b"half")
+    (tmp_path / "spool" / "used").write_text("77 777777777")
+
+    waiting.recount()
+
+    assert waiting.used() == (1, 2 * BLOCK)
+    assert living.commit("workspaces/2")
+    living.drop()
+    assert waiting.look("workspaces/2") is Held.OBJECT
+
+
+async def test_several_who_share_the_directory_agree(
+    remote: Remote, tmp_path: Path, clock: MovedClock
+) -> None:
+    remote.away = True
+    spools = [spool_of(remote, tmp_path, clock) for _ in range(3)]
+    keys = [f"workspaces/{number}" for number in range(60)]
+    await asyncio.gather(*(spools[n % 3].put(key, key.encode()) for n, key in enumerate(keys)))
+    assert {spool.waiting for spool in spools} == {(60, 60 * BLOCK)}
+    created = await asyncio.gather(*(s.create("workspaces/x", b"1") for s in spools))
+    assert sorted(created) == [False, False, True]
+    back(remote, clock)
+    remote.asked.clear()
+
+    done = await asyncio.gather(*(spool.catch_up() for spool in spools))
+
+    assert any(done)
+    puts = [asked for asked in remote.asked if asked.startswith("put")]
+    assert sorted(puts) == sorted(f"put {key}" for key in keys)
+    assert [await spools[1].get(key) for key in keys] == [key.encode() for key in keys]
+
+
+async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_back(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/1", b"old")
+    await spool.put("workspaces/2", b"old")
+    back(away, clock)
+    away.go_on = asyncio.Event()
+
+    moving = asyncio.create_task(spool.catch_up())
+    await away.under_way.wait()
+    await spool.put("workspaces/1", b"new")
+    await spool.remove("workspaces/2")
+    away.go_on.set()
+
+    assert await moving
+    assert await away.get("workspaces/1") == b"new"
+    assert await away.get("workspaces/2") is None
+    assert spool.waiting == (0, 0)
+
+
+async def test_no_link_to_what_the_store_does_not_have(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    assert await spool.presign("GET", "workspaces/1", MINUTE) == (
+        "https://s3.example.com/workspaces/1"
+    )
+    remote.away = True
+    await spool.put("workspaces/1", b"1")
+    assert await spool.presign("PUT", "workspaces/2", MINUTE) is None
+    back(remote, clock)
+    await spool.list("workspaces/")
+    assert await spool.presign("GET", "workspaces/1", MINUTE) is None
+    assert await spool.catch_up()
+    assert await spool.presign("GET", "workspaces/1", MINUTE) is not None
+
+
+async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is_away(
+    remote: Remote, tmp_path: Path, clock: MovedClock
+) -> None:
+    remote.away = True
+    spool = spool_of(remote, tmp_path, clock, retry_after=0.01)
+    with capture_logs() as logs:
+        loop = asyncio.create_task(spool.run())
+        await spool.put("workspaces/1", b"1")
+        async with asyncio.timeout(30):
+            while spool.away is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            remote.away = False
+            while spool.waiting.objects:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        loop.cancel()
+        with suppress(asyncio.CancelledError):
+            await loop
+
+    assert [line["event"] for line in logs] == ["blobs.away", "blobs.back"]
+    assert await remote.get("workspaces/1") == b"1"

@@ -1,0 +1,465 @@
+"""A workspace goes to the blob store and comes back, by real executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import stat
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.blobs.objects import LocalObjects
+from atoll.coordination.memory import MemoryCoordination
+from atoll.errors import NotFound, PermanentError
+from atoll.model.manifest import (
+    MAX_OBJECT,
+    Entry,
+    Manifest,
+    PageWriter,
+    Part,
+    read_manifest,
+    read_page,
+    spans,
+)
+from atoll.service.checkpoints import Checkpoints
+from atoll.service.leases import Leases
+from atoll.settings import Settings
+from atoll.stores.sql.store import SqlStore
+from tests import executors
+from tests.clock import MovedClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.link.client import Link
+
+pytestmark = pytest.mark.anyio
+
+ME, SESSION = "replica", "sess_1"
+MEGABYTE = 1 << 20
+
+
+class Ground:
+    """A blob store, and as many nodes as are asked for."""
+
+    def __init__(self, place: Path, bubblewrap: str, checkpoints: Checkpoints) -> None:
+        self.place = place
+        self.blobs = place / "blobs"
+        self._bubblewrap = bubblewrap
+        self.checkpoints = checkpoints
+        self._stack = AsyncExitStack()
+
+    async def node(self, name: str) -> tuple[Path, Link]:
+        """An executor of its own; its workspace, and the link to it."""
+        home = self.place / name
+        home.mkdir()
+        started = self._stack.enter_context(executors.executor(self._bubblewrap, home))
+        link = await started.connect()
+        self._stack.callback(link.close)
+        return home / "workspace", link
+
+    async def restored(self, name: str) -> Path:
+        workspace, link = await self.node(name)
+        await self.checkpoints.restore(SESSION, link)
+        return workspace
+
+    def objects(self) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in self.blobs.glob("*/*/data/*")}
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+@asynccontextmanager
+async def made(place: Path, bubblewrap: str) -> AsyncIterator[Ground]:
+    given, clock = Settings(data_dir=place), MovedClock()
+    store = SqlStore(
+        [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
+    )
+    coordination = MemoryCoordination(ME, given.coordination, timedelta(hours=1), clock)
+    leases = Leases(coordination, clock, given.coordination)
+    await store.open()
+    await coordination.open()
+    await leases.start()
+    blobs = LocalObjects(place / "blobs")
+    ground = Ground(place, bubblewrap, Checkpoints(store, blobs, leases, clock, "node_1"))
+    try:
+        yield ground
+    finally:
+        await ground.close()
+        await coordination.close()
+        await store.close()
+
+
+@pytest.fixture
+async def ground(tmp_path: Path, bubblewrap: str) -> AsyncIterator[Ground]:
+    async with made(tmp_path, bubblewrap) as ground:
+        yield ground
+
+
+def tree(top: Path) -> dict[str, tuple[object, ...]]:
+    """All that a checkpoint promises to keep."""
+    found: dict[str, tuple[object, ...]] = {}
+    for directory, names, files in os.walk(os.fsencode(top)):
+        for name in (*names, *files):
+            path = os.path.join(directory, name)
+            status = os.lstat(path)
+            shown = os.fsdecode(os.path.relpath(path, os.fsencode(top)))
+            mode = stat.S_IMODE(status.st_mode)
+            if stat.S_ISLNK(status.st_mode):
+                found[shown] = ("link", os.readlink(path), status.st_mtime_ns)
+            elif stat.S_ISDIR(status.st_mode):
+                found[shown] = ("directory", mode, status.st_mtime_ns)
+            elif stat.S_ISREG(status.st_mode):
+                with open(path, "rb") as file:
+                    found[shown] = ("file", mode, status.st_mtime_ns, file.read())
+    return found
+
+
+async def test_everything_comes_back_as_it_was(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "deep" / "er").mkdir(parents=True)
+    (workspace / "deep" / "er" / "file").write_text("content")
+    (workspace / "empty").touch()
+    (workspace / "no files").mkdir()
+    (workspace / "run").write_text("#!/bin/sh\n")
+    (workspace / "run").chmod(0o755)
+    (workspace / "link").symlink_to("deep/er/file")
+    (workspace / "out").symlink_to("/etc/passwd")
+    (workspace / "dangling").symlink_to("nowhere")
+    (workspace / "closed").mkdir()
+    (workspace / "closed" / "in it").write_text("still there")
+    (workspace / "closed").chmod(0o555)
+    (workspace / os.fsdecode(b"not utf-8 \xff")).write_bytes(b"\x00\xff")
+    (workspace / "new\nline and \N{SNOWMAN}").write_text("odd")
+    (workspace / "large").write_bytes(random.Random(1).randbytes(20 * MEGABYTE + 7))
+    os.mkfifo(workspace / "pipe")
+    os.utime(workspace / "run", ns=(1_000_000_007, 1_000_000_007))
+
+    taken = await ground.checkpoints.take(SESSION, link)
+
+    assert taken is not None
+    assert (taken.number, taken.files) == (1, 7)
+    other = await ground.restored("two")
+    expected = tree(workspace)
+    assert tree(other) == expected
+    assert "pipe" not in {path.name for path in other.iterdir()}
+
+
+async def test_what_has_no_rights_for_its_owner_is_kept_too(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "shut").mkdir()
+    (workspace / "shut" / "secret").write_text("kept")
+    (workspace / "shut" / "secret").chmod(0)
+    (workspace / "shut").chmod(0)
+
+    await ground.checkpoints.take(SESSION, link)
+
+    other = await ground.restored("two")
+    assert stat.S_IMODE((other / "shut").stat().st_mode) == 0
+    (other / "shut").chmod(0o700)
+    assert stat.S_IMODE((other / "shut" / "secret").stat().st_mode) == 0
+    assert (other / "shut" / "secret").read_text() == "kept"
+    assert stat.S_IMODE((workspace / "shut").stat().st_mode) == 0
+
+
+async def test_an_empty_workspace_needs_no_checkpoint(ground: Ground) -> None:
+    _, link = await ground.node("one")
+
+    assert await ground.checkpoints.take(SESSION, link) is None
+    with pytest.raises(NotFound) as refused:
+        await ground.restored("two")
+    assert refused.value.code == "checkpoint_not_found"
+
+
+async def test_a_workspace_that_did_not_change_is_not_written_again(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "a").write_text("1")
+    first = await ground.checkpoints.take(SESSION, link)
+    stored = ground.objects()
+
+    assert await ground.checkpoints.take(SESSION, link) == first
+    assert ground.objects() == stored
+
+
+async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    content = random.Random(2).randbytes(3 * MAX_OBJECT)
+    (workspace / "large").write_bytes(content)
+    for number in range(300):
+        (workspace / f"{number}").write_text(f"small {number}")
+    await ground.checkpoints.take(SESSION, link)
+    before = ground.objects()
+
+    with (workspace / "large").open("r+b") as file:
+        file.seek(MAX_OBJECT + 5)
+        file.write(b"changed")
+    (workspace / "7").write_text("another seven")
+    (workspace / "8").unlink()
+    (workspace / "9").rename(workspace / "nine")
+    await ground.checkpoints.take(SESSION, link)
+
+    added = {name: size for name, size in ground.objects().items() if name not in before}
+    assert sum(added.values()) < 1.1 * MAX_OBJECT
+    assert tree(await ground.restored("two")) == tree(workspace)
+
+
+async def test_what_is_no_longer_needed_goes_with_the_checkpoint_after_the_next(
+    ground: Ground,
+) -> None:
+    workspace, link = await ground.node("one")
+    for round_ in range(12):
+        (workspace / "file").write_bytes(random.Random(round_).randbytes(2 * MEGABYTE))
+        await ground.checkpoints.take(SESSION, link)
+
+    assert sum(ground.objects().values()) < 5 * MEGABYTE
+    assert len(list(ground.blobs.glob("*/*/manifests/*"))) <= 2
+
+
+async def test_objects_that_are_mostly_out_of_use_are_left_behind(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    for number in range(100):
+        (workspace / f"{number}").write_bytes(random.Random(number).randbytes(10_000))
+    await ground.checkpoints.take(SESSION, link)
+    for number in range(90):
+        (workspace / f"{number}").unlink()
+    for round_ in range(3):
+        (workspace / "other").write_text(f"{round_}")
+        await ground.checkpoints.take(SESSION, link)
+
+    assert sum(ground.objects().values()) < 250_000
+    assert tree(await ground.restored("two")) == tree(workspace)
+
+
+async def test_the_same_content_is_stored_once(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    block, piece = random.Random(3).randbytes(MAX_OBJECT), random.Random(4).randbytes(50_000)
+    for number in range(3):
+        (workspace / f"large {number}").write_bytes(block)
+        (workspace / f"small {number}").write_bytes(piece)
+
+    await ground.checkpoints.take(SESSION, link)
+
+    assert sum(ground.objects().values()) < MAX_OBJECT + 60_000
+    assert tree(await ground.restored("two")) == tree(workspace)
+
+
+async def test_a_file_of_holes_takes_no_room_and_keeps_its_holes(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    with (workspace / "sparse").open("wb") as file:
+        file.truncate(3 << 30)
+        file.seek(1 << 30)
+        file.write(b"here")
+
+    await ground.checkpoints.take(SESSION, link)
+
+    assert sum(ground.objects().values()) < MEGABYTE
+    status = (await ground.restored("two") / "sparse").stat()
+    assert (status.st_size, status.st_blocks * 512 < MEGABYTE) == (3 << 30, True)
+    with (ground.place / "two" / "workspace" / "sparse").open("rb") as file:
+        file.seek((1 << 30) - 1)
+        assert file.read(6) == b"\0here\0"
+
+
+async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    database = sqlite3.connect(workspace / "data.db")
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE numbers (value INTEGER)")
+    with database:
+        database.executemany("INSERT INTO numbers VALUES (?)", [(n,) for n in range(20_000)])
+
+    await ground.checkpoints.take(SESSION, link)
+
+    database.close()
+    copy = sqlite3.connect(await ground.restored("two") / "data.db")
+    assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert copy.execute("SELECT count(*), sum(value) FROM numbers").fetchone() == (
+        20_000,
+        sum(range(20_000)),
+    )
+    copy.close()
+
+
+async def test_a_hundred_thousand_small_files_come_back(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    for number in range(100):
+        directory = workspace / f"d{number}"
+        directory.mkdir()
+        for each in range(1000):
+            (directory / f"f{each}").write_bytes(b"%d" % (number * each))
+
+    taken = await ground.checkpoints.take(SESSION, link)
+
+    assert taken is not None
+    assert taken.files == 100_000
+    assert len(ground.objects()) < 1000
+    other = await ground.restored("two")
+    assert sum(len(files) for _, _, files in os.walk(other)) == 100_000
+    assert (other / "d99" / "f999").read_bytes() == b"%d" % (99 * 999)
+
+
+async def test_damage_in_the_blob_store_is_noticed(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "file").write_bytes(random.Random(5).randbytes(MEGABYTE))
+    await ground.checkpoints.take(SESSION, link)
+    largest = max(ground.blobs.glob("*/*/data/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[100] ^= 1
+    largest.write_bytes(data)
+
+    with pytest.raises(PermanentError) as refused:
+        await ground.restored("two")
+    assert refused.value.code == "checkpoint_damaged"
+    # And it is no reason not to take another.
+    manifest = next(ground.blobs.glob("*/*/manifests/*"))
+    manifest.unlink()
+    (workspace / "more").write_text("x")
+    largest.unlink()
+    await ground.checkpoints.take(SESSION, link)
+    assert tree(await ground.restored("three")) == tree(workspace)
+
+
+async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    for number in range(200):
+        (workspace / f"{number:03}").write_bytes(random.Random(number).randbytes(200_000))
+    stop = workspace / "stop"
+    churn = (
+        "import os, random\n"
+        f"os.chdir({str(workspace)!r})\n"
+        "while not os.path.exists('stop'):\n"
+        "    name = '%03d' % random.randrange(100)\n"
+        "    try:\n"
+        "        os.rename(name, 'moved')\n"
+        "        os.symlink('/etc/passwd', name)\n"
+        "        os.unlink(name)\n"
+        "        os.rename('moved', name)\n"
+        "        open(name, 'ab').write(b'x')\n"
+        "    except OSError: pass\n"
+    )
+    import asyncio
+    import sys
+
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", churn)
+    try:
+        for _ in range(3):
+            assert await ground.checkpoints.take(SESSION, link) is not None
+    finally:
+        stop.touch()
+        await process.wait()
+    assert await ground.checkpoints.take(SESSION, link) is not None
+    other = tree(await ground.restored("two"))
+    assert other == tree(workspace)
+    assert b"root:" not in b"".join(item[3] for item in other.values() if item[0] == "file")  # type: ignore[misc]
+
+
+async def test_one_file_can_be_read_out_of_a_checkpoint(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    content = random.Random(6).randbytes(MAX_OBJECT + 12_345)
+    (workspace / "a" / "b").mkdir(parents=True)
+    (workspace / "a" / "b" / "large").write_bytes(content)
+    for number in range(3000):
+        (workspace / "a" / f"{number}").write_text(str(number))
+    await ground.checkpoints.take(SESSION, link)
+
+    entry = await ground.checkpoints.find(SESSION, "a/b/large")
+    assert entry is not None
+    pieces = [piece async for piece in ground.checkpoints.content(SESSION, entry)]
+    assert b"".join(pieces) == content
+    middle = [
+        piece
+        async for piece in ground.checkpoints.content(
+            SESSION, entry, MAX_OBJECT - 10, MAX_OBJECT + 10
+        )
+    ]
+    assert b"".join(middle) == content[MAX_OBJECT - 10 : MAX_OBJECT + 10]
+    for name in ("a/0", "a/1234", "a/2999"):
+        found = await ground.checkpoints.find(SESSION, name)
+        assert found is not None
+        (text,) = [piece async for piece in ground.checkpoints.content(SESSION, found)]
+        assert text.decode() == name[2:]
+    for name in ("a/absent", "absent", "z", "a/b/large/x"):
+        assert await ground.checkpoints.find(SESSION, name) is None
+    listed = [entry.path async for entry in ground.checkpoints.entries(SESSION)]
+    assert len(listed) == 3003
+    assert listed == sorted(listed, key=lambda path: path.split("/"))
+
+
+async def test_what_is_forgotten_leaves_nothing(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "file").write_text("x")
+    await ground.checkpoints.take(SESSION, link)
+
+    await ground.checkpoints.forget(SESSION)
+
+    assert ground.objects() == {}
+    assert await ground.checkpoints.get(SESSION) is None
+    assert await ground.checkpoints.find(SESSION, "file") is None
+
+
+# The manifest
+
+_names = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
+_entries = st.builds(
+    Entry,
+    path=st.lists(_names, min_size=1, max_size=3).map("/".join),
+    kind=st.sampled_from("fdl"),
+    mode=st.integers(0, 0o7777),
+    size=st.integers(0, 2**50),
+    modified=st.integers(-(2**62), 2**62),
+    changed=st.integers(0, 2**62),
+    inode=st.integers(0, 2**63),
+    target=st.text(max_size=8),
+    parts=st.lists(
+        st.builds(Part, st.none() | st.just("ab" * 32), st.integers(0, 2**23), st.integers(1)),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(st.lists(_entries, max_size=50))
+@settings(deadline=None, max_examples=50)
+async def test_pages_give_back_what_was_written(entries: list[Entry]) -> None:
+    writer, pages = PageWriter(), []
+    for entry in entries:
+        page = writer.add(entry)
+        if page is not None:
+            pages.append(page)
+    last = writer.end()
+    if last is not None:
+        pages.append(last)
+    assert [entry for _, page in pages for entry in read_page(page)] == entries
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+async def test_a_span_is_what_a_slice_is(lengths: list[int], start: int, end: int) -> None:
+    content = bytes(range(sum(lengths)))
+    parts, place = [], 0
+    for length in lengths:
+        parts.append(Part("object", place, length))
+        place += length
+    found = b"".join(
+        content[part.offset : part.offset + part.length] for part in spans(parts, start, end)
+    )
+    assert found == content[start : max(start, min(end, len(content)))]
+
+
+async def test_a_manifest_of_another_version_is_refused() -> None:
+    manifest = Manifest("s", 1, "now", 0, 0, (("a", "1"),), {"x": (1, 2)})
+    assert read_manifest(manifest.encoded()) == manifest
+    other = {**json.loads(manifest.encoded()), "version": 99}
+    with pytest.raises(PermanentError):
+        read_manifest(json.dumps(other).encode())
