@@ -186,8 +186,11 @@ class LocalSettings(Group):
     """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
     mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
     """Time for such a mount to come up, or to answer, in seconds."""
-    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
-    """What one such mount may keep of open files on the node's disk, in bytes."""
+    mount_scratch: int = Field(4 * GiB, ge=64 * MiB)
+    """
+    What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be
+    written there.
+    """
 
     @model_validator(mode="before")
     @classmethod

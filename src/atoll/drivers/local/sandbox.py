@@ -108,10 +108,17 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         argv += ["--seccomp", str(SECCOMP_FD)]
     if sandbox.ephemeral:
         argv += ["--die-with-parent"]
+    # What the template has of such a name is hidden: nothing can be mounted in it.
+    tops = {f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes}
     for host, inside in tree.binds:
-        argv += ["--ro-bind", source(host), inside]
+        if inside not in tops:
+            argv += ["--ro-bind", source(host), inside]
     for target, inside in tree.links:
-        argv += ["--symlink", target, inside]
+        if inside not in tops:
+            argv += ["--symlink", target, inside]
+    volumes = []
+    for host, path, read_only in sandbox.volumes:
+        volumes += ["--ro-bind" if read_only else "--bind", source(host), path]
     argv += ["--proc", "/proc"]
     for path in sandbox.hidden:
         if path.endswith("/"):
@@ -130,23 +137,9 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--ro-bind", source(sandbox.executor), EXECUTOR,
         "--ro-bind", source(sandbox.inside), INSIDE,
         "--bind", source(sandbox.workspace), "/workspace",
-        *_volumes(sandbox, source),
+        *volumes,
         "--remount-ro", "/",
         "--chdir", "/workspace",
         tree.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), config,
     ]  # fmt: skip
-    return argv
-
-
-def _volumes(sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
-    """Where the template has a directory of the same name, the one with the volumes hides it."""
-    argv: list[str] = []
-    bound = {inside for _, inside in sandbox.tree.binds}
-    hidden = sorted({f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes} & bound)
-    for top in hidden:
-        argv += ["--perms", "0755", "--size", "65536", "--tmpfs", top]
-    for host, path, read_only in sandbox.volumes:
-        argv += ["--ro-bind" if read_only else "--bind", source(host), path]
-    for top in hidden:
-        argv += ["--remount-ro", top]
     return argv
