@@ -79,7 +79,7 @@ def parse_key(text: str) -> bytes:
 
 
 class Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class SessionSettings(Group):
@@ -411,7 +411,11 @@ class SecretSettings(Group):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix="ATOLL_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     host: str = "127.0.0.1"
