@@ -46,6 +46,7 @@ from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
+from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
@@ -55,8 +56,10 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
+from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
+from atoll.service.links import Links
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
@@ -68,6 +71,7 @@ from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
+from atoll.service.signing import Signing
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
@@ -248,13 +252,19 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
+        files = Files(
+            lives, driver, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints)
+        )
+        files.changed = saves.touched
         found = Services(
             sessions=sessions,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
             invocations=Invocations(store, executions),
-            files=Files(lives),
+            files=files,
+            links=Links(files, lives, Signing(await store.secret(), clock), blobs),
+            artifacts=Artifacts(store, lives),
             checkpoints=checkpoints,
             saves=saves,
             templates=templates,

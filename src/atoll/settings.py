@@ -149,6 +149,8 @@ class LinkSettings(Group):
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
+    work_timeout: Seconds = Field(timedelta(seconds=600), gt=timedelta(0))
+    """Time for an executor to copy files, or to unpack an archive it was sent, in seconds."""
     heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
@@ -330,7 +332,7 @@ class BlobSettings(Group):
     connect_timeout: Seconds = Field(timedelta(seconds=3), gt=timedelta(0))
     """Time for a connection, in seconds."""
     timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for one request, which moves 8 MiB at most, in seconds."""
+    """Time for one request, of which a large object takes many, in seconds."""
     retry_after: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """How long a server that failed is not asked again, in seconds."""
     spool_size: int = Field(10 * GiB, ge=1 * MiB)
@@ -450,6 +452,11 @@ class Settings(BaseSettings):
     """Allow listening beyond loopback without TLS."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web origins whose pages may call the API, separated by commas."""
+    public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
+    """
+    Address under which others reach this server, for the links that it hands out; the one that a
+    request came to when not set.
+    """
     max_body: int = Field(8 * MiB, ge=1024)
     """Largest request body other than an upload, in bytes."""
     max_upload: int = Field(1 * GiB, ge=1024)

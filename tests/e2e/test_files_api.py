@@ -209,7 +209,7 @@ def test_a_download_cannot_become_a_page_of_this_origin(api: Api, session: str) 
         "attachment; filename*=UTF-8''p%C3%A4g%C3%A9.html"
     )
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.headers["content-security-policy"] == "sandbox"
+    assert response.headers["content-security-policy"] == "sandbox; default-src 'none'"
     assert response.headers["content-length"] == "25"
 
 

@@ -14,7 +14,8 @@ import os
 import stat
 import time
 
-from .files import STAGING, TRASH, UPLOAD, FileError, Workspace
+from .files import STAGING, UPLOAD, FileError, Workspace
+from .removal import TRASH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

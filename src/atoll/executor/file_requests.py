@@ -1,5 +1,7 @@
 """
 The requests about files: from the workspace to a stream and back, by the credit of either end.
+
+What is short is done here and now. What may take long is done by a worker.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from . import files, frames
 from .artifacts import Scanner
 from .connection import Stream
 from .watch import Watch
+from .workers import Line, Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class FileRequests:
-    def __init__(self, workspace: files.Workspace, scanner: Scanner, watch: Watch) -> None:
+    def __init__(
+        self, workspace: files.Workspace, scanner: Scanner, watch: Watch, workers: Workers
+    ) -> None:
         self._workspace = workspace
         self._scanner = scanner
         self._watch = watch
+        self._workers = workers
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "read": self._read,
             "write": self._write,
@@ -30,12 +36,24 @@ class FileRequests:
             "mkdir": self._mkdir,
             "move": self._move,
             "remove": self._remove,
+            "chmod": self._chmod,
+            "tree": self._tree,
+            "search": self._search,
+            "pack": self._pack,
+            "unpack": self._unpack,
+            "copy": self._copy,
+            "follow": self._follow,
         }
 
     def _read(self, stream: Stream, request: dict[str, Any]) -> None:
         fd, status = self._workspace.open(request["path"])
-        left = [status.st_size]
-        stream.event({"event": "entry", "entry": files.entry(request["path"], status)})
+        entry = files.entry(request["path"], status)
+        start, stop = _range(request, entry)
+        entry["start"], entry["stop"] = start, stop
+        stream.event({"event": "entry", "entry": entry})
+        left = [0 if request.get("head") or start is None else stop - start]
+        if start and left[0]:
+            os.lseek(fd, start, os.SEEK_SET)
 
         def pump() -> None:
             while stream.credit > 0 and left[0] > 0:
@@ -60,8 +78,10 @@ class FileRequests:
         pump()
 
     def _write(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room()
-        upload = self._workspace.upload(request["path"], int(request.get("mode", 0o644)))
+        room = self._watch.room(request.get("disk"))
+        condition = files.Condition(request.get("if_match"), request.get("if_none_match"))
+        mode = int(request.get("mode", 0o644))
+        upload = self._workspace.upload(request["path"], mode, condition)
 
         def data(payload: bytes) -> None:
             nonlocal room
@@ -110,3 +130,78 @@ class FileRequests:
     def _remove(self, stream: Stream, request: dict[str, Any]) -> None:
         self._workspace.remove(request["path"], bool(request["recursive"]))
         stream.end({})
+
+    def _chmod(self, stream: Stream, request: dict[str, Any]) -> None:
+        entry = self._workspace.chmod(request["path"], int(request["mode"]))
+        self._scanner.remember(entry["path"])
+        stream.end({"entry": entry})
+
+    # By a worker, which loads what it needs
+
+    def _tree(self, stream: Stream, request: dict[str, Any]) -> None:
+        def work(line: Line) -> Any:
+            from .searching import list_tree
+
+            return list_tree(self._workspace, request)
+
+        self._workers.start(stream, work)
+
+    def _search(self, stream: Stream, request: dict[str, Any]) -> None:
+        def work(line: Line) -> Any:
+            from .searching import search
+
+            return search(self._workspace, request)
+
+        self._workers.start(stream, work)
+
+    def _pack(self, stream: Stream, request: dict[str, Any]) -> None:
+        def work(line: Line) -> Any:
+            from .packing import pack
+
+            return pack(self._workspace, request, line)
+
+        self._workers.start(stream, work)
+
+    def _unpack(self, stream: Stream, request: dict[str, Any]) -> None:
+        room = self._watch.room(request.get("disk"))
+
+        def work(line: Line) -> Any:
+            from .unpacking import unpack
+
+            return unpack(self._workspace, request, line, room)
+
+        self._workers.start(stream, work)
+
+    def _copy(self, stream: Stream, request: dict[str, Any]) -> None:
+        room = self._watch.room(request.get("disk"))
+
+        def work(line: Line) -> Any:
+            from .copying import copy
+
+            return copy(self._workspace, request, room)
+
+        self._workers.start(stream, work)
+
+    def _follow(self, stream: Stream, request: dict[str, Any]) -> None:
+        def work(line: Line) -> Any:
+            from .notices import follow
+
+            return follow(self._workspace, request, line)
+
+        self._workers.start(stream, work, "watch")
+
+
+def _range(request: dict[str, Any], entry: dict[str, Any]) -> tuple[int | None, int]:
+    """
+    Where the wanted bytes begin and end; None for a range that has none of them. `range` is first
+    and last, each of which may be none: without a first one it is so many from the end.
+    """
+    size = entry["size"]
+    wanted = request.get("range")
+    if wanted is None or request.get("if_range") not in (None, entry["etag"]):
+        return 0, size
+    first, last = wanted
+    if first is None:
+        first, last = max(0, size - last), None if last else -1
+    stop = size if last is None else min(size, last + 1)
+    return (first, stop) if first < stop else (None, 0)

@@ -16,18 +16,18 @@ import os
 import stat
 import time
 
+from .removal import DIRECTORY, TRASH, in_time, move_to, removing
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator
+    from typing import Any
 
 ROOT = "/workspace"
-TRASH = ".atoll-trash-"
 UPLOAD = ".atoll-upload-"
 STAGING = ".tmp"
 REMOVE_SECONDS = 5.0
 """PID 1 does nothing else meanwhile."""
 
-DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Not to hang on a pipe that stands where a file was expected."""
 _CODES = {
@@ -201,6 +201,25 @@ class Workspace:
             raise FileError(kind, "%s is not a regular file" % path)
         return fd, status
 
+    def reach(self, path: str) -> int:
+        """A directory, to go through it. Links to it are followed as long as they stay inside."""
+        try:
+            return self._open_directory(split(path))
+        except OSError as error:
+            raise translate(error, path or ROOT) from None
+
+    @property
+    def root(self) -> int:
+        """The open directory beneath which everything is."""
+        return self._root
+
+    def reach_parent(self, path: str, make: bool = False) -> tuple[int, str]:
+        """The directory that a path is in, open, and the path's last name."""
+        try:
+            return self._parent(path, make)
+        except OSError as error:
+            raise translate(error, path) from None
+
     def list(self, path: str, after: str, limit: int) -> dict[str, Any]:
         """
         Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the
@@ -299,7 +318,7 @@ class Workspace:
         try:
             trash = os.open(bin_name, DIRECTORY, dir_fd=self._root)
             try:
-                _move_to(trash, "0", fd, name)
+                move_to(trash, "0", fd, name)
             finally:
                 os.close(trash)
         except OSError:
@@ -314,7 +333,7 @@ class Workspace:
 
     def _empty_bin(self, name: str, deadline: float) -> None:
         for _ in removing(self._root, name):
-            _in_time(deadline)
+            in_time(deadline)
 
     def _take_out_trash(self, deadline: float) -> None:
         """What earlier removals, of this instance or the one before it, did not get done."""
@@ -330,12 +349,30 @@ class Workspace:
         except OSError:
             pass  # No time for more of it, or user code is at it: the next one goes on.
 
-    def upload(self, path: str, mode: int) -> Upload:
+    def chmod(self, path: str, mode: int) -> dict[str, Any]:
+        def change(fd: int, name: str) -> dict[str, Any]:
+            # A descriptor that needs no right to the file, and that no swapped link can move.
+            here = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                if stat.S_ISLNK(os.fstat(here).st_mode):
+                    raise FileError("bad_path", "%s is a link, which has no mode" % path)
+                os.chmod("/proc/self/fd/%d" % here, mode & 0o777)
+                return entry("/".join(split(path)), os.fstat(here))
+            finally:
+                os.close(here)
+
+        changed: dict[str, Any] = self._in_parent(path, change)
+        return changed
+
+    def upload(self, path: str, mode: int, condition: Condition | None = None) -> Upload:
+        condition = condition or Condition(None, None)
         try:
             fd, name = self._parent(path, make=True)
             try:
                 if _is_directory(name, fd):
                     raise FileError("is_directory", "%s is a directory" % path)
+                # Now as well as at the end: nobody should send gigabytes for nothing.
+                condition.check(name, fd, path)
                 # Nobody's file: an existing one could be a pipe that is never opened for reading.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._uploads += 1
@@ -347,17 +384,49 @@ class Workspace:
                 raise
         except OSError as error:
             raise translate(error, path) from None
-        return Upload(fd, temporary, name, file, "/".join(split(path)))
+        return Upload(fd, temporary, name, file, "/".join(split(path)), condition)
+
+
+class Condition:
+    """
+    What has to be there for something to take its place: `match`, one of these tags ("*" for any);
+    `none`, none of these ("*" for nothing at all).
+    """
+
+    def __init__(self, match: list[str] | None, none: list[str] | None) -> None:
+        self.match = match
+        self.none = none
+
+    @property
+    def new(self) -> bool:
+        return self.none is not None and "*" in self.none
+
+    def check(self, name: str, fd: int, path: str) -> None:
+        if self.match is None and self.none is None:
+            return
+        try:
+            found = etag(os.stat(name, dir_fd=fd, follow_symlinks=False))
+        except FileNotFoundError:
+            if self.match is not None:
+                raise FileError("precondition_failed", "%s is not there" % path) from None
+            return
+        if self.match is not None and not {"*", found} & set(self.match):
+            raise FileError("precondition_failed", "%s is not what was expected" % path)
+        if self.none is not None and {"*", found} & set(self.none):
+            raise FileError("precondition_failed", "%s is there already" % path)
 
 
 class Upload:
     """A file on its way in. It appears under its name whole, at `finish`, or not at all."""
 
-    def __init__(self, directory: int, temporary: str, name: str, file: int, path: str) -> None:
+    def __init__(
+        self, directory: int, temporary: str, name: str, file: int, path: str, condition: Condition
+    ) -> None:
         self._directory = directory
         self._temporary = temporary
         self._name = name
         self._file = file
+        self._condition = condition
         self.path = path
 
     def write(self, data: bytes) -> None:
@@ -369,13 +438,24 @@ class Upload:
             raise translate(error, self.path) from None
 
     def finish(self) -> dict[str, Any]:
+        here = self._directory
         try:
-            os.rename(
-                self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
-            )
+            self._condition.check(self._name, here, self.path)
+            if self._condition.new:
+                # Unlike a rename it never takes the place of something that has just come.
+                os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here)
+                os.unlink(self._temporary, dir_fd=here)
+            else:
+                os.rename(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here)
             status = os.fstat(self._file)
+        except FileError:
+            self.abandon()
+            raise
         except OSError as error:
             self.abandon()
+            if self._condition.new and error.errno == errno.EEXIST:
+                message = "%s is there already" % self.path
+                raise FileError("precondition_failed", message) from None
             raise translate(error, self.path) from None
         self._close()
         return entry(self.path, status)
@@ -409,7 +489,21 @@ def entry(path: str, status: os.stat_result) -> dict[str, Any]:
         "size": status.st_size,
         "mode": stat.S_IMODE(mode),
         "modified": status.st_mtime_ns,
+        "etag": etag(status),
     }
+
+
+def etag(status: os.stat_result) -> str:
+    """
+    Another one whenever the content may be another: the kernel keeps the change time, which user
+    code cannot set. Two changes in one tick of its clock (4 ms) that leave the size are one.
+    """
+    return "%x-%x-%x-%x" % (
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
 
 
 def open_own(name: str, flags: int, fd: int) -> tuple[int, int]:
@@ -460,75 +554,3 @@ def _is_directory(name: str, fd: int) -> bool:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
-
-
-def _move_to(trash: int, number: str, fd: int, name: str) -> None:
-    """A directory is moved only by who may write to it, whatever the rights above it."""
-    os.chmod(name, 0o700, dir_fd=fd)
-    os.rename(name, number, src_dir_fd=fd, dst_dir_fd=trash)
-
-
-def removing(top: int, name: str) -> Iterator[None]:
-    """The steps of removing a directory with everything in it; the caller sees to the time."""
-    os.chmod(name, 0o700, dir_fd=top)
-    here = os.open(name, DIRECTORY, dir_fd=top)
-    try:
-        yield from emptying(here)
-    finally:
-        os.close(here)
-    os.rmdir(name, dir_fd=top)
-
-
-def empty(top: int, deadline: float) -> None:
-    """Remove everything in a directory."""
-    for _ in emptying(top):
-        _in_time(deadline)
-
-
-def emptying(top: int) -> Iterator[None]:
-    """
-    The steps of it, whatever the depth and whatever rights the owner took away.
-
-    Each directory is moved to the top and emptied there: no stack and no descriptor goes by depth.
-    """
-    count = 0
-    for first in _names(top):
-        yield
-        try:
-            os.unlink(first, dir_fd=top)
-            continue
-        except (IsADirectoryError, PermissionError):
-            waiting = [first]
-        while waiting:
-            yield
-            name = waiting.pop()
-            os.chmod(name, 0o700, dir_fd=top)
-            here = os.open(name, DIRECTORY, dir_fd=top)
-            try:
-                for item in _names(here):
-                    yield
-                    try:
-                        os.unlink(item, dir_fd=here)
-                    except (IsADirectoryError, PermissionError):
-                        count += 1
-                        moved = ".%s%d-%d" % (TRASH, os.getpid(), count)
-                        _move_to(top, moved, here, item)
-                        waiting.append(moved)
-            finally:
-                os.close(here)
-            os.rmdir(name, dir_fd=top)
-
-
-def _in_time(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise OSError(errno.ENOTEMPTY, "")
-
-
-def _names(fd: int) -> Iterator[str]:
-    """The names in a directory while it is being emptied: read again until there are none."""
-    while True:
-        with os.scandir(fd) as items:
-            batch = [item.name for _, item in zip(range(1000), items)]
-        if not batch:
-            return
-        yield from batch

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 
-from . import files, frames, minijson
+from . import files, frames, minijson, removal
 from .connection import Stream
 from .loop import Loop
 
@@ -174,7 +174,7 @@ class Walk:
                 if len(names) >= MAX_NAMES:
                     self.cut = True
                     break
-                if not item.name.startswith((files.TRASH, files.UPLOAD)) and not (
+                if not item.name.startswith((removal.TRASH, files.UPLOAD)) and not (
                     top and item.name == files.STAGING
                 ):
                     names.append(item.name)

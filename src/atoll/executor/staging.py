@@ -17,8 +17,9 @@ import os
 import stat
 import time
 
-from .files import DIRECTORY, STAGING, TRASH, removing
+from .files import STAGING, UPLOAD
 from .loop import Loop
+from .removal import DIRECTORY, TRASH, removing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Staging:
                 names = [
                     item.name
                     for item in items
-                    if item.name.startswith(TRASH) and item.is_dir(follow_symlinks=False)
+                    # Uploads at the top: trees that were not whole yet when their maker was killed.
+                    if item.name.startswith((TRASH, UPLOAD)) and item.is_dir(follow_symlinks=False)
                 ]
         except OSError:
             return  # The next start may have more luck; code can run with it.

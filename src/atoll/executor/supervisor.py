@@ -26,6 +26,7 @@ from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
 from .watch import Watch
+from .workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class Supervisor:
             self._settle_want,
             self._watch.limit,
         )
+        self._workers = Workers(self._loop, self._workspace.root)
+        self._workers.on_process = self._note_own
+        requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
@@ -83,7 +87,7 @@ class Supervisor:
             "shutdown": self._shutdown,
             **RunRequests(self._runs, self._see_taken).operations,
             **self._conversations.operations,
-            **FileRequests(self._workspace, self._scanner, self._watch).operations,
+            **requests.operations,
             **self._contexts.operations,
             "context_create": self._context_create,
             "edition": self._note_edition,
@@ -188,7 +192,7 @@ class Supervisor:
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
 
     def _note_own(self) -> None:
-        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0}
+        self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0} | self._workers.pids
 
     def _from_zygote(self) -> None:
         while True:
@@ -293,6 +297,7 @@ class Supervisor:
             if pid == 0:
                 return
             self._runs.background.pop(pid, None)
+            self._workers.exited(pid)
             used = {
                 "cpu": usage.ru_utime + usage.ru_stime,
                 "peak": usage.ru_maxrss * 1024,

@@ -53,3 +53,22 @@ def signal_descriptor(number: int) -> int:
 def sender(message: bytes) -> int:
     """The pid of who sent a signal; 0 when it is of another namespace."""
     return int.from_bytes(message[12:16], sys.byteorder)
+
+
+def inotify() -> int:
+    """A descriptor that tells of changes to what `inotify_add` names; -1 when there is none."""
+    try:
+        address = _ctypes.dlsym(_library, "inotify_init1")
+    except OSError:
+        return -1
+    return int(_ctypes.call_function(address, (_SFD_FLAGS,)))
+
+
+def inotify_add(fd: int, path: bytes, mask: int) -> int:
+    """The number of a new watch; -1 when it is not to be had."""
+    address = _ctypes.dlsym(_library, "inotify_add_watch")
+    return int(_ctypes.call_function(address, (fd, path, mask)))
+
+
+def inotify_remove(fd: int, number: int) -> None:
+    _ctypes.call_function(_ctypes.dlsym(_library, "inotify_rm_watch"), (fd, number))

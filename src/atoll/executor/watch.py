@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 
-from . import files, processes
+from . import processes, removal
 from .loop import Loop
 from .runs import Runs
 
@@ -44,9 +44,13 @@ class Watch:
             self._disk_used, _ = disk_use(self._root)
             self._loop.after(TURN_SECONDS, self._turn)
 
-    def room(self) -> int | None:
-        """Bytes that still fit into the workspace; None where that is not ours to watch."""
-        return max(0, self._disk - disk_use(self._root)[0]) if self._disk else None
+    def room(self, disk: int | None = None) -> int | None:
+        """
+        Bytes that still fit into the workspace; None where that is not ours to watch. `disk` is for
+        who comes before anything was run.
+        """
+        limit = disk or self._disk
+        return max(0, limit - disk_use(self._root)[0]) if limit else None
 
     def _turn(self) -> None:
         runs = self._runs
@@ -162,10 +166,10 @@ def _enter(here: int | None, name: str) -> int:
     """
     try:
         try:
-            fd = os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
         except PermissionError:
             os.chmod(name, 0o700, dir_fd=here)
-            fd = os.open(name, files.DIRECTORY, dir_fd=here)
+            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
     except OSError:
         return -1  # Removed, or not a directory any more.
     try:
@@ -180,7 +184,7 @@ def _enter(here: int | None, name: str) -> int:
 def _leave(here: int, inode: int) -> int:
     """The directory above, or -1 when that is not the one with this inode number any more."""
     try:
-        fd = os.open("..", files.DIRECTORY, dir_fd=here)
+        fd = os.open("..", removal.DIRECTORY, dir_fd=here)
     except OSError:
         return -1
     if os.fstat(fd).st_ino == inode:

@@ -1,7 +1,7 @@
 """
 One connection to an executor, with many requests under way at once.
 
-A request is a stream: `call` for those that answer once, `read` and `write` for files, `run` and
+A request is a stream: `call` for those that answer once, `fetch` and `push` for bytes, `run` and
 `attach` for executions, `watch` for who follows one at a pace of their own. When the connection
 ends, every open request raises `LinkLost`; what was running inside goes on, and a new connection
 attaches to it.
@@ -275,11 +275,13 @@ class Link(asyncio.Protocol):
 
     # Requests
 
-    async def call(self, op: str, **request: Any) -> dict[str, Any]:
-        """A request that answers once."""
+    async def call(
+        self, op: str, *, within: timedelta | None = None, **request: Any
+    ) -> dict[str, Any]:
+        """A request that answers once; `within` is for those that may take longer than others."""
         stream = self._open(op, request)
         try:
-            async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
+            async with asyncio.timeout((within or self._settings.read_timeout).total_seconds()):
                 return await stream.done
         except TimeoutError:
             raise LinkLost(f"The executor did not answer {op} in time.") from None
@@ -390,23 +392,42 @@ class Link(asyncio.Protocol):
             # Whoever follows finds out whether the instance lives.
             self._transport.abort()
 
-    async def read(self, path: str) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
-        """A file: what it is, and its content piece by piece as fast as the caller takes it."""
-        stream = self._open("read", {"path": path})
+    async def read(
+        self,
+        path: str,
+        *,
+        part: tuple[int | None, int | None] | None = None,
+        if_range: str | None = None,
+        head: bool = False,
+    ) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
+        """
+        A file: what it is, and its content piece by piece as fast as the caller takes it.
+
+        With `part`, its bytes from first to last, or the last so many when there is no first; all
+        of them if it has another tag than `if_range`. `start` and `stop` in the answer say which;
+        `start` is None when it has none of them. With `head`, none at all.
+        """
+        request = {"path": path, "range": part, "if_range": if_range, "head": head}
+        first, content = await self.fetch("read", **request)
+        return first["entry"], content
+
+    async def fetch(self, op: str, **request: Any) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
+        """A request that answers with an event and then with bytes, as the caller takes them."""
+        stream = self._open(op, request)
         stream.incoming = asyncio.Queue()
         try:
             async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
                 first = await stream.incoming.get()
             if not isinstance(first, dict):
                 await stream.done
-                raise LinkLost("The executor ended a read without a word.")
+                raise LinkLost(f"The executor ended {op} without a word.")
         except TimeoutError:
             self._reset(stream)
-            raise LinkLost(f"The executor did not answer read of {path} in time.") from None
+            raise LinkLost(f"The executor did not answer {op} in time.") from None
         except BaseException:
             self._reset(stream)
             raise
-        return first["entry"], self._content(stream)
+        return first, self._content(stream)
 
     async def _content(self, stream: _Stream) -> AsyncIterator[bytes]:
         assert stream.incoming is not None
@@ -420,15 +441,42 @@ class Link(asyncio.Protocol):
             self._reset(stream)
 
     async def write(
-        self, path: str, content: AsyncIterator[bytes], *, mode: int = 0o644
+        self,
+        path: str,
+        content: AsyncIterator[bytes],
+        *,
+        mode: int = 0o644,
+        if_match: list[str] | None = None,
+        if_none_match: list[str] | None = None,
+        disk: int | None = None,
     ) -> dict[str, Any]:
-        """Write a file whole or not at all; what it became."""
-        answer = await self.push("write", content, path=path, mode=mode)
+        """
+        Write a file whole or not at all; what it became. `disk` is how large the workspace may be,
+        where the executor has to see to that.
+        """
+        answer = await self.push(
+            "write",
+            content,
+            path=path,
+            mode=mode,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            disk=disk,
+        )
         entry: dict[str, Any] = answer["entry"]
         return entry
 
-    async def push(self, op: str, content: AsyncIterator[bytes], **request: Any) -> dict[str, Any]:
-        """A request with content, which is sent as fast as the executor takes it; its answer."""
+    async def push(
+        self,
+        op: str,
+        content: AsyncIterator[bytes],
+        *,
+        within: timedelta | None = None,
+        **request: Any,
+    ) -> dict[str, Any]:
+        """
+        A request that takes bytes and then answers; `within` is its time after the last of them.
+        """
         stream = self._open(op, request)
         stream.drained = asyncio.Event()
         try:
@@ -449,7 +497,7 @@ class Link(asyncio.Protocol):
                     break
             if not stream.done.done():
                 self._write(frames.encode(stream.number, frames.FINISH))
-            async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
+            async with asyncio.timeout((within or self._settings.read_timeout).total_seconds()):
                 return await stream.done
         except TimeoutError:
             raise LinkLost(f"The executor did not finish {op} in time.") from None

@@ -7,6 +7,7 @@ import signal as signals
 from datetime import UTC, datetime
 from typing import Any
 
+from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
 from atoll.model.session import Cause
 
@@ -138,4 +139,5 @@ def _artifact(item: dict[str, Any]) -> Artifact:
         mime_type=mimetypes.guess_type(path)[0] or "application/octet-stream",
         created_at=datetime.fromtimestamp(int(item["modified"]) // 1000 / 1e6, UTC),
         checksum=item.get("sha256"),
+        type=artifact_type(path),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,9 @@ async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
 async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
-    fields = {"language": "python", "cwd": "/", "env": {"ATOLL_NO_IPYTHON": "1"}}
+    fields: dict[str, Any] = {
+        "language": "python", "cwd": "/", "env": {"ATOLL_NO_IPYTHON": "1"},
+    }  # fmt: skip
     await link.call("context_create", id="c", limits={}, watch={}, most=1, **fields)
     code = "display({'text/plain': 'x' * (7 << 20)}, raw=True)"
     sizes = []

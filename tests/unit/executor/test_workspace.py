@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.executor import files
+from atoll.executor import files, removal
 from atoll.executor.files import FileError, Workspace
 
 
@@ -217,7 +217,7 @@ def test_emptying_takes_everything_whatever_its_rights(tmp_path: Path) -> None:
         (top / path).chmod(0)
     fd = os.open(top, os.O_DIRECTORY)
     try:
-        files.empty(fd, math.inf)
+        removal.empty(fd, math.inf)
     finally:
         os.close(fd)
     assert os.listdir(top) == []
@@ -239,7 +239,7 @@ def test_descriptors_are_given_back(root: Path, workspace: Workspace) -> None:
 
 def test_what_is_on_its_way_is_not_listed(root: Path, workspace: Workspace) -> None:
     upload = workspace.upload("a/new", 0o644)
-    (root / f"{files.TRASH}1").mkdir()
+    (root / f"{removal.TRASH}1").mkdir()
     assert [item["path"] for item in workspace.list("", "", 10)["entries"]] == ["a"]
     assert [item["path"] for item in workspace.list("a", "", 10)["entries"]] == ["a/b", "a/f"]
     upload.abandon()

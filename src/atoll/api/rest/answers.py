@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from atoll.api.rest import names
 from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.service.bulk import shortened
@@ -17,6 +18,7 @@ from atoll.service.displays import shaped
 from atoll.service.story import lines_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from atoll.model.checkpoint import Checkpoint
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.model.template import Template
+
+    Link = Callable[[str], str]
+    """Where the file of a path is downloaded."""
 
 
 def timestamp(moment: datetime | None) -> str | None:
@@ -176,7 +181,7 @@ def result_out(execution: Execution, outcome: Outcome) -> dict[str, Any]:
         "execution_id": execution.id,
         "status": RESULT_STATUS[outcome.status],
         **_outcome_out(outcome),
-        "artifacts": [artifact.path for artifact in outcome.artifacts],
+        "artifacts": [names.shown(artifact.path) for artifact in outcome.artifacts],
         "shortened": [name for name in _shortened(execution) if name in _SHOWN_AS.values()],
     }
 
@@ -192,15 +197,16 @@ def status_out(execution: Execution) -> dict[str, Any]:
     }
 
 
-def artifact_out(artifact: Artifact) -> dict[str, Any]:
+def artifact_out(artifact: Artifact, link: Link | None = None) -> dict[str, Any]:
     return {
-        "path": artifact.path,
+        "path": names.shown(artifact.path),
+        "encoded_path": names.encoded(artifact.path),
         "size": artifact.size,
         "mime_type": artifact.mime_type,
         "type": artifact.type,
         "created_at": timestamp(artifact.created_at),
         "checksum": artifact.checksum,
-        "download_url": None,
+        "download_url": None if link is None else link(artifact.path),
     }
 
 
@@ -233,7 +239,9 @@ def invocation_out(invocation: Invocation, execution: Execution | None = None) -
     }
 
 
-def execution_out(execution: Execution, approval: dict[str, Any] | None = None) -> dict[str, Any]:
+def execution_out(
+    execution: Execution, approval: dict[str, Any] | None = None, link: Link | None = None
+) -> dict[str, Any]:
     request, outcome = execution.request, execution.outcome
     return {
         "id": execution.id,
@@ -248,7 +256,7 @@ def execution_out(execution: Execution, approval: dict[str, Any] | None = None) 
         "timeout": request.timeout,
         "status": execution.status,
         **(_NO_OUTCOME if outcome is None else _outcome_out(outcome)),
-        "artifacts": [] if outcome is None else [artifact_out(a) for a in outcome.artifacts],
+        "artifacts": [] if outcome is None else [artifact_out(a, link) for a in outcome.artifacts],
         "shortened": _shortened(execution),
         "retry_count": execution.retry_count,
         "attempts": [attempt_out(attempt) for attempt in execution.attempts],

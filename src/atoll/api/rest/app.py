@@ -21,6 +21,7 @@ from atoll.api.rest import (
     runtimes,
     secrets,
     sessions,
+    signed,
     templates,
     volumes,
 )
@@ -69,6 +70,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         invocations,
         contexts,
         files,
+        signed,
         checkpoints,
         templates,
         volumes,
@@ -97,8 +99,24 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
             app,
             allow_origins=list(found.settings.cors_origins),
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
-            expose_headers=["Idempotency-Replayed", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "If-Range",
+                "Last-Event-ID",
+                "Range",
+            ],
+            expose_headers=[
+                "Accept-Ranges",
+                "Content-Disposition",
+                "Content-Range",
+                "ETag",
+                "Idempotency-Replayed",
+                "Retry-After",
+            ],
         )
     return app
 
@@ -138,11 +156,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             "description": "A problem document.",
             "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for path in schema["paths"].values():
-            for method, operation in path.items():
+        for path, operations in schema["paths"].items():
+            for method, operation in operations.items():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = answer
-                if method == "post":
+                if method == "post" and not path.startswith(problems.SIGNED):
                     operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
         app.openapi_schema = schema
     return app.openapi_schema

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.service.artifacts import Artifacts
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
+    from atoll.service.links import Links
     from atoll.service.nodes import Nodes
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
@@ -38,6 +40,8 @@ class Services:
     contexts: Contexts
     invocations: Invocations
     files: Files
+    links: Links
+    artifacts: Artifacts
     checkpoints: Checkpoints
     saves: Saves
     templates: Templates
@@ -54,6 +58,14 @@ class Services:
 def services(request: Request) -> Services:
     found: Services = request.app.state.services
     return found
+
+
+def absolute(request: Request, url: str) -> str:
+    """An address of ours as others reach it."""
+    if not url.startswith("/"):
+        return url
+    base = services(request).settings.public_url or str(request.base_url)
+    return base.rstrip("/") + url
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot, sse
-from atoll.api.rest.answers import execution_out, result_out, status_out
-from atoll.api.rest.context import Answer, page_answer, services, shown
+from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
+from atoll.api.rest.context import Answer, absolute, page_answer, services, shown
 from atoll.api.rest.requests import Cancel, Inject, Resume
-from atoll.api.rest.schemas import ExecutionOut, ExecutionPage, ResultOut, StatusOut, Submitted
+from atoll.api.rest.schemas import (
+    ArtifactPage,
+    ExecutionOut,
+    ExecutionPage,
+    ResultOut,
+    StatusOut,
+    Submitted,
+)
 from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
 
@@ -96,7 +104,42 @@ async def get_execution(request: Request, execution_id: str) -> Answer:
     found = services(request).executions
     execution, age = await found.look(execution_id)
     approval = None if age is not None else await found.question(execution)
-    return shown(execution_out(execution, approval), age)
+    return shown(execution_out(execution, approval, linker(request, execution.session_id)), age)
+
+
+@router.get("/executions/{execution_id}/artifacts", responses={200: {"model": ArtifactPage}})
+async def list_artifacts(request: Request, execution_id: str) -> Answer:
+    """The files that an execution made or changed, all on one page."""
+    execution, _ = await services(request).executions.look(execution_id)
+    link = linker(request, execution.session_id)
+    found = () if execution.outcome is None else execution.outcome.artifacts
+    items = [{**artifact_out(item, link), "execution_id": execution.id} for item in found]
+    return page_answer(items, None)
+
+
+@router.get("/sessions/{session_id}/artifacts", responses={200: {"model": ArtifactPage}})
+async def list_session_artifacts(
+    request: Request,
+    session_id: str,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Answer:
+    """
+    The files that a session's executions made or changed, by path, each with its newest version.
+    They may have been removed since.
+    """
+    page = await services(request).artifacts.page(session_id, cursor=cursor, limit=limit)
+    link = linker(request, session_id)
+    items = [
+        {**artifact_out(item.artifact, link), "execution_id": item.execution_id}
+        for item in page.items
+    ]
+    return page_answer(items, page.next_cursor)
+
+
+def linker(request: Request, session_id: str) -> Callable[[str], str]:
+    links = services(request).links
+    return lambda path: absolute(request, links.artifact(session_id, path))
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})

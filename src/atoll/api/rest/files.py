@@ -1,27 +1,34 @@
-"""Routes of a session's files. Bodies are streamed in both directions."""
+"""
+Routes of a session's files. Bodies are streamed in both directions.
+
+`GET files/search` and `GET files/watch` are also names that a file may have: they are what they say
+with `query`, and with `path` or as an event stream; otherwise they are the file's.
+"""
 
 from __future__ import annotations
 
-import mimetypes
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
+from atoll.api.rest import conditions, downloads, names, sse
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.context import Answer, absolute, page_answer, services
 from atoll.api.rest.multipart import parts
-from atoll.api.rest.requests import Mkdir, Move
-from atoll.api.rest.schemas import EntryOut, EntryPage, Uploaded
-from atoll.errors import InvalidRequest
+from atoll.api.rest.requests import Chmod, Copy, Mkdir, Move, Presign, path_of
+from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
+from atoll.errors import AtollError, InvalidRequest
+from atoll.service.files import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atoll.service.files import Entry
+Form = Literal["tar", "tar.gz", "zip"]
+MAX_WRITTEN = 1000
+"""Files of a form that failed which its problem document names."""
 
 
 class Anything(PathConvertor):
@@ -33,6 +40,16 @@ class Anything(PathConvertor):
 register_url_convertor("anything", Anything())
 router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
 
+_LIMIT = Query(ge=1, le=1000)
+_MODE = Query(pattern=r"^0?[0-7]{3}$", description="Octal; of a new file 0644.")
+_GLOB = Query(
+    min_length=1,
+    max_length=1024,
+    description="Paths relative to `path`: `*`, `?`, `[…]` in a name, `**` for directories.",
+)
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
 
 def _body_of(*kinds: str) -> dict[str, Any]:
     """A raw body, for the description of the API: the routes read it as a stream."""
@@ -41,14 +58,20 @@ def _body_of(*kinds: str) -> dict[str, Any]:
 
 
 def _entry_out(entry: Entry) -> dict[str, Any]:
+    path = names.shown(entry.path)
     return {
-        "path": entry.path,
-        "name": entry.name,
+        "path": path,
+        "encoded_path": names.encoded(entry.path),
+        "name": path.rpartition("/")[2],
         "type": entry.type,
         "size": entry.size,
         "mode": f"{entry.mode:04o}",
         "modified_at": timestamp(entry.modified_at),
+        "etag": conditions.etag(entry),
     }
+
+
+# Looking
 
 
 @router.get("", responses={200: {"model": EntryPage}})
@@ -56,12 +79,100 @@ async def list_files(
     request: Request,
     session_id: str,
     path: str = "",
+    recursive: bool = False,
+    glob: Annotated[str | None, _GLOB] = None,
     cursor: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, _LIMIT] = 100,
 ) -> Answer:
-    """The entries of a directory, by name."""
-    page = await services(request).files.list(session_id, path, cursor=cursor, limit=limit)
+    """
+    The entries of a directory, by name; with `recursive` all below it, with `glob` those that
+    match. With either a page may have fewer than `limit` and still have a `next_cursor`.
+    """
+    files, path = services(request).files, names.in_query(request)
+    if recursive or glob is not None:
+        page = await files.tree(session_id, path, glob=glob, cursor=cursor, limit=limit)
+    else:
+        page = await files.list(session_id, path, cursor=cursor, limit=limit)
     return page_answer([_entry_out(entry) for entry in page.items], page.next_cursor)
+
+
+@router.get("/search", response_model=None, responses={200: {"model": MatchPage}})
+async def search_files(
+    request: Request,
+    session_id: str,
+    query: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
+    path: str = "",
+    regex: bool = False,
+    ignore_case: bool = False,
+    glob: Annotated[str | None, _GLOB] = None,
+    cursor: str | None = None,
+    limit: Annotated[int, _LIMIT] = 100,
+) -> Response:
+    """
+    Lines of text files that hold `query`, or match it as a regular expression of Python's; the
+    first match of each line. Files with a NUL near their beginning are left out. A page takes at
+    most 10 seconds. Without `query`: the file of this name.
+    """
+    if query is None:
+        return await _download(request, session_id, "search")
+    page = await services(request).files.search(
+        session_id,
+        names.in_query(request),
+        query,
+        regex=regex,
+        ignore_case=ignore_case,
+        glob=glob,
+        cursor=cursor,
+        limit=limit,
+    )
+    items = [
+        {
+            "path": names.shown(match.path),
+            "encoded_path": names.encoded(match.path),
+            "line": match.line,
+            "column": match.column,
+            "text": match.text,
+        }
+        for match in page.items
+    ]
+    return page_answer(items, page.next_cursor)
+
+
+@router.get("/watch", response_class=StreamingResponse, responses=_EVENTS)
+async def watch_files(
+    request: Request, session_id: str, path: str | None = None, recursive: bool = True
+) -> Response:
+    """
+    What happens below the directory `path` ("" is the workspace) from now on, as server-sent
+    events: `watching` first, then `created`, `modified`, `deleted` and `moved` with `path`,
+    `encoded_path` and for the last `from`; `overflow` when some were missed. Without `path` or
+    `Accept: text/event-stream`: the file of this name.
+    """
+    if path is None and sse.MEDIA_TYPE not in request.headers.get("accept", ""):
+        return await _download(request, session_id, "watch")
+    notices = await services(request).files.watch(
+        session_id, names.in_query(request), recursive=recursive
+    )
+    return sse.raw_answer(_events(notices))
+
+
+async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    yield "event: watching\ndata: {}\n\n"
+    try:
+        async for notice in notices:
+            kind, path, source = notice["type"], notice["path"], notice.get("from")
+            told = {"path": names.shown(path), "encoded_path": names.encoded(path)}
+            if source is not None:
+                told |= {"from": names.shown(source), "encoded_from": names.encoded(source)}
+            yield f"event: {kind}\ndata: {json.dumps(told)}\n\n"
+    except AtollError as error:
+        # Of the instance that was lost; who watches comes again, and looks what is different.
+        yield f"event: end\ndata: {json.dumps({'code': error.code})}\n\n"
+        return
+    yield 'event: end\ndata: {"code": "file_not_found"}\n\n'
+
+
+# Sending
 
 
 @router.post(
@@ -73,26 +184,32 @@ async def list_files(
 async def upload(request: Request, session_id: str, path: str = "") -> Answer:
     """
     Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or
-    one file as the raw body, under the name `path`.
+    one file as the raw body, under the name `path`. Each file is there whole or not at all. When a
+    form fails, the files of the parts before stay; the problem document names them in `written`.
     """
-    files = services(request).files
+    files, path = services(request).files, names.in_query(request)
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         if not path:
             raise InvalidRequest("path: a raw upload needs the name of the file.", field="path")
         entry = await files.write(session_id, path, _body(request))
         return Answer({"items": [_entry_out(entry)]}, 201)
-    written = []
-    async for part in parts(kind, _body(request)):
-        if part.filename is None:
-            if part.name == "path":
-                path = (await part.text()).strip("/")
-            continue
-        name = part.filename.rpartition("/")[2]
-        if name in ("", "."):
-            raise InvalidRequest("A part has no file name.", code="bad_path")
-        target = f"{path.rstrip('/')}/{name}" if path else name
-        written.append(_entry_out(await files.write(session_id, target, part.content())))
+    written: list[dict[str, Any]] = []
+    try:
+        async for part in parts(kind, _body(request)):
+            if part.filename is None:
+                if part.name == "path":
+                    path = (await part.text()).strip("/")
+                continue
+            name = part.filename.rpartition("/")[2]
+            if name in ("", "."):
+                raise InvalidRequest("A part has no file name.", code="bad_path")
+            target = f"{path.rstrip('/')}/{name}" if path else name
+            written.append(_entry_out(await files.write(session_id, target, part.content())))
+    except AtollError as error:
+        if written:
+            error.details["written"] = [item["path"] for item in written[:MAX_WRITTEN]]
+        raise
     if not written:
         raise InvalidRequest("The form has no part with a file name.", code="no_file")
     return Answer({"items": written}, 201)
@@ -106,62 +223,153 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         raise InvalidRequest("The upload was broken off.", code="upload_aborted") from None
 
 
+@router.put(
+    "/{path:anything}",
+    status_code=201,
+    responses={201: {"model": EntryOut}, 200: {"model": Unpacked}},
+    openapi_extra=_body_of("application/octet-stream"),
+)
+async def put_file(
+    request: Request,
+    session_id: str,
+    path: str,
+    mode: Annotated[str | None, _MODE] = None,
+    archive: Form | None = None,
+) -> Answer:
+    """
+    Write a file from the raw body: whole, or not at all. Directories above it are made. With
+    `If-Match` or `If-None-Match` only over what is named, or only where nothing is: else 412
+    `precondition_failed`.
+
+    With `archive`, the body is one (a tar may be compressed with gzip, whatever it is called) and
+    is unpacked into the directory `path`: all of it, or nothing when it fails. Directories are
+    merged, files replace files.
+    """
+    return await _put(request, session_id, names.in_url(request), mode, archive)
+
+
+async def _put(
+    request: Request, session_id: str, path: str, mode: str | None, archive: str | None
+) -> Answer:
+    files = services(request).files
+    if archive is not None:
+        count = await files.unpack(session_id, path, archive, _body(request))
+        return Answer({"path": names.shown(path), "entries": count})
+    entry = await files.write(
+        session_id,
+        path,
+        _body(request),
+        mode=0o644 if mode is None else int(mode, 8),
+        if_match=conditions.tags(request.headers.get("if-match")),
+        if_none_match=conditions.tags(request.headers.get("if-none-match")),
+    )
+    tag = conditions.etag(entry)
+    return Answer(_entry_out(entry), 201, None if tag is None else {"ETag": tag})
+
+
+# Changing
+
+
 @router.post("/mkdir", status_code=201, responses={201: {"model": EntryOut}})
 async def make_directory(request: Request, session_id: str, body: Mkdir) -> Answer:
-    entry = await services(request).files.mkdir(session_id, body.path, parents=body.parents)
+    entry = await services(request).files.mkdir(
+        session_id, path_of(body.path), parents=body.parents
+    )
     return Answer(_entry_out(entry), 201)
 
 
 @router.post("/move", responses={200: {"model": EntryOut}})
 async def move_file(request: Request, session_id: str, body: Move) -> Answer:
     entry = await services(request).files.move(
-        session_id, body.source, body.target, overwrite=body.overwrite
+        session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
     return Answer(_entry_out(entry))
 
 
-@router.put(
-    "/{path:anything}",
-    status_code=201,
-    responses={201: {"model": EntryOut}},
-    openapi_extra=_body_of("application/octet-stream"),
-)
-async def put_file(request: Request, session_id: str, path: str) -> Answer:
-    """Write a file from the raw body: whole, or not at all. Directories above it are made."""
-    entry = await services(request).files.write(session_id, path, _body(request))
+@router.post("/copy", status_code=201, responses={201: {"model": EntryOut}})
+async def copy_file(request: Request, session_id: str, body: Copy) -> Answer:
+    """
+    Copy a file, or a directory with all in it: the copy is there whole, or not at all. Modes,
+    times, links and holes are kept; pipes, sockets and devices are left out.
+    """
+    entry = await services(request).files.copy(
+        session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
+    )
     return Answer(_entry_out(entry), 201)
 
 
-@router.get(
-    "/{path:anything}",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"application/octet-stream": {}}}},
-)
+@router.post("/chmod", responses={200: {"model": EntryOut}})
+async def change_mode(request: Request, session_id: str, body: Chmod) -> Answer:
+    """Set a file's or directory's mode. A link has none."""
+    entry = await services(request).files.chmod(session_id, path_of(body.path), int(body.mode, 8))
+    return Answer(_entry_out(entry))
+
+
+@router.post("/presign", responses={200: {"model": LinkOut}})
+async def presign(request: Request, session_id: str, body: Presign) -> Answer:
+    """
+    A link by which whoever has it can download or write this one file until it expires, without a
+    key. It cannot be revoked. Where blobs are on S3, a download's link is S3's own and gives the
+    file as it is now.
+    """
+    links, life = services(request).links, timedelta(seconds=body.expires_in)
+    path = path_of(body.path)
+    if body.method == "GET":
+        link = await links.get(session_id, path, life, filename=body.filename)
+    else:
+        link = await links.put(session_id, path, life, direct=body.direct)
+    return Answer(
+        {
+            "url": absolute(request, link.url),
+            "method": link.method,
+            "expires_at": timestamp(link.expires_at),
+            "native": link.native,
+            "complete_url": None if link.complete is None else absolute(request, link.complete),
+        }
+    )
+
+
+# Getting
+
+
+@router.head("/{path:anything}", include_in_schema=False)
+@router.get("/{path:anything}", response_class=StreamingResponse, responses=_BYTES)
 async def get_file(
-    request: Request, session_id: str, path: str, metadata: bool = False
+    request: Request,
+    session_id: str,
+    path: str,
+    metadata: bool = False,
+    archive: Form | None = None,
 ) -> Response:
-    """Download a file; with `metadata=true`, what it is (an `EntryOut`) instead."""
+    """
+    Download a file, or with `Range` a part of it; with `metadata=true`, what it is (an `EntryOut`)
+    instead. With `archive`, the directory as one. Conditional requests and HEAD work as RFC 9110
+    says.
+    """
+    return await _download(request, session_id, names.in_url(request), metadata, archive)
+
+
+async def _download(
+    request: Request,
+    session_id: str,
+    path: str,
+    metadata: bool = False,
+    archive: str | None = None,
+) -> Response:
     files = services(request).files
     if metadata:
         return Answer(_entry_out(await files.stat(session_id, path)))
-    entry, content = await files.read(session_id, path)
-    name = quote(entry.name, errors="replace")
-    return StreamingResponse(
-        content,
-        media_type=mimetypes.guess_type(entry.name)[0] or "application/octet-stream",
-        headers={
-            "Content-Length": str(entry.size),
-            # What user code wrote must not run as a page of this origin.
-            "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
-            "X-Content-Type-Options": "nosniff",
-            "Content-Security-Policy": "sandbox",
-        },
-    )
+    if archive is not None:
+        content = await files.pack(session_id, path, archive)
+        name = path.rstrip("/").rpartition("/")[2] or "workspace"
+        return downloads.archive(content, name, archive)
+    return await downloads.answer(request, files, session_id, path)
 
 
 @router.delete("/{path:anything}", status_code=204)
 async def delete_file(
     request: Request, session_id: str, path: str, recursive: bool = False
 ) -> Response:
+    path = names.in_url(request)
     await services(request).files.remove(session_id, path, recursive=recursive)
     return Response(status_code=204)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from atoll.api.rest.problems import problem
+from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.key import Scope
 
@@ -26,7 +26,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 class Authentication:
     """
-    A key on every request but the probes and the documentation. None at all when `keys` is none.
+    A key on every request but the probes, the documentation and signed links. None at all when
+    `keys` is none.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
@@ -37,7 +38,8 @@ class Authentication:
         if scope["type"] not in ("http", "websocket") or self._keys is None:
             await self._app(scope, receive, send)
             return
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(SIGNED):
+            # A signed link is checked by its own route.
             await self._app(scope, receive, send)
             return
         try:
@@ -198,6 +200,8 @@ def _too_large(limit: int) -> TooLarge:
 
 def _is_upload(scope: Any) -> bool:
     path: str = scope["path"]
+    if path.startswith(SIGNED):
+        return bool(scope["method"] == "PUT")
     if "/files" not in path or not path.startswith("/api/v1/sessions/"):
         return False
     return scope["method"] == "PUT" or path.endswith("/files/upload")

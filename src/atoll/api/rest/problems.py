@@ -43,6 +43,9 @@ _STATUS: list[tuple[type[AtollError], HTTPStatus]] = [
 _BY_CODE = {
     "bad_cursor": HTTPStatus.BAD_REQUEST,
     "bad_path": HTTPStatus.BAD_REQUEST,
+    "bad_condition": HTTPStatus.BAD_REQUEST,
+    "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
+    "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -63,6 +66,7 @@ _BEHIND = {
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
 MEDIA_TYPE = "application/problem+json"
+SIGNED = "/api/v1/signed/"
 _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 
 
@@ -86,6 +90,19 @@ def problem(error: AtollError) -> Response:
         log.warning("request.unavailable", code=error.code, error=error.message)
         detail = _BEHIND[error.code]
     return _document(status_of(error), error.code, detail, headers, error.details)
+
+
+def precondition_failed(detail: str) -> Response:
+    return _document(HTTPStatus.PRECONDITION_FAILED, "precondition_failed", detail)
+
+
+def range_not_satisfiable(size: int) -> Response:
+    return _document(
+        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+        "range_not_satisfiable",
+        f"The file has {size} bytes, and none of those that were asked for.",
+        {"Content-Range": f"bytes */{size}"},
+    )
 
 
 def _document(
@@ -149,6 +166,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_unexpected(request: Request | str, error: Exception) -> Response:
     path = request if isinstance(request, str) else request.url.path
+    if path.startswith(SIGNED):
+        path = f"{SIGNED}…"  # What follows is as good as a key.
     log.error("request.failed", path=path, exc_info=error)
     return _document(
         HTTPStatus.INTERNAL_SERVER_ERROR,

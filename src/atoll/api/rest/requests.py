@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from atoll.api.rest.names import decoded
 from atoll.model.execution import Language, Mode, Request
 from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
 from atoll.model.resources import Resources, parse_cpu, parse_size
@@ -511,15 +512,55 @@ def _as_json(value: Any) -> Any:
     return value
 
 
+class EncodedPath(Wire):
+    """A path whose bytes are not all UTF-8."""
+
+    encoded: Annotated[str, StringConstraints(min_length=1, max_length=12_288)] = Field(
+        description="Percent-encoded, as `encoded_path` in answers.", examples=["a%FF"]
+    )
+
+
+PathIn = Path | EncodedPath
+
+
+def path_of(given: str | EncodedPath) -> str:
+    return given if isinstance(given, str) else decoded(given.encoded)
+
+
 class Mkdir(Wire):
-    path: Path
+    path: PathIn
     parents: bool = True
 
 
 class Move(Wire):
-    source: Path
-    target: Path
+    source: PathIn
+    target: PathIn
     overwrite: bool = False
+
+
+class Copy(Wire):
+    source: PathIn
+    target: PathIn
+    overwrite: bool = False
+
+
+class Chmod(Wire):
+    path: PathIn
+    mode: Annotated[str, StringConstraints(pattern=r"^0?[0-7]{3}$")] = Field(
+        description="Octal.", examples=["0755"]
+    )
+
+
+class Presign(Wire):
+    path: PathIn
+    method: Literal["GET", "PUT"] = "GET"
+    expires_in: int = Field(3600, ge=1, le=7 * 24 * 3600, description="Seconds.")
+    filename: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = Field(
+        None, description="What a download is called; the file's own name when not set."
+    )
+    direct: bool = Field(
+        False, description="PUT straight to the blob store, if it can; then POST `complete_url`."
+    )
 
 
 class SecurityContext(Wire):

@@ -202,13 +202,25 @@ class StatusOut(Stale):
 
 
 class ArtifactOut(BaseModel):
-    path: str
+    path: str = Field(description="What is not UTF-8 in it is U+FFFD.")
+    encoded_path: str = Field(description="Percent-encoded, every byte of it; fit for a URL.")
     size: int
     mime_type: str
     type: Literal["artifact", "log", "output"]
     created_at: datetime
     checksum: str | None = Field(description="SHA-256.")
-    download_url: str | None
+    download_url: str | None = Field(
+        description="A link that needs no key and is good for an hour. None in lists of executions."
+    )
+
+
+class SessionArtifactOut(ArtifactOut):
+    execution_id: str = Field(description="The last one that made or changed it.")
+
+
+class ArtifactPage(BaseModel):
+    items: list[SessionArtifactOut]
+    next_cursor: str | None
 
 
 class ExecutionOut(Stale):
@@ -277,12 +289,42 @@ class InvocationPage(BaseModel):
 class EntryOut(BaseModel):
     """A file or directory of a workspace; `path` is relative to /workspace."""
 
-    path: str
+    path: str = Field(description="What is not UTF-8 in it is U+FFFD.")
+    encoded_path: str = Field(description="Percent-encoded, every byte of it; fit for a URL.")
     name: str
     type: Literal["file", "directory", "symlink", "other"]
     size: int
     mode: str = Field(examples=["0644"])
     modified_at: datetime
+    etag: str | None = Field(description="Of a file, as in its `ETag` header.")
+
+
+class MatchOut(BaseModel):
+    path: str
+    encoded_path: str
+    line: int = Field(description="From 1.")
+    column: int = Field(description="From 1, in characters.")
+    text: str = Field(description="The line, or 400 characters of it around the match.")
+
+
+class MatchPage(BaseModel):
+    items: list[MatchOut]
+    next_cursor: str | None = Field(
+        description="There may be more, even if this page is not full: time was over."
+    )
+
+
+class Unpacked(BaseModel):
+    path: str
+    entries: int
+
+
+class LinkOut(BaseModel):
+    url: str
+    method: Literal["GET", "PUT"]
+    expires_at: datetime
+    native: bool = Field(description="Whether it leads straight to the blob store.")
+    complete_url: str | None = Field(description="To POST to after a native PUT.")
 
 
 class Uploaded(BaseModel):

@@ -1,5 +1,5 @@
 """
-Events of an execution as server-sent events.
+Server-sent events, of an execution above all.
 
 Written as fast as the reader takes them: nothing is queued for a slow one, which reads from what is
 kept of the execution anyway.
@@ -28,10 +28,22 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def answer(events: AsyncIterator[Event]) -> StreamingResponse:
-    return StreamingResponse(_written(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+    return StreamingResponse(_kept_alive(_texts(events)), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-async def _written(events: AsyncIterator[Event]) -> AsyncIterator[str]:
+def raw_answer(events: AsyncIterator[str]) -> StreamingResponse:
+    """Of events that are written already."""
+    return StreamingResponse(_kept_alive(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+async def _texts(events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    async for event in events:
+        number = "" if event.number is None else f"id: {event.number}\n"
+        content = json.dumps(_content(event.content))
+        yield f"{number}event: {event.name}\ndata: {content}\n\n"
+
+
+async def _kept_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
     """
     A comment after a while without an event, so that nobody in between takes the line for dead.
     """
@@ -43,12 +55,10 @@ async def _written(events: AsyncIterator[Event]) -> AsyncIterator[str]:
                 yield ": ping\n\n"
                 continue
             try:
-                event = following.result()
+                text = following.result()
             except StopAsyncIteration:
                 return
-            number = "" if event.number is None else f"id: {event.number}\n"
-            content = json.dumps(_content(event.content))
-            yield f"{number}event: {event.name}\ndata: {content}\n\n"
+            yield text
             following = asyncio.ensure_future(anext(events))
     finally:
         following.cancel()

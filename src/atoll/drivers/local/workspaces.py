@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError, TemporaryError
-from atoll.executor import files
+from atoll.executor import removal
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
@@ -214,7 +214,7 @@ def remove_tree(path: Path) -> None:
     try:
         while True:
             try:
-                files.empty(top, math.inf)
+                removal.empty(top, math.inf)
                 break
             except FileNotFoundError:
                 continue  # Somebody else is removing it too.

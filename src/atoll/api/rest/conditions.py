@@ -1,0 +1,112 @@
+"""
+Conditional requests and ranges, RFC 9110: what the headers ask for, and whether it holds.
+
+A range is one range of bytes; more than one, or another unit, is answered with the whole, as the
+RFC allows. Tags are compared by the strong rule for `If-Match` and `If-Range`.
+"""
+
+from __future__ import annotations
+
+import re
+from email.utils import format_datetime, parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from atoll.errors import InvalidRequest
+from atoll.service.files import Part
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from starlette.datastructures import Headers
+
+    from atoll.service.files import Entry
+
+_RANGE = re.compile(r"bytes=[ \t]*(\d*)-(\d*)[ \t]*", re.ASCII | re.IGNORECASE)
+_TAG = re.compile(r'[ \t]*((?:W/)?"([^"]*)"|\*)[ \t]*(?:,|$)')
+_MAX_DIGITS = 19
+CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+
+
+def tags(value: str | None) -> list[str] | None:
+    """The tags of a header, without their quotes; weak ones with their `W/`."""
+    if value is None:
+        return None
+    found, at = [], 0
+    while at < len(value):
+        match = _TAG.match(value, at)
+        if match is None:
+            raise InvalidRequest(
+                'If-Match and If-None-Match take "*" or tags in double quotes.',
+                code="bad_condition",
+            )
+        whole, inner = match.group(1), match.group(2)
+        found.append(f"W/{inner}" if whole.startswith("W/") else inner or whole)
+        at = match.end()
+    return found
+
+
+def etag(entry: Entry) -> str | None:
+    return None if entry.etag is None else f'"{entry.etag}"'
+
+
+def last_modified(entry: Entry) -> str:
+    return format_datetime(entry.modified_at.replace(microsecond=0), usegmt=True)
+
+
+def is_conditional(headers: Headers) -> bool:
+    return any(name in headers for name in CONDITIONAL)
+
+
+def outcome(headers: Headers, entry: Entry) -> int | None:
+    """304 or 412 when a condition says so."""
+    match, none = tags(headers.get("if-match")), tags(headers.get("if-none-match"))
+    modified = entry.modified_at.replace(microsecond=0)
+    if match is not None:
+        if not {"*", entry.etag} & set(match):
+            return 412
+    elif (moment := _date(headers.get("if-unmodified-since"))) and modified > moment:
+        return 412
+    if none is not None:
+        if {"*", entry.etag, f"W/{entry.etag}"} & set(none):
+            return 304
+    elif (moment := _date(headers.get("if-modified-since"))) and modified <= moment:
+        return 304
+    return None
+
+
+def part(headers: Headers, entry: Entry | None = None) -> Part | None:
+    """
+    The range that is asked for. A date in `If-Range` needs the entry to be compared with; without
+    one it is taken for another date.
+    """
+    match = _RANGE.fullmatch(headers.get("range", ""))
+    if match is None or not any(match.groups()):
+        return None
+    first, last = (int(text[:_MAX_DIGITS]) if text else None for text in match.groups())
+    if first is not None and last is not None and last < first:
+        return None
+    condition = headers.get("if-range")
+    if condition is None:
+        return Part(first, last)
+    if condition.startswith(("W/", '"')):
+        return Part(first, last, condition.strip('"'))
+    moment = _date(condition)
+    if entry is None or moment != entry.modified_at.replace(microsecond=0):
+        return None
+    return Part(first, last, entry.etag)
+
+
+def needs_entry(headers: Headers) -> bool:
+    """Whether the headers cannot be judged without the file."""
+    dated = not headers.get("if-range", '"').startswith(("W/", '"'))
+    return is_conditional(headers) or dated
+
+
+def _date(value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(value)
+    except (TypeError, ValueError, IndexError):
+        return None  # As the RFC has it: ignored.
+    return moment if moment.tzinfo is not None else None

@@ -1,0 +1,57 @@
+"""
+Routes of signed links. They need no key: the link itself says what may be done, and nothing else
+can be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from atoll.api.rest import downloads
+from atoll.api.rest.context import Answer, services
+from atoll.api.rest.files import _body, _body_of, _entry_out
+from atoll.api.rest.schemas import EntryOut
+
+router = APIRouter(prefix="/signed", tags=["signed links"])
+
+_OPEN: dict[str, Any] = {"security": []}
+
+
+@router.head("/{token}", include_in_schema=False)
+@router.get(
+    "/{token}",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+    openapi_extra=_OPEN,
+)
+async def get_signed(request: Request, token: str) -> Response:
+    """Download the file that the link is for; ranges and conditions as with a key."""
+    found = services(request)
+    grant = found.links.granted(token, "GET")
+    return await downloads.answer(
+        request, found.files, grant.session_id, grant.path, filename=grant.filename
+    )
+
+
+@router.put(
+    "/{token}",
+    status_code=201,
+    responses={201: {"model": EntryOut}},
+    openapi_extra={**_OPEN, **_body_of("application/octet-stream")},
+)
+async def put_signed(request: Request, token: str) -> Answer:
+    """Write the file that the link is for."""
+    found = services(request)
+    grant = found.links.granted(token, "PUT")
+    entry = await found.files.write(grant.session_id, grant.path, _body(request))
+    return Answer(_entry_out(entry), 201)
+
+
+@router.post("/{token}", status_code=201, responses={201: {"model": EntryOut}}, openapi_extra=_OPEN)
+async def complete_signed(request: Request, token: str) -> Answer:
+    """Bring what was put to the blob store by a native link into the workspace."""
+    links = services(request).links
+    return Answer(_entry_out(await links.complete(links.granted(token, "POST"))), 201)

@@ -1,0 +1,79 @@
+"""
+The artifacts of a session: the newest version of each path, over all its executions.
+
+In order of path, page by page. Memory goes by the page and not by how many there are; time goes by
+the executions, of which the newest `MOST` are looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.errors import InvalidRequest
+from atoll.model.page import Page
+
+if TYPE_CHECKING:
+    from atoll.model.execution import Artifact
+    from atoll.service.lives import Lives
+    from atoll.stores.base import Store
+
+MOST = 10_000
+_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """An artifact, and the execution that made it what it is."""
+
+    execution_id: str
+    artifact: Artifact
+
+
+class Artifacts:
+    def __init__(self, store: Store, lives: Lives) -> None:
+        self._store = store
+        self._lives = lives
+
+    async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
+        await self._lives.session(session_id)
+        after = None if cursor is None else _read(cursor)
+        found: dict[str, Version] = {}
+        following: str | None = None
+        for _ in range(MOST // _AT_ONCE):
+            page = await self._store.executions.page(
+                session_id=session_id, cursor=following, limit=_AT_ONCE
+            )
+            for execution in page.items:
+                if execution.outcome is None:
+                    continue
+                for artifact in execution.outcome.artifacts:
+                    if after is None or artifact.path > after:
+                        # Newest first: an older one does not count.
+                        found.setdefault(artifact.path, Version(execution.id, artifact))
+                if len(found) > 2 * limit:
+                    # One that is left out here is left out again whenever it comes.
+                    found = {path: found[path] for path in sorted(found)[: limit + 1]}
+            following = page.next_cursor
+            if following is None:
+                break
+        chosen = sorted(found)
+        items = tuple(found[path] for path in chosen[:limit])
+        return Page(items, _cursor(chosen[limit - 1]) if len(chosen) > limit else None)
+
+
+def _cursor(path: str) -> str:
+    return base64.urlsafe_b64encode(path.encode("utf-8", "surrogateescape")).decode().rstrip("=")
+
+
+def _read(cursor: str) -> str:
+    try:
+        data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+        return data.decode("utf-8", "surrogateescape")
+    except (ValueError, binascii.Error):
+        raise InvalidRequest(
+            "cursor: this was not returned by an earlier page; start again without one.",
+            code="bad_cursor",
+        ) from None

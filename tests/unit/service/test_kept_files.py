@@ -1,0 +1,78 @@
+"""Files of sessions that are away, as they were kept."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.errors import Conflict, TemporaryError
+from atoll.model.session import SessionStatus
+from atoll.service.files import Entry, Files, Part
+from tests.contract.stores.store_entities import make_session
+from tests.parts import parts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+CONTENT = b"0123456789"
+ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 1, tzinfo=UTC), "tag")
+
+
+class Shelf:
+    """What was kept: one file of every session."""
+
+    async def open(
+        self, session_id: str, path: str, start: int, end: int | None
+    ) -> tuple[Entry, AsyncIterator[bytes]] | None:
+        return None if path != "a" else (ENTRY, _pieces(CONTENT[start:end]))
+
+    async def list(
+        self, session_id: str, path: str, *, after: str | None, limit: int
+    ) -> tuple[list[Entry], str | None] | None:
+        return ([], None) if after else ([ENTRY], "a")
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+async def read(files: Files, session_id: str, part: Part | None = None) -> bytes | None:
+    found = await files.read(session_id, "a", part)
+    assert found.entry == ENTRY
+    return None if found.start is None else b"".join([piece async for piece in found.content])
+
+
+@pytest.mark.parametrize("away", ["ended", "elsewhere"])
+async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, away: str) -> None:
+    async with parts(tmp_path, SystemClock()) as found:
+        fields = {"status": SessionStatus.TERMINATED} if away == "ended" else {}
+        session = make_session(runtime_node="another", **fields)
+        await found.store.sessions.add(session)
+        lives = found.executions._lives
+        work_timeout = timedelta(seconds=1)
+        driver = lives._driver
+        files = Files(lives, driver, work_timeout=work_timeout, kept=Shelf())
+
+        assert await read(files, session.id) == CONTENT
+        assert await read(files, session.id, Part(2, 4)) == b"234"
+        assert await read(files, session.id, Part(None, 3)) == b"789"
+        assert await read(files, session.id, Part(2, 4, "other")) == CONTENT
+        assert await read(files, session.id, Part(10, None)) is None
+        page = await files.list(session.id, "", cursor=None, limit=10)
+        assert page.items == (ENTRY,)
+        assert (await files.list(session.id, "", cursor=page.next_cursor, limit=10)).items == ()
+        # What was not kept, and without a shelf everything, is as far away as the session.
+        for call in (
+            files.read(session.id, "b"),
+            Files(lives, driver, work_timeout=work_timeout).read(session.id, "a"),
+            files.write(session.id, "a", _pieces(b"x")),
+        ):
+            with pytest.raises((Conflict, TemporaryError)) as refused:
+                await call
+            assert refused.value.code in ("session_ended", "node_not_reached")

@@ -1,0 +1,82 @@
+"""Grants: what they are good for, and until when."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from atoll.errors import Forbidden
+from atoll.service.signing import LONGEST, Grant, Signing
+from atoll.service.tokens import Tokens
+from tests.clock import MovedClock
+
+HOUR = timedelta(hours=1)
+GRANT = Grant("GET", "sess_1", "dir/\udcff", "näme", None)
+
+
+def code(signing: Signing, token: str, method: str = "GET") -> str:
+    with pytest.raises(Forbidden) as refused:
+        signing.read(token, method)
+    return refused.value.code
+
+
+def test_a_grant_is_what_was_granted_until_it_ends() -> None:
+    clock = MovedClock()
+    signing = Signing("secret", clock)
+    token, end = signing.make(GRANT, HOUR)
+    assert end == clock.now() + HOUR
+    assert signing.read(token, "GET") == GRANT
+    clock.time += HOUR.total_seconds() - 1
+    assert signing.read(token, "GET") == GRANT
+    clock.time += 1
+    assert code(signing, token) == "signed_url_expired"
+
+
+def test_no_grant_is_longer_than_a_week() -> None:
+    clock = MovedClock()
+    _, end = Signing("secret", clock).make(GRANT, timedelta(days=400))
+    assert end == clock.now() + LONGEST
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "get", ""])
+def test_a_grant_is_for_one_method(method: str) -> None:
+    signing = Signing("secret", MovedClock())
+    token, _ = signing.make(GRANT, HOUR)
+    assert code(signing, token, method) == "signed_url_invalid"
+
+
+def test_replicas_of_one_database_take_each_other_s_grants_and_no_others() -> None:
+    clock = MovedClock()
+    token, _ = Signing("secret", clock).make(GRANT, HOUR)
+    assert Signing("secret", clock).read(token, "GET") == GRANT
+    assert code(Signing("another", clock), token) == "signed_url_invalid"
+
+
+def test_a_token_of_an_instance_is_no_grant() -> None:
+    clock = MovedClock()
+    token = Tokens("secret", clock, HOUR).make("inst_1")
+    assert code(Signing("secret", clock), token) == "signed_url_invalid"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda token: "",
+        lambda token: ".",
+        lambda token: token[1:],
+        lambda token: token[:-1],
+        lambda token: token + "A",
+        lambda token: token + ".",
+        lambda token: token.replace(".", ".."),
+        lambda token: token.partition(".")[0],
+        lambda token: token.swapcase(),
+        lambda token: token + "\u0660",
+        lambda token: token * 1000,
+        lambda token: " " + token,
+    ],
+)
+def test_a_changed_grant_is_none(change: object) -> None:
+    signing = Signing("secret", MovedClock())
+    token, _ = signing.make(GRANT, HOUR)
+    assert code(signing, change(token)) == "signed_url_invalid"  # type: ignore[operator]
