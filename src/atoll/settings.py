@@ -79,7 +79,7 @@ def parse_key(text: str) -> bytes:
 
 
 class Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class SessionSettings(Group):
@@ -190,8 +190,11 @@ class LocalSettings(Group):
     """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
     mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
     """Time for such a mount to come up, or to answer, in seconds."""
-    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
-    """What one such mount may keep of open files on the node's disk, in bytes."""
+    mount_scratch: int = Field(4 * GiB, ge=64 * MiB)
+    """
+    What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be
+    written there.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -477,7 +480,11 @@ class SecretSettings(Group):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix="ATOLL_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     host: str = "127.0.0.1"

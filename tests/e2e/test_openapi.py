@@ -57,6 +57,11 @@ ROUTES = {
     f"POST {V1}/invocations", f"GET {V1}/invocations/{{invocation_id}}",
     f"GET {V1}/invocations/{{invocation_id}}/executions",
     f"POST {V1}/invocations/{{invocation_id}}/cancel",
+    f"GET {V1}/sessions/{{session_id}}/secrets",
+    f"PUT {V1}/sessions/{{session_id}}/secrets/{{name}}",
+    f"DELETE {V1}/sessions/{{session_id}}/secrets/{{name}}",
+    f"GET {V1}/volumes", f"POST {V1}/volumes", f"GET {V1}/volumes/{{volume_id}}",
+    f"DELETE {V1}/volumes/{{volume_id}}",
 }  # fmt: skip
 
 

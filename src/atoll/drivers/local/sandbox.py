@@ -125,7 +125,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
         "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
         "--setenv", "ATOLL_PYTHON", tree.python,
-        *_root(tree, sandbox.hidden, sandbox.tmp_size, source),
+        *_root(_beside(tree, sandbox.volumes), sandbox.hidden, sandbox.tmp_size, source),
         "--ro-bind", source(sandbox.executor), EXECUTOR,
         "--ro-bind", source(sandbox.inside), INSIDE,
         "--ro-bind", source(sandbox.packages), PACKAGES,
@@ -210,15 +210,18 @@ def _root(
     ]  # fmt: skip
 
 
+def _beside(tree: Tree, volumes: tuple[tuple[str, str, bool], ...]) -> Tree:
+    """What the template has where volumes are is hidden: nothing could be mounted in it."""
+    tops = {f"/{path.split('/')[1]}" for _, path, _ in volumes}
+    return replace(
+        tree,
+        binds=tuple(item for item in tree.binds if item[1] not in tops),
+        links=tuple(item for item in tree.links if item[1] not in tops),
+    )
+
+
 def _volumes(sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
-    """Where the template has a directory of the same name, the one with the volumes hides it."""
     argv: list[str] = []
-    bound = {inside for _, inside in sandbox.tree.binds}
-    hidden = sorted({f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes} & bound)
-    for top in hidden:
-        argv += ["--perms", "0755", "--size", "65536", "--tmpfs", top]
     for host, path, read_only in sandbox.volumes:
         argv += ["--ro-bind" if read_only else "--bind", source(host), path]
-    for top in hidden:
-        argv += ["--remount-ro", top]
     return argv
