@@ -22,6 +22,7 @@ from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.runs import Runs
+from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
@@ -65,11 +66,14 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
-    provision = Provision(Secrets(), Volumes(), Packages())
+    blobs = LocalObjects(place / "blobs")
+    provision = Provision(
+        Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), Packages()
+    )
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
     )
-    bulk = Bulk(LocalObjects(place / "blobs"), settings.blob)
+    bulk = Bulk(blobs, settings.blob)
     ends = Ends(store, bulk, coordination, clock)
     attempts = Attempts(
         store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ConsoleExit,
         Event,
         ExecutionFailed,
+        Mount,
         Result,
     )
     from atoll.version import __version__
@@ -65,6 +66,7 @@ __all__ = [
     "Forbidden",
     "InvalidRequest",
     "Invocation",
+    "Mount",
     "NotFound",
     "PermanentError",
     "RequestError",
@@ -95,6 +97,7 @@ _HOME = {
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",
     "Invocation": "atoll.sdk.sync",
+    "Mount": "atoll.sdk.values",
     "Result": "atoll.sdk.values",
     "Session": "atoll.sdk.sync",
     "__version__": "atoll.version",

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import mimetypes
 import os
+import resource
 import secrets
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -31,6 +32,7 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
 from atoll.drivers.local import host
+from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
@@ -54,6 +56,7 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
+from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.links import Links
@@ -65,7 +68,8 @@ from atoll.service.provision import Provision
 from atoll.service.reports import Reports
 from atoll.service.runs import Runs
 from atoll.service.saves import Saves
-from atoll.service.secrets import Secrets
+from atoll.service.sealing import Sealing
+from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
 from atoll.service.signing import Signing
 from atoll.service.tasks import Tasks
@@ -88,10 +92,12 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.local.host import Check
+    from atoll.settings import BlobSettings
     from atoll.stores.base import Store
 
 DATABASE = "atoll.db"
 KEY_FILE = "key"
+SECRET_KEY_FILE = "secret-key"  # noqa: S105 - the name of a file
 TOKEN_BEYOND_SESSION = timedelta(days=7)
 """How long an instance may have waited in a pool and still report all its session's life."""
 ENVIRONMENT = "environment"
@@ -169,7 +175,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         leases = Leases(coordination, clock, settings.coordination)
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
-        driver = LocalDriver(settings.data_dir, settings.local, settings.link)
+        driver = LocalDriver(
+            settings.data_dir, settings.local, settings.link, _bucket(settings.blob)
+        )
         stack.push_async_callback(driver.close)
         await driver.open()
         templates = Templates(store, driver, coordination, clock, settings)
@@ -187,7 +195,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         templates.changed = pool.changed.set
         checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
-        provision = Provision(Secrets(), Volumes(), Packages())
+        sealed = Secrets(_sealing(settings, own=own))
+        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
+        provision = Provision(sealed, volumes, Packages())
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
         )
@@ -242,7 +252,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
-        files = Files(lives, driver, work_timeout=settings.link.work_timeout)
+        files = Files(
+            lives, driver, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints)
+        )
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
@@ -256,6 +268,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             checkpoints=checkpoints,
             saves=saves,
             templates=templates,
+            volumes=volumes,
+            secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
             store=store,
             blobs=blobs,
@@ -311,6 +325,43 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         yield Application(web, sessions, keys)
+
+
+def _bucket(settings: BlobSettings) -> Bucket | None:
+    """The bucket as the node mounts it; none when blobs are on its disk."""
+    if settings.url is None:
+        return None
+    name, prefix = settings.place
+    region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+    path_style = settings.path_style
+    given = {
+        field: None if secret is None else secret.get_secret_value()
+        for field, secret in (
+            ("access_key_id", settings.access_key_id),
+            ("secret_access_key", settings.secret_access_key),
+            ("proxy_url", settings.proxy_url),
+        )
+    }
+    return Bucket(
+        name=name,
+        prefix=prefix,
+        endpoint=settings.endpoint or f"https://s3.{region}.amazonaws.com",
+        path_style=settings.endpoint is not None if path_style is None else path_style,
+        connect_timeout=settings.connect_timeout,
+        timeout=settings.timeout,
+        region=region,
+        encryption=settings.encryption,
+        kms_key_id=settings.kms_key_id,
+        ca_file=settings.ca_file,
+        **given,
+    )
+
+
+def _sealing(settings: Settings, *, own: bool) -> Sealing:
+    """A key file is only for a database that is beside it: others share one and not the file."""
+    keys = [settings.secrets.key, *settings.secrets.old_keys]
+    given = [key.get_secret_value() for key in keys if key is not None]
+    return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
 
 
 async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
@@ -445,6 +496,8 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
     server.check_exposure(settings)
     workers.check(settings)
+    # Secrets pass through its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

@@ -20,8 +20,9 @@ import structlog
 
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import NODE
+from atoll.drivers.local.mounts import unmount_all
 from atoll.drivers.local.workspaces import remove_tree
-from atoll.errors import Conflict
+from atoll.errors import Conflict, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,6 +190,8 @@ def _remove_if_dead(place: Path, local: LocalSettings) -> None:
 
 def remove(place: Path) -> None:
     try:
+        # Others' files, which must not go with the directory that they are mounted in.
+        unmount_all(place)
         remove_tree(place)
-    except OSError as error:
+    except (OSError, TemporaryError) as error:
         log.warning("embedded.not_removed", path=str(place), error=str(error))

@@ -9,6 +9,7 @@ cannot pass for set.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -56,6 +57,25 @@ def _seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+
+
+KEY_BYTES = 32
+
+
+def parse_key(text: str) -> bytes:
+    """A key of 32 bytes, in base64 (either alphabet) or hexadecimal; raises `ValueError`."""
+    text = text.strip()
+    if len(text) == 2 * KEY_BYTES:
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(text)
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        key = base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{KEY_BYTES} bytes in base64 or hexadecimal are needed")
+    return key
 
 
 class Group(BaseModel):
@@ -164,6 +184,12 @@ class LocalSettings(Group):
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    s3fs: str = "s3fs"
+    """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
+    mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
+    """Time for such a mount to come up, or to answer, in seconds."""
+    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
+    """What one such mount may keep of open files on the node's disk, in bytes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -303,7 +329,7 @@ class BlobSettings(Group):
     connect_timeout: Seconds = Field(timedelta(seconds=3), gt=timedelta(0))
     """Time for a connection, in seconds."""
     timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for one request, which moves 8 MiB at most, in seconds."""
+    """Time for one request, of which a large object takes many, in seconds."""
     retry_after: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """How long a server that failed is not asked again, in seconds."""
     spool_size: int = Field(10 * GiB, ge=1 * MiB)
@@ -345,6 +371,40 @@ class BlobSettings(Group):
             raise ValueError("access_key_id and secret_access_key go together")
         if self.kms_key_id is not None and self.encryption != "aws:kms":
             raise ValueError("kms_key_id goes with encryption aws:kms")
+        return self
+
+
+class SecretSettings(Group):
+    """Encryption of the secrets of sessions."""
+
+    key: SecretStr | None = None
+    """
+    Key that secrets are encrypted with: 32 bytes, in base64 or hexadecimal. With the database in
+    `data_dir`, one is made and kept in `<data_dir>/secret-key` when not set.
+    """
+    old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys that were used before and still open what they encrypted, separated by commas."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("old_keys"), str):
+            values = dict(values)
+            values["old_keys"] = [k for k in values["old_keys"].split(",") if k.strip()]
+        return values
+
+    @field_validator("key", "old_keys")
+    @classmethod
+    def _are_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, tuple) else (value,):
+            if key is not None:
+                parse_key(key.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _new_before_old(self) -> Self:
+        if self.old_keys and self.key is None:
+            raise ValueError("old_keys: set key as well, with which new secrets are encrypted")
         return self
 
 
@@ -414,6 +474,7 @@ class Settings(BaseSettings):
     coordination: CoordinationSettings = CoordinationSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
+    secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")
     @classmethod

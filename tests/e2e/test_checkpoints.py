@@ -150,8 +150,9 @@ def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_p
         left = tmp_path / "blobs" / "workspaces" / session
         assert any(left.rglob("*"))
         api.end(session)
-        eventually(lambda: not left.exists())
-        problem(http.get(path_of(session)), 404, "checkpoint_not_found")
+        # The record goes last.
+        eventually(lambda: http.get(path_of(session)).status_code == 404)
+        assert not left.exists()
 
 
 def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> None:
@@ -164,3 +165,39 @@ def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> 
         )
     )
     problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
+
+
+def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
+    session = api.create()["id"]
+    made = api.run(
+        session,
+        "import os\nos.makedirs('out')\nopen('out/plot.svg', 'w').write('<svg/>' * 10)\n"
+        "os.symlink('out/plot.svg', 'link')\nos.symlink('/etc/passwd', 'away')\n"
+        "for n in range(30): open(f'out/{n:02}', 'w').write(str(n))",
+    )
+    artifacts = answer(api.http.get(f"{V1}/executions/{made['execution_id']}"))["artifacts"]
+    (url,) = [item["download_url"] for item in artifacts if item["path"] == "out/plot.svg"]
+    assert api.http.get(url, headers={"Authorization": ""}).text == "<svg/>" * 10
+    api.end(session)
+
+    files = f"{V1}/sessions/{session}/files"
+    eventually(lambda: api.http.get(f"{files}/out/plot.svg").status_code == 200)
+    assert api.http.get(f"{files}/link").text == "<svg/>" * 10
+    part = api.http.get(f"{files}/out/plot.svg", headers={"Range": "bytes=6-11"})
+    assert (part.status_code, part.text) == (206, "<svg/>")
+    # Without a key, by the link of before.
+    assert api.http.get(url, headers={"Authorization": ""}).text == "<svg/>" * 10
+    listed: list[str] = []
+    cursor = None
+    while True:
+        params = {"path": "out", "limit": "7"} | ({"cursor": cursor} if cursor else {})
+        page = answer(api.http.get(files, params=params))
+        listed += [item["name"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert listed == [*(f"{number:02}" for number in range(30)), "plot.svg"]
+    assert api.names(session) == ["away", "link", "out"]
+    for path in ("away", "../x", "out/absent", "absent"):
+        assert api.http.get(f"{files}/{path}").status_code in (400, 404, 409)
+    problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")

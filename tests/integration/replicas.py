@@ -136,6 +136,7 @@ class Cluster:
             "ATOLL_POOL__SIZE": "1",
             # Else each workspace is an image, which is slow to make and says nothing here.
             "ATOLL_SESSION__DISK": str(16 * 2**20),
+            "ATOLL_SECRETS__KEY": "42" * 32,
             **env,
         }
         if with_redis:

@@ -617,3 +617,22 @@ def test_the_pool_of_a_killed_replica_is_cleared_by_the_next_start_alone(
         cluster.check_node()
         cluster.start()
         assert cluster[0].api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
+
+
+def test_a_secret_that_one_replica_set_is_there_for_what_the_other_runs_next(
+    pair: tuple[Api, Api],
+) -> None:
+    first, second = pair
+    session = str(first.create()["id"])
+    show = "import os\nprint(os.environ.get('TOKEN'))"
+    for api in pair:
+        assert api.run(session, show)["stdout"] == "None\n"
+    for number in range(5):
+        at, other = (first, second) if number % 2 else (second, first)
+        path = f"{V1}/sessions/{session}/secrets/TOKEN"
+        answer(at.http.put(path, json={"value": f"value {number}"}))
+        assert other.run(session, show)["stdout"] == f"value {number}\n"
+    answer(first.http.delete(f"{V1}/sessions/{session}/secrets/TOKEN"))
+    made = answer(second.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)
+    assert second.run(session, show, context_id=made["id"])["stdout"] == "None\n"
+    first.end(session)

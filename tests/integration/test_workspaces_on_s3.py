@@ -1,4 +1,4 @@
-"""Sessions' files on a real S3 server: saved by themselves, restored elsewhere, while it is dead."""
+"""Files of sessions on a real S3 server: saved, restored elsewhere, and while it is dead."""
 
 from __future__ import annotations
 

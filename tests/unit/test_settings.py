@@ -76,6 +76,14 @@ def test_a_variable_that_names_no_setting_is_an_error(
         ("ATOLL_POOL__CONCURRENCY", "0"),
         ("ATOLL_LOCAL__CGROUP_NAME", "../up"),
         ("ATOLL_TLS_CERT", "/only/one"),
+        ("ATOLL_BLOB__URL", "https://s3.example.com/bucket"),
+        ("ATOLL_BLOB__URL", "s3://"),
+        ("ATOLL_BLOB__URL", "s3://Bucket"),
+        ("ATOLL_BLOB__URL", "s3://bucket/../other"),
+        ("ATOLL_BLOB__URL", "s3://bucket?region=x"),
+        ("ATOLL_BLOB__ENDPOINT", "https://s3.example.com"),
+        ("ATOLL_BLOB__SECRET_ACCESS_KEY", "without url"),
+        ("ATOLL_BLOB__SPOOL_SIZE", "0"),
     ],
     ids=str,
 )
@@ -87,6 +95,39 @@ def test_a_value_that_makes_no_sense_is_an_error(
     with pytest.raises(InvalidRequest) as caught:
         Settings.read()
     assert caught.value.code == "invalid_setting"
+
+
+BUCKET = {"url": "s3://bucket/some/where"}
+BLOB = {
+    "half of the credentials": {"access_key_id": "a"},
+    "the other half": {"secret_access_key": "a"},
+    "endpoint without scheme": {"endpoint": "s3.example.com"},
+    "endpoint with a path": {"endpoint": "https://s3.example.com/bucket"},
+    "endpoint with a login": {"endpoint": "https://me:secret@s3.example.com"},
+    "unknown encryption": {"encryption": "rot13"},
+    "key of another encryption": {"encryption": "AES256", "kms_key_id": "1"},
+}
+
+
+@pytest.mark.parametrize("given", BLOB.values(), ids=BLOB.keys())
+def test_settings_of_s3_that_do_not_fit_are_an_error(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Settings.read(blob=BUCKET | given)
+    assert caught.value.code == "invalid_setting"
+    assert "secret@" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("s3://bucket", ("bucket", "")),
+        ("s3://bucket/", ("bucket", "")),
+        ("s3://my.bucket-1/a/b", ("my.bucket-1", "a/b")),
+        ("s3://bucket/a/", ("bucket", "a")),
+    ],
+)
+def test_a_bucket_and_a_prefix_in_it(url: str, place: tuple[str, str]) -> None:
+    assert Settings.read(blob={"url": url}).blob.place == place
 
 
 def test_an_argument_goes_over_the_environment_and_none_is_no_argument(
@@ -120,6 +161,15 @@ def test_every_setting_has_a_variable() -> None:
 
 def test_the_key_is_not_shown() -> None:
     assert "a-secret-of-mine-1" not in repr(Settings(api_key="a-secret-of-mine-1"))
+
+
+def test_credentials_of_s3_are_not_shown() -> None:
+    keys = {"access_key_id": "an-access-key", "secret_access_key": "a-secret-key"}
+    settings = Settings.read(blob=BUCKET | keys | {"proxy_url": "http://me:a-secret-key@proxy"})
+
+    for shown in (repr(settings), str(settings.model_dump()), settings.model_dump_json()):
+        assert "a-secret-key" not in shown
+        assert "an-access-key" not in shown
 
 
 def test_the_data_directory_follows_the_desktop_s_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from atoll.errors import TemporaryError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime, timedelta
@@ -47,6 +49,12 @@ _KEY = re.compile(r"(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _LONGEST = 512
 
 Method = Literal["GET", "PUT"]
+
+
+class Refused(TemporaryError):
+    """`blobs_unavailable` of a back-end that is there and said no: no right, no room, no bucket."""
+
+    code = "blobs_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

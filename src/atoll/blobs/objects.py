@@ -20,6 +20,7 @@ from atoll.blobs.base import (
     PIECE,
     BlobInfo,
     Opened,
+    Refused,
     check_expiry,
     check_key,
     check_page,
@@ -194,9 +195,13 @@ class Objects:
         try:
             yield
         except _failures() as error:
-            raise TemporaryError(
+            kind = Refused if self._is_refusal(error) else TemporaryError
+            raise kind(
                 f"The blob store cannot {what}: {self._reason(error)}", code="blobs_unavailable"
             ) from self._cause(error)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        return False
 
     def _reason(self, error: Exception) -> str:
         # Behind the first line is how obstore's own objects look.

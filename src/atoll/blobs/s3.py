@@ -73,6 +73,11 @@ class S3Objects(Objects):
             return "no answer"
         return type(error).__name__
 
+    def _is_refusal(self, error: Exception) -> bool:
+        # 408 and 429 are those of a server that has too much to do.
+        status = _STATUS.search(str(error))
+        return status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "429")
+
     def _cause(self, error: Exception) -> Exception | None:
         return None
 
@@ -96,7 +101,9 @@ def connect(settings: BlobSettings) -> S3Store:
     if settings.endpoint is not None:
         scheme, host = settings.endpoint.rstrip("/").split("://")
         # obstore wants the host that it is to ask, which has the bucket's name in it already.
-        options["endpoint"] = f"{scheme}://{host if path_style else f'{bucket}.{host}'}"
+        address = f"{scheme}://{host if path_style else f'{bucket}.{host}'}"
+        # Of both, lest one that the environment names goes over ours.
+        options |= {"endpoint": address, "aws_endpoint_url_s3": address}
     if settings.encryption is not None:
         options["server_side_encryption"] = settings.encryption
     if settings.kms_key_id is not None:

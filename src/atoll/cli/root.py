@@ -21,6 +21,7 @@ from atoll.cli import (
     sessions,
     templates,
     version,
+    volumes,
 )
 from atoll.errors import AtollError
 
@@ -66,6 +67,7 @@ app.add_typer(executions.app, name="execution")
 app.add_typer(invocations.app, name="invocation")
 app.add_typer(contexts.app, name="context")
 app.add_typer(templates.app, name="template")
+app.add_typer(volumes.app, name="volume")
 app.add_typer(nodes.app, name="node")
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")

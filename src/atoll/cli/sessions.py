@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import given, output
 from atoll.cli.complete import session_ids, template_ids
 from atoll.cli.options import (
     ApiKey,
@@ -41,12 +41,37 @@ def create(
     max_processes: MaxProcesses = None,
     capacity: Capacity = None,
     env: Env = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME",
+            help="A secret; its value comes from the variable of this name, or is asked for. "
+            "May be repeated.",
+        ),
+    ] = None,
+    secret_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret-file", metavar="NAME=PATH", help="One from a file, as it is. May be repeated."
+        ),
+    ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume", metavar="VOLUME:PATH[:ro|rw]", help="Read-only unless rw. May be repeated."
+        ),
+    ] = None,
+    workspace_mode: Annotated[
+        str | None, typer.Option(help="sync, or mount: in the server's bucket itself.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """Make a session and print its id."""
-    variables = environment(env)
+    variables, mounts = environment(env), given.volumes(volume)
+    secrets = given.secrets(secret, secret_file)
     with connect(url, api_key) as atoll:
         session = atoll.sessions.create(
             template,
@@ -57,6 +82,9 @@ def create(
             max_processes=max_processes,
             env=variables,
             capacity=capacity,
+            secrets=secrets,
+            volumes=mounts,
+            workspace_mode=workspace_mode,
         )
     output.as_json(session.info) if json else output.line(session.id)
 

@@ -12,6 +12,32 @@ if TYPE_CHECKING:
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
     from atoll.model.template import Template
+    from atoll.model.volume import Volume
+
+
+class Places(Protocol):
+    """What of a node, and of the blob store, several instances are shown: volumes above all."""
+
+    def trouble(self) -> str | None:
+        """Why nothing of the blob store's bucket can be mounted here; none when it can."""
+
+    async def make(self, volume: Volume) -> None:
+        """An empty one, whatever may be left of another of this name."""
+
+    async def check(self, volume: Volume, *, read_only: bool) -> None:
+        """
+        Raise `InvalidRequest` with code `isolation_unavailable` or `mount_unavailable` when an
+        instance here cannot have it so.
+        """
+
+    async def remove(self, volume: Volume) -> None:
+        """With all that is in it. `Conflict`, `volume_in_use`, while an instance has it."""
+
+    async def broken(self) -> list[str]:
+        """Ids of the instances that have one which does not answer any more."""
+
+    async def discard(self, prefix: str) -> None:
+        """Remove the files of a workspace that was in the bucket; no instance may have it."""
 
 
 class Driver(Protocol):
@@ -22,6 +48,9 @@ class Driver(Protocol):
 
     kind: str
     capabilities: Capabilities
+
+    @property
+    def places(self) -> Places: ...
 
     async def open(self) -> None: ...
 

@@ -3,7 +3,9 @@ Which files an execution made or changed.
 
 Told by the change time that the kernel keeps and user code cannot set. It is as coarse as the
 kernel's tick, so what was listed (or uploaded) in the tick before the start is remembered and left
-out unless it changed again. One walk an execution, cut off after `MAX_WALK` entries.
+out unless it changed again. A workspace that is mounted from a bucket has times in whole seconds:
+there the same is done with the second before. One walk an execution, cut off after `MAX_WALK`
+entries.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ MAX_PATHS = 256 * 1024
 """Bytes of all paths of a list together."""
 MAX_HASHED = 64 * 1024 * 1024
 TICK_NS = 20_000_000
+SECOND_NS = 1_000_000_000
 
 
 def coarse_now() -> int:
     """The clock that file times are taken from."""
     return time.clock_gettime_ns(5)  # CLOCK_REALTIME_COARSE
+
+
+def at_or_after(changed: int, moment: int) -> bool:
+    """Whether a change time may be one of `moment` or later."""
+    return changed >= moment or (changed % SECOND_NS == 0 and changed + SECOND_NS > moment)
 
 
 class Scanner:
@@ -77,7 +85,7 @@ class Scanner:
                     except OSError:
                         continue
                     if (
-                        status.st_ctime_ns >= start
+                        at_or_after(status.st_ctime_ns, start)
                         and stat.S_ISREG(status.st_mode)
                         and not item.name.startswith(UPLOAD)
                         and self._recent.get(path) != (status.st_ino, status.st_ctime_ns)
@@ -89,9 +97,11 @@ class Scanner:
         self, found: list[tuple[str, os.stat_result]], start: int, limit: int, cut: bool
     ) -> tuple[list[dict[str, Any]], bool]:
         horizon = coarse_now() - TICK_NS
-        self._recent = {path: key for path, key in self._recent.items() if key[1] >= horizon}
+        self._recent = {
+            path: key for path, key in self._recent.items() if at_or_after(key[1], horizon)
+        }
         for path, status in found:
-            if status.st_ctime_ns >= horizon:
+            if at_or_after(status.st_ctime_ns, horizon):
                 self._recent[path] = (status.st_ino, status.st_ctime_ns)
         found.sort(key=lambda item: item[0])
         listed: list[dict[str, Any]] = []

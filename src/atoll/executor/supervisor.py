@@ -79,6 +79,8 @@ class Supervisor:
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
+        self._edition = 0
+        """The latest edition of the session that a control plane has told of."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "run": self._run,
             "release": self._release,
@@ -87,6 +89,8 @@ class Supervisor:
             **self._conversations.operations,
             **requests.operations,
             **self._contexts.operations,
+            "context_create": self._context_create,
+            "edition": self._note_edition,
             "scan": self._port,
             "collect": self._port,
             "populate": self._port,
@@ -323,6 +327,7 @@ class Supervisor:
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
         if self._leaving:
             raise Refusal("leaving", "this executor was told to end")
+        self._check_edition(request)
         active, capacity = self._runs.active(), request.get("capacity")
         if capacity and len(active) >= capacity:
             # Of a control plane that was lost: who tells us to run this one cannot know of it.
@@ -337,6 +342,22 @@ class Supervisor:
             self._hand_over(run)
         self._runs.enter(run, stream)
         self._settle_want()
+
+    def _check_edition(self, request: dict[str, Any]) -> None:
+        """Refuse what was made up from an older edition of the session than others know."""
+        edition = int(request.get("edition", self._edition))
+        if edition < self._edition:
+            raise Refusal("stale", "the session is at edition %d" % self._edition)
+        self._edition = edition
+
+    def _note_edition(self, stream: Stream, request: dict[str, Any]) -> None:
+        edition = int(request["edition"])
+        self._edition = edition if request.get("reset") else max(self._edition, edition)
+        stream.end({})
+
+    def _context_create(self, stream: Stream, request: dict[str, Any]) -> None:
+        self._check_edition(request)
+        self._contexts.operations["context_create"](stream, request)
 
     def _hand_over(self, run: Run) -> None:
         theirs = self._runs.open(run)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Cause
     from atoll.model.template import Template
+    from atoll.model.volume import Volume, VolumeMount
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class InstanceSpec:
     """Whether the instance must end with the process that made it."""
     callback: Callback | None = None
     """None when the executor tells its link alone."""
+    volumes: tuple[tuple[Volume, VolumeMount], ...] = ()
+    prefix: str | None = None
+    """Where the workspace is in the blob store's bucket; none when it is on the node's disk."""
 
 
 class State(StrEnum):

@@ -90,9 +90,16 @@ class Manifest:
 
     def page_of(self, path: str) -> str | None:
         """The page that has the path, if any has."""
-        order = [first.split("/") for first, _ in self.pages]
-        index = bisect.bisect_right(order, path.split("/")) - 1
+        index = self._place(path)
         return self.pages[index][1] if index >= 0 else None
+
+    def pages_from(self, path: str) -> list[str]:
+        """The page that has the path, or would have it, and all after it."""
+        return [page for _, page in self.pages[max(0, self._place(path)) :]]
+
+    def _place(self, path: str) -> int:
+        order = [first.split("/") for first, _ in self.pages]
+        return bisect.bisect_right(order, path.split("/")) - 1
 
     def encoded(self) -> bytes:
         fields = {name: getattr(self, name) for name in self.__slots__}

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
+LOCAL, S3 = "local", "s3"
+
+
 @dataclass(frozen=True, slots=True)
 class Volume:
     id: str

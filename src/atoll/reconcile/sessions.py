@@ -7,6 +7,7 @@ One replica sweeps a node at a time.
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
@@ -79,11 +80,25 @@ class Sweep:
             self._clock.now(), limit=self._settings.sweep_batch
         ):
             await self._settled(self._sessions.expire(session.id), session_id=session.id)
+        await self._end_broken()
         if await self._store.cluster() == self._cluster:
             await self._remove_orphans()
         else:
             # One of several addresses is no copy of the others, and knows nothing of this node.
             log.error("database.is_another", node=self._key, belongs_to=self._cluster)
+
+    async def _end_broken(self) -> None:
+        """
+        End instances whose volumes or workspace went away under them, as when s3fs was killed: the
+        next request that needs one of these sessions makes a new one, with new mounts.
+        """
+        broken = set(await self._driver.places.broken())
+        if broken:
+            for handle in await self._driver.handles():
+                if handle.instance_id in broken:
+                    log.warning("instance.mount_lost", instance_id=handle.instance_id)
+                    ending = self._driver.stop(handle, grace=timedelta(0))
+                    await self._settled(ending, instance_id=handle.instance_id)
 
     async def _settled(self, work: Awaitable[object], **about: str) -> None:
         """One that cannot be settled does not keep the others waiting; it is tried again."""

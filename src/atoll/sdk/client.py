@@ -12,13 +12,15 @@ from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
+from atoll.sdk.volumes import AsyncVolumes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from atoll.sdk.session import AsyncSession
+    from atoll.sdk.values import Mount
 
 
 class AsyncAtoll:
@@ -43,6 +45,7 @@ class AsyncAtoll:
         self._connection = Connection(find(url, api_key, data_dir, settings), timeout)
         self._sessions = AsyncSessions(self._connection)
         self._templates = AsyncTemplates(self._connection)
+        self._volumes = AsyncVolumes(self._connection)
         self._nodes = AsyncNodes(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
@@ -69,6 +72,10 @@ class AsyncAtoll:
         return self._templates
 
     @property
+    def volumes(self) -> AsyncVolumes:
+        return self._volumes
+
+    @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
 
@@ -91,6 +98,9 @@ class AsyncAtoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -102,6 +112,9 @@ class AsyncAtoll:
             max_processes=max_processes,
             env=env,
             capacity=capacity,
+            secrets=secrets,
+            volumes=volumes,
+            workspace_mode=workspace_mode,
         )
         try:
             yield session

@@ -15,6 +15,7 @@ from atoll.sdk.files import AsyncFiles
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
+from atoll.sdk.secrets import AsyncSecrets
 from atoll.sdk.values import (
     ContextInfo,
     Event,
@@ -46,6 +47,7 @@ class AsyncSession:
         self._info = info
         self._path = f"sessions/{segment(info.id)}"
         self._files = AsyncFiles(connection, self._path)
+        self._secrets = AsyncSecrets(connection, self._path)
 
     @property
     def id(self) -> str:
@@ -60,6 +62,11 @@ class AsyncSession:
     def files(self) -> AsyncFiles:
         """Its workspace."""
         return self._files
+
+    @property
+    def secrets(self) -> AsyncSecrets:
+        """Variables whose values nobody is shown."""
+        return self._secrets
 
     def __repr__(self) -> str:
         return f"<Session {self._info.id} {self._info.status}>"

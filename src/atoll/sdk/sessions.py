@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from atoll.errors import NotFound
@@ -12,9 +13,10 @@ from atoll.sdk.session import AsyncSession
 from atoll.sdk.values import SessionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
+    from atoll.sdk.values import Mount
 
 
 class AsyncSessions:
@@ -34,6 +36,9 @@ class AsyncSessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -42,8 +47,14 @@ class AsyncSessions:
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
         settings after that. `capacity` is how many executions run in it at the same time, 1 by
-        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
-        with the same key and arguments give the same session, also those of other processes.
+        default; what is submitted beyond that waits in order.
+
+        `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
+        `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
+        workspace is in the server's bucket itself, mounted by the node.
+
+        With an `idempotency_key`, all calls with the same key and arguments give the same session,
+        also those of other processes.
         """
         body = {
             "template_id": template,
@@ -54,6 +65,9 @@ class AsyncSessions:
             "max_processes": max_processes,
             "env_vars": dict(env) if env else None,
             "capacity": capacity,
+            "secrets": dict(secrets) if secrets else None,
+            "volumes": [asdict(mount) for mount in volumes] or None,
+            "workspace_mode": workspace_mode,
         }
         given = {name: value for name, value in body.items() if value is not None}
         if idempotency_key is None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
+    from atoll.sdk.secrets import AsyncSecrets
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Event,
         ExecutionInfo,
         InvocationInfo,
+        Mount,
         NodeHealth,
         NodeInfo,
         NodeMetrics,
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
         SessionInfo,
         Status,
         TemplateInfo,
+        VolumeInfo,
     )
+    from atoll.sdk.volumes import AsyncVolumes
 
 
 class Console:
@@ -315,6 +319,26 @@ class Files:
         return self._portal.call(self._async.download, path, local_path)
 
 
+class Secrets:
+    """Environment variables of all that runs in the session; the server tells their names only."""
+
+    def __init__(self, inner: AsyncSecrets, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def set(self, name: str, value: str) -> None:
+        """Give it to whatever is run from now on; what runs already keeps what it has."""
+        self._portal.call(self._async.set, name, value)
+
+    def remove(self, name: str) -> None:
+        """Raises `NotFound` when there is none of this name."""
+        self._portal.call(self._async.remove, name)
+
+    def list(self) -> tuple[str, ...]:
+        """Their names."""
+        return self._portal.call(self._async.list)
+
+
 class Context:
     """
     A Python process of a session that keeps variables, imports and open files between runs.
@@ -449,6 +473,11 @@ class Session:
     def files(self) -> Files:
         """Its workspace."""
         return Files(self._async.files, self._portal)
+
+    @property
+    def secrets(self) -> Secrets:
+        """Variables whose values nobody is shown."""
+        return Secrets(self._async.secrets, self._portal)
 
     def __repr__(self) -> str:
         return repr(self._async)
@@ -753,6 +782,9 @@ class Sessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -761,8 +793,14 @@ class Sessions:
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
         settings after that. `capacity` is how many executions run in it at the same time, 1 by
-        default; what is submitted beyond that waits in order. With an `idempotency_key`, all calls
-        with the same key and arguments give the same session, also those of other processes.
+        default; what is submitted beyond that waits in order.
+
+        `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
+        `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
+        workspace is in the server's bucket itself, mounted by the node.
+
+        With an `idempotency_key`, all calls with the same key and arguments give the same session,
+        also those of other processes.
         """
         return Session(
             self._portal.call(
@@ -775,6 +813,9 @@ class Sessions:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                secrets=secrets,
+                volumes=volumes,
+                workspace_mode=workspace_mode,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -891,6 +932,36 @@ class Templates:
         self._portal.call(self._async.delete, template_id)
 
 
+class Volumes:
+    """All volumes of the server."""
+
+    def __init__(self, inner: AsyncVolumes, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def create(
+        self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
+    ) -> VolumeInfo:
+        """
+        A new, empty volume of this name.
+
+        `kind` is `local`, on the disk of one node and of a `size` in bytes or like "1Gi", or `s3`,
+        in the bucket of the server's blobs and as large as that allows. Without one it is `s3`
+        where blobs are on S3.
+        """
+        return self._portal.call(self._async.create, volume_id, size=size, kind=kind)
+
+    def get(self, volume_id: str) -> VolumeInfo:
+        return self._portal.call(self._async.get, volume_id)
+
+    def list(self) -> Iterator[VolumeInfo]:
+        yield from self._portal.iterate(self._async.list())
+
+    def delete(self, volume_id: str) -> None:
+        """With all that is in it; raises `Conflict` while a session has it."""
+        self._portal.call(self._async.delete, volume_id)
+
+
 class Nodes:
     """All nodes of the server."""
 
@@ -955,6 +1026,10 @@ class Atoll:
         return Templates(self._async.templates, self._portal)
 
     @property
+    def volumes(self) -> Volumes:
+        return Volumes(self._async.volumes, self._portal)
+
+    @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
 
@@ -977,6 +1052,9 @@ class Atoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        volumes: Sequence[Mount] = (),
+        workspace_mode: str | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -989,6 +1067,9 @@ class Atoll:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                secrets=secrets,
+                volumes=volumes,
+                workspace_mode=workspace_mode,
             )
         ) as value:
             yield Session(value, self._portal)

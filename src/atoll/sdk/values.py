@@ -45,6 +45,20 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeInfo:
+    """A volume as the server describes it."""
+
+    id: str
+    kind: str
+    """local or s3."""
+    size: str | None
+    """None where the bucket sets the bound."""
+    node_id: str | None
+    """The node that has it; none for one that all have."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Packages:
     """Python packages of a session's own, and how far they are."""
 

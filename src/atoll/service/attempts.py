@@ -185,7 +185,18 @@ class Attempts:
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
         self._bound(running)
-        job = self._job(live, execution)
+        try:
+            await self._provision.ready(live.session)
+            job = self._job(live, execution)
+        except PermanentError as error:
+            return lost(
+                ExecutionStatus.FAILED,
+                Cause.DEPENDENCY,
+                error.message,
+                code=error.code,
+                stdout=b"",
+                stderr=b"",
+            )
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
         if running.losses < self._leases.losses:
@@ -220,6 +231,11 @@ class Attempts:
                     stdout=b"",
                     stderr=b"",
                 )
+            if error.code == "stale":
+                # Not begun: the session has been changed since this replica read it.
+                running.execution = dataclasses.replace(execution, started_at=None)
+                await self._lives.renew(live)
+                return None
             if error.code == "leaving":
                 # Not begun, and the instance goes: the one that takes its place runs it.
                 running.execution = dataclasses.replace(execution, started_at=None)
@@ -378,6 +394,7 @@ class Attempts:
             "limits": limits,
             "watch": watch,
             "capacity": session.capacity,
+            "edition": session.version,
             "function": request.function_name,
             "body": request.body,
             "terminal": request.terminal,

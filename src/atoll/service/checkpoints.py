@@ -200,13 +200,16 @@ class Checkpoints:
                 data = await objects.get(part.object)
                 yield data[part.offset : part.offset + part.length]
 
-    async def entries(self, session_id: str) -> AsyncIterator[Entry]:
-        """All that the last checkpoint holds, in order of path."""
+    async def entries(self, session_id: str, start: str = "") -> AsyncIterator[Entry]:
+        """
+        What the last checkpoint holds, in order of path, from the page on that has `start`; all of
+        it if that is empty.
+        """
         checkpoint = await self._store.checkpoints.get(session_id)
         if checkpoint is None:
             return
         objects = SessionObjects(self._blobs, session_id)
-        for _, page in (await self._manifest(checkpoint)).pages:
+        for page in (await self._manifest(checkpoint)).pages_from(start):
             for entry in read_page(await objects.get(page)):
                 yield entry
 

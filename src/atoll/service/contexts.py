@@ -58,17 +58,28 @@ class Contexts:
             )
         live = await self._lives.live(session_id)
         limits, watch = self._driver.run_limits(live.session.resources)
-        answer = await _call(
-            live,
-            "context_create",
-            id=context_id or ids.context_id(),
-            language=language,
-            cwd=inside(cwd),
-            env=self._provision.environment(live.session),
-            limits=limits,
-            watch=watch,
-            most=self._settings.max_contexts,
-        )
+        context_id = context_id or ids.context_id()
+        while True:
+            await self._provision.ready(live.session)
+            try:
+                answer = await _call(
+                    live,
+                    "context_create",
+                    id=context_id,
+                    language=language,
+                    cwd=inside(cwd),
+                    env=self._provision.environment(live.session),
+                    limits=limits,
+                    watch=watch,
+                    most=self._settings.max_contexts,
+                    edition=live.session.version,
+                )
+                break
+            except InvalidRequest as error:
+                if error.code != "stale":
+                    raise
+                # The session has been changed since this replica read it.
+                await self._lives.renew(live)
         return _context(session_id, answer["context"])
 
     async def list(self, session_id: str) -> tuple[Context, ...]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
-from atoll.link.client import LinkLost
+from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus, Warning
+from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
+    from atoll.model.volume import Volume, VolumeMount
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool, Ready
@@ -45,8 +46,13 @@ ENDING_PAUSE = 0.01
 """Seconds."""
 
 
+def mounted_at(session: Session) -> str | None:
+    """Where in the blob store the session's workspace is, when it is mounted from there."""
+    return f"mounts/{session.id}" if session.workspace_mode is WorkspaceMode.MOUNT else None
+
+
 class Live:
-    """A session's compute as this process reaches it."""
+    """A session's compute as this process reaches it; `session` may be older than the record."""
 
     def __init__(self, session: Session, instance: Instance, link: Link) -> None:
         self.session = session
@@ -220,14 +226,25 @@ class Lives:
         not have comes from its last checkpoint.
         """
         template = await self._templates.get(session.template_id)
+        prefix = mounted_at(session)
         make = functools.partial(
-            self._pool.make, template, session.resources, session_id=session.id
+            self._pool.make,
+            template,
+            session.resources,
+            session_id=session.id,
+            volumes=await self._volumes(session),
+            prefix=prefix,
         )
         source = session.started_from if session.workspace is None else None
         try:
             ready = await make(workspace=session.workspace)
         except NotFound as error:
-            if error.code != "workspace_lost" or self._checkpoints is None:
+            if error.code != "workspace_lost":
+                raise
+            if prefix is not None:
+                # Its files are where they were; only how this node had them is gone.
+                return await make(workspace=None)
+            if self._checkpoints is None:
                 raise
             if await self._checkpoints.get(session.id) is None:
                 raise
@@ -240,6 +257,15 @@ class Lives:
                 await asyncio.shield(self._pool.destroy(ready))
                 raise
         return ready
+
+    async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
+        found = []
+        for mount in session.volumes:
+            volume = await self._store.volumes.get(mount.volume_id)
+            if volume is None:
+                raise PermanentError(f"Volume {mount.volume_id} is gone.", code="volume_not_found")
+            found.append((volume, mount))
+        return tuple(found)
 
     async def _start_again(self, session: Session) -> Live:
         ready = await self.make(session)
@@ -271,6 +297,34 @@ class Lives:
         link.closed.add_done_callback(lambda _: self._drop(live))
         self.kept(session)
         return live
+
+    async def announce(self, session: Session) -> None:
+        """
+        Have whatever is run from now on run by this edition of the session or a later one, by other
+        replicas too: they are refused by the executor until they have read it.
+        """
+        live = await self.reach(session.id)
+        if live is None:
+            return  # Its next instance starts by what is stored.
+        self._renew(live, session)
+        try:
+            await live.link.call("edition", edition=session.version)
+        except ExecutorError as error:
+            # One of before an upgrade, which takes what it is given.
+            log.warning("session.not_announced", session_id=session.id, error=error.message)
+
+    async def renew(self, live: Live) -> None:
+        """Read a session anew of which the executor has seen a later edition."""
+        before = live.session.version
+        self._renew(live, await self._unended(live.session.id))
+        if live.session.version == before:
+            # The database was put back to what it was before: it is the truth all the same.
+            await live.link.call("edition", edition=before, reset=True)
+
+    @staticmethod
+    def _renew(live: Live, session: Session) -> None:
+        if session.version > live.session.version:
+            live.session = session
 
     def _drop(self, live: Live) -> None:
         if self._lives.get(live.session.id) is live:

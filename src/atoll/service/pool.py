@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.model.instance import Callback
     from atoll.model.resources import Resources
     from atoll.model.template import Template
+    from atoll.model.volume import Volume, VolumeMount
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -117,6 +118,8 @@ class Pool:
         *,
         session_id: str | None = None,
         workspace: str | None = None,
+        volumes: tuple[tuple[Volume, VolumeMount], ...] = (),
+        prefix: str | None = None,
     ) -> Ready:
         """
         A new instance, recorded and connected; none is left behind when that fails.
@@ -132,6 +135,8 @@ class Pool:
             workspace,
             self._ephemeral,
             None if self._callback is None else self._callback(instance_id),
+            volumes,
+            prefix,
         )
         handle = await self._driver.ensure(spec)
         try:

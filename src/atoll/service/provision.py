@@ -55,9 +55,9 @@ class Provision:
         install = extras.install
         if install is not None:
             install = await self._packages.begin(install, template)
+        session = await self._secrets.seal(session, extras.secrets)
         return dataclasses.replace(
             session,
-            secrets=self._secrets.seal(session.id, extras.secrets),
             volumes=extras.volumes,
             workspace_mode=extras.workspace_mode,
             durability=extras.durability,
@@ -73,8 +73,15 @@ class Provision:
         done = await self._packages.install(session.id, install, template)
         return dataclasses.replace(session, install=done)
 
+    async def ready(self, session: Session) -> None:
+        """Before `environment`: what takes time the first time is done in a thread."""
+        await self._secrets.ready(session)
+
     def environment(self, session: Session) -> dict[str, str]:
-        """The variables that everything in the session gets: its own, secrets, and packages."""
+        """
+        The variables that everything in the session gets: its own, secrets, and packages. Raises
+        `PermanentError` with code `secret_unreadable`.
+        """
         if session.install is None and not session.secrets:
             return session.env_vars
         own = {**session.env_vars, **self._secrets.reveal(session)}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STREAMS = 4
 AHEAD = 256
 """Entries that wait for a stream."""
+TOGETHER = 64 * 1024
+"""Bytes that are sent together at least."""
 
 
 class Restore:
@@ -39,7 +41,7 @@ class Restore:
             async with asyncio.TaskGroup() as group:
                 rest = group.create_task(self._link.push("populate", self._directories()))
                 carriers = [
-                    group.create_task(self._link.push("populate", self._contents()))
+                    group.create_task(self._link.push("populate", _gathered(self._contents())))
                     for _ in range(STREAMS)
                 ]
                 group.create_task(self._when_carried(carriers))
@@ -78,6 +80,18 @@ class Restore:
                 if part.object is not None:
                     data = await self._objects.get(part.object)
                     yield data[part.offset : part.offset + part.length]
+
+
+async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same in larger pieces: each one that is sent is answered."""
+    buffer = bytearray()
+    async for piece in pieces:
+        buffer += piece
+        if len(buffer) >= TOGETHER:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -17,10 +17,10 @@ import pytest
 from atoll.blobs.s3 import S3Objects, connect
 from atoll.errors import TemporaryError
 from tests.servers import free_port
-from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+from tests.servers.s3 import ACCESS_KEY, BUCKET, DOMAIN, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Mapping
     from pathlib import Path
 
     from atoll.blobs.base import Blobs
@@ -190,7 +190,8 @@ async def test_objects_are_encrypted_when_that_is_asked_for(s3: S3Server) -> Non
         link = await blobs.presign("GET", key, MINUTE)
         assert link is not None
         async with httpx.AsyncClient() as anybody:
-            return (await anybody.get(link)).headers.get("x-amz-server-side-encryption")
+            headers: Mapping[str, str] = (await anybody.get(link)).headers
+            return headers.get("x-amz-server-side-encryption")
 
     keys = ("a/put", "a/create", "a/write", "a/plain")
     assert [await encryption(key) for key in keys] == ["AES256"] * 3 + [None]
@@ -222,6 +223,50 @@ async def test_nothing_that_can_be_shown_has_the_credentials(s3: S3Server) -> No
     for shown in (repr(settings), str(settings.model_dump()), repr(store), repr(store.config)):
         assert SECRET_KEY not in shown
         assert ACCESS_KEY not in shown
+
+
+async def test_credentials_come_from_the_environment_when_settings_have_none(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    prefix = secrets.token_hex(4)
+    blobs = S3Objects(s3.settings(prefix, access_key_id=None, secret_access_key=None))
+
+    await blobs.put("a/b", b"1")
+
+    assert await S3Objects(s3.settings(prefix)).get("a/b") == b"1"
+
+
+async def test_settings_go_over_all_of_the_environment(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", dead)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", dead)
+    blobs = S3Objects(s3.settings(secrets.token_hex(4)))
+
+    await blobs.put("a/b", b"1")
+
+    assert await blobs.get("a/b") == b"1"
+    link = await blobs.presign("GET", "a/b", MINUTE)
+    assert link is not None
+    assert link.startswith(s3.endpoint)
+
+
+async def test_the_proxy_of_the_environment_is_used(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", s3.endpoint)
+    monkeypatch.setenv("http_proxy", s3.endpoint)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    settings = s3.settings(secrets.token_hex(4), endpoint=f"http://{DOMAIN}", path_style=False)
+
+    await S3Objects(settings).put("a/b", b"1")
 
 
 async def test_a_dead_server_is_told_of_within_seconds(s3: S3Server) -> None:

@@ -114,7 +114,8 @@ def test_a_body_that_is_not_json_has_a_code_of_its_own() -> None:
 
 
 def test_where_a_back_end_is_is_not_for_those_who_call() -> None:
-    for code in ("database_unavailable", "coordination_unavailable", "blobs_unavailable"):
+    codes = ("database_unavailable", "coordination_unavailable", "blobs_unavailable", "spool_full")
+    for code in codes:
         told = problem(TemporaryError("10.0.0.7:3306: Access denied for 'atoll'", code=code))
         assert json.loads(bytes(told.body))["code"] == code
         assert b"10.0.0.7" not in bytes(told.body)

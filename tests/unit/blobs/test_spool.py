@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.blobs.base import PART, PIECE
+from atoll.blobs.base import PART, PIECE, Refused
+from atoll.blobs.draft import BLOCK
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.spool import Spool
-from atoll.blobs.waiting import BLOCK, Held, Waiting
+from atoll.blobs.waiting import Held, Waiting
 from atoll.errors import TemporaryError
 from atoll.settings import BlobSettings
 from tests.clock import MovedClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.blobs.base import BlobInfo
@@ -74,7 +75,9 @@ class Remote(LocalObjects):
 
     def _check(self, what: str, key: str) -> None:
         self.asked.append(f"{what} {key}")
-        if self.away or key in self.refused:
+        if key in self.refused:
+            raise Refused("The test says no.")
+        if self.away:
             raise TemporaryError("The test says no.", code="blobs_unavailable")
 
     async def put(self, key: str, data: bytes) -> None:
@@ -148,7 +151,7 @@ def spool(remote: Remote, tmp_path: Path, clock: MovedClock) -> Spool:
 
 
 @pytest.fixture
-def away(remote: Remote) -> Iterator[Remote]:
+def away(remote: Remote) -> Remote:
     remote.away = True
     return remote
 
@@ -270,6 +273,55 @@ async def test_no_manifest_is_moved_while_something_else_is_refused(
     away.refused = set()
     assert await spool.catch_up()
     assert await away.get("workspaces/s/manifests/1") == b"1"
+
+
+async def test_a_store_that_refuses_one_object_is_not_away(spool: Spool, remote: Remote) -> None:
+    await spool.put("volumes/1", b"1")
+    remote.refused = {"workspaces/1", "volumes/2"}
+
+    await spool.put("workspaces/1", b"waits")
+    with pytest.raises(Refused):
+        await spool.put("volumes/2", b"1")
+
+    assert spool.away is None
+    assert await spool.get("volumes/1") == b"1"
+    assert await spool.get("workspaces/1") == b"waits"
+
+
+async def test_refusals_without_end_end_a_pass_and_are_one_line(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    keys = [f"workspaces/{number:03}" for number in range(120)]
+    for key in keys:
+        await spool.put(key, b"1")
+    back(away, clock)
+    away.refused = set(keys)
+    away.asked.clear()
+
+    with capture_logs() as logs:
+        assert not await spool.catch_up()
+
+    assert [line["event"] for line in logs] == ["blobs.back", "spool.refused"]
+    assert 200 <= len(away.asked) < 220
+    assert spool.waiting.objects == 120
+
+
+async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.remove_all("workspaces/s/")
+    await spool.put("workspaces/s/1", b"new")
+    await spool.put("workspaces/t/1", b"new")
+    back(away, clock)
+    away.refused = {"workspaces/s/"}
+
+    assert not await spool.catch_up()
+    assert await away.get("workspaces/s/1") is None
+    assert await away.get("workspaces/t/1") == b"new"
+
+    away.refused = set()
+    assert await spool.catch_up()
+    assert await away.get("workspaces/s/1") == b"new"
 
 
 async def test_removals_wait_too_and_go_first(

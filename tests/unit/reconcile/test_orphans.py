@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
@@ -18,6 +19,7 @@ from atoll.service.lives import Lives
 from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
+from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
 from atoll.service.tasks import Tasks
@@ -84,7 +86,11 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
-    provision = Provision(Secrets(), Volumes(), Packages())
+    provision = Provision(
+        Secrets(Sealing()),
+        Volumes(store, node, LocalObjects(place / "blobs"), clock, settings.session, "local"),
+        Packages(),
+    )
     sessions = Sessions(
         store, node, pool, templates, lives, tasks, clock, settings, "local", provision
     )

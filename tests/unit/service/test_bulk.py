@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
+from atoll.blobs.objects import Objects
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
 from atoll.service.bulk import Bulk, shortened
@@ -43,10 +45,11 @@ ODD = make.completed(
 )
 
 
-class Shelf:
+class Shelf(Objects):
     """A blob store in a dictionary, which can be away."""
 
     def __init__(self) -> None:
+        super().__init__(MemoryStore, at_once=1)
         self.objects: dict[str, bytes] = {}
         self.puts = 0
         self.away = False

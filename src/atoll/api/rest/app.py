@@ -19,9 +19,11 @@ from atoll.api.rest import (
     probes,
     problems,
     runtimes,
+    secrets,
     sessions,
     signed,
     templates,
+    volumes,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -63,6 +65,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.include_router(probes.router)
     for module in (
         sessions,
+        secrets,
         executions,
         invocations,
         contexts,
@@ -70,6 +73,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         signed,
         checkpoints,
         templates,
+        volumes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from atoll.service.links import Links
     from atoll.service.nodes import Nodes
     from atoll.service.saves import Saves
+    from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
     from atoll.service.templates import Templates
+    from atoll.service.volumes import Volumes
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
@@ -43,6 +45,8 @@ class Services:
     checkpoints: Checkpoints
     saves: Saves
     templates: Templates
+    secrets: SessionSecrets
+    volumes: Volumes
     nodes: Nodes
     store: Store
     blobs: Blobs

@@ -26,11 +26,13 @@ _SEPARATOR = b"\0"
 class HashedBody:
     """A body on its way to the application, which may read it to its end or not at all."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, key: bytes) -> None:
         self._receive = receive
         self._first: Message | None = None
         self._digest = hashlib.sha256()
-        for part in (scope["method"].encode(), scope["path"].encode(), scope["query_string"]):
+        # With the client's key, which is stored nowhere: who reads the fingerprint cannot guess at
+        # a secret in the body.
+        for part in (key, scope["method"].encode(), scope["path"].encode(), scope["query_string"]):
             self._digest.update(part + _SEPARATOR)
         self.whole = False
         self.gone = False
@@ -38,7 +40,7 @@ class HashedBody:
 
     @property
     def fingerprint(self) -> str | None:
-        """A digest of method, path, query and body, once that is known."""
+        """A digest of key, method, path, query and body, once that is known."""
         return self._digest.hexdigest() if self.whole else None
 
     async def begin(self) -> None:

@@ -110,14 +110,17 @@ class Idempotency:
         # Before the first await: others that come now must see that this one is not forsaken.
         self._present[request_id] += 1
         try:
-            await self._serve(request_id, scope, receive, send)
+            await self._serve(
+                request_id, HashedBody(scope, receive, given[0]), scope, receive, send
+            )
         finally:
             self._present[request_id] -= 1
             if not self._present[request_id]:
                 del self._present[request_id]
 
-    async def _serve(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = HashedBody(scope, receive)
+    async def _serve(
+        self, request_id: str, body: HashedBody, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         await body.begin()
         if body.gone:
             return

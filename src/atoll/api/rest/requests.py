@@ -7,9 +7,11 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     StringConstraints,
     field_validator,
     model_validator,
@@ -23,8 +25,10 @@ from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import REQUIREMENTS
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
+from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
 
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")]
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,254}$"
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
 EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
 Env = Annotated[dict[EnvName, EnvValue], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -33,6 +37,17 @@ Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x0
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
+def _fits_a_variable(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if "\0" in text:
+        raise ValueError("a variable cannot have a NUL in it")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_SECRET:
+        raise ValueError(f"at most {MAX_SECRET} bytes")
+    return value
+
+
+SecretValue = Annotated[SecretStr, AfterValidator(_fits_a_variable)]
+"""Not shown where the request is, in an error or a traceback."""
 FUNCTION = r"^([A-Za-z_][A-Za-z0-9_.]*:)?[A-Za-z_][A-Za-z0-9_]*$"
 _JSON = "application/json"
 MAX_MS = 2**53
@@ -92,6 +107,18 @@ class VolumeMountIn(Wire):
     read_only: bool = True
 
 
+class CreateVolume(Wire):
+    id: Name
+    size: str | None = Field(
+        None, description="Of a local one; the default of workspaces.", examples=["1Gi"]
+    )
+    kind: Literal["local", "s3"] | None = Field(
+        None,
+        description="`local`: on the disk of this node. `s3`: in the bucket of the blob store, for "
+        "all nodes; the default where that can be mounted.",
+    )
+
+
 EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )
@@ -104,8 +131,10 @@ class CreateSession(ResourcesIn):
     timeout: int | None = Field(None, ge=1, description="Seconds of life.")
     env_vars: Env = {}
     resources: ResourcesIn | None = Field(None, description="The four limits, as one object.")
-    secrets: Env = Field(
-        {}, description="Environment variables that no answer shows and that are stored encrypted."
+    secrets: Annotated[dict[EnvName, SecretValue], Field(max_length=MAX_SECRETS)] = Field(
+        {},
+        description="Environment variables that no answer shows and that are stored encrypted.",
+        json_schema_extra={"writeOnly": True},
     )
     volumes: Annotated[list[VolumeMountIn], Field(max_length=16)] = []
     workspace_mode: WorkspaceMode = Field(
@@ -139,6 +168,12 @@ class CreateSession(ResourcesIn):
             raise ValueError(f"resources: give {', '.join(sorted(flat))} or resources, not both")
         return self
 
+    @model_validator(mode="after")
+    def _variables_once(self) -> CreateSession:
+        if both := sorted(self.env_vars.keys() & self.secrets.keys()):
+            raise ValueError(f"secrets: env_vars has {', '.join(both)} as well; give one of them")
+        return self
+
     def limits(self, base: Resources) -> Resources:
         return (self.resources or self).over(base)
 
@@ -146,7 +181,7 @@ class CreateSession(ResourcesIn):
         if not EXTRAS & self.model_fields_set:
             return NOTHING
         return Extras(
-            secrets=self.secrets,
+            secrets={name: value.get_secret_value() for name, value in self.secrets.items()},
             volumes=tuple(
                 VolumeMount(mount.volume_id, mount.path, mount.read_only) for mount in self.volumes
             ),
@@ -165,6 +200,10 @@ class CreateSession(ResourcesIn):
             fail_on_error=self.fail_on_dependency_error,
             allow_conflicts=self.allow_version_conflicts,
         )
+
+
+class SecretIn(Wire):
+    value: SecretValue = Field(json_schema_extra={"writeOnly": True})
 
 
 class Work(Wire):

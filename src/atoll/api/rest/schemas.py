@@ -91,6 +91,13 @@ class SessionPage(BaseModel):
     next_cursor: str | None
 
 
+class SecretNames(BaseModel):
+    """Values are never shown."""
+
+    items: list[str]
+    next_cursor: str | None
+
+
 class ProcessOut(BaseModel):
     pid: int = Field(description="As the session sees it.")
     execution_id: str
@@ -348,6 +355,19 @@ class TemplateOut(BaseModel):
 
 class TemplatePage(BaseModel):
     items: list[TemplateOut]
+    next_cursor: str | None
+
+
+class VolumeOut(BaseModel):
+    id: str
+    kind: Literal["local", "s3"]
+    size: str | None = Field(description="None where the bucket sets the bound.")
+    node_id: str | None = Field(description="The node that has it; none when all have.")
+    created_at: datetime
+
+
+class VolumePage(BaseModel):
+    items: list[VolumeOut]
     next_cursor: str | None
 
 

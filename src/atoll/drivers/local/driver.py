@@ -29,8 +29,15 @@ from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.nursery import Nursery
+from atoll.drivers.local.places import Places
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
-from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.errors import (
+    AtollError,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+)
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.node import NodeMetrics
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime, timedelta
 
+    from atoll.drivers.local.buckets import Bucket
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
@@ -60,7 +68,13 @@ log = structlog.get_logger(__name__)
 class LocalDriver:
     kind = "local"
 
-    def __init__(self, data_dir: Path, settings: LocalSettings, link: LinkSettings) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: LocalSettings,
+        link: LinkSettings,
+        bucket: Bucket | None = None,
+    ) -> None:
         self._settings = settings
         self._link_settings = link
         self._node = data_dir / NODE
@@ -77,6 +91,7 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
+        self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -96,6 +111,7 @@ class LocalDriver:
             self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
         )
         self._workspaces.open()
+        self.places.open(images=trouble)
         self._groups = host.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
         self._executor = bundle.write(self._node)
@@ -197,12 +213,15 @@ class LocalDriver:
         if workspace is not None:
             self._workspaces.repair(workspace)
         elif spec.workspace is None:
-            workspace = self._workspaces.make(name, spec.resources.disk)
+            if spec.prefix is not None:
+                self.places.make_prefix(spec.prefix)
+            workspace = self._workspaces.make(name, spec.resources.disk, spec.prefix)
         else:
             raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
+        self.places.attach(spec, workspace)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -217,7 +236,7 @@ class LocalDriver:
         self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
     ) -> dict[str, Any]:
         directory = self._instances / spec.instance_id
-        path = str(self._workspaces.path(workspace))
+        path = str(self.places.files(workspace) or self._workspaces.path(workspace))
         binds: dict[str, str] = {}
         stage = self._stage(tree, path) if self._root else None
         box = sandbox.Sandbox(
@@ -233,6 +252,10 @@ class LocalDriver:
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
             reports_as=spec.instance_id if spec.callback is not None else None,
+            volumes=tuple(
+                (str(self.places.source(volume)), mount.path, mount.read_only)
+                for volume, mount in spec.volumes
+            ),
         )
 
         def source(host_path: str) -> str:
@@ -259,6 +282,7 @@ class LocalDriver:
             },
             "stage": stage,
             "binds": list(binds.items()),
+            "mounts": str(self.places.mounts),
             "image": path if workspace.kind == IMAGE else None,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
@@ -436,7 +460,8 @@ class LocalDriver:
                         f"Processes of instance {instance_id} do not end.", code="instance_stuck"
                     ) from None
                 time.sleep(0.002)
-        shutil.rmtree(self._instances / instance_id, ignore_errors=True)
+        with self.places.detached(instance_id):
+            shutil.rmtree(self._instances / instance_id, ignore_errors=True)
 
     async def discard(self, workspace: str) -> None:
         await asyncio.to_thread(self._workspaces.remove, workspace)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
+from atoll.drivers.local.buckets import FUSE
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
@@ -155,6 +156,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             requirement="seccomp",
         )
     )
+    result.append(_bucket_mounts(settings))
     for name, program, package in (("node", "node", "nodejs"), ("bash", "bash", "bash")):
         path = shutil.which(program)
         result.append(
@@ -166,6 +168,17 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             )
         )
     return result
+
+
+def _bucket_mounts(settings: LocalSettings) -> Check:
+    name = "bucket mounts"
+    if os.geteuid() != 0:
+        return Check(name, False, "only root can mount a bucket for others", "sudo atoll serve")
+    if shutil.which(settings.s3fs) is None:
+        return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
+    if not FUSE.exists():
+        return Check(name, False, f"{FUSE} is not there", "modprobe fuse")
+    return Check(name, True, "volumes and workspaces can be in the bucket of the blob store")
 
 
 def _image_fix() -> str:

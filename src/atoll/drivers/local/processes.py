@@ -25,15 +25,15 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def kill(pid: int, started: int) -> None:
-    """SIGKILL to just this process; nothing when it is gone."""
+def kill(pid: int, started: int, number: int = signal.SIGKILL) -> None:
+    """A signal to just this process; nothing when it is gone."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
         if start_time(pid) == started:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
         return
     finally:

@@ -70,6 +70,8 @@ class Sandbox:
     ephemeral: bool = False
     reports_as: str | None = None
     """The instance's id, when its executor reports to a callback address."""
+    volumes: tuple[tuple[str, str, bool], ...] = ()
+    """Source on the host, place inside, whether it is read-only."""
 
 
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
@@ -128,8 +130,23 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--ro-bind", source(sandbox.executor), EXECUTOR,
         "--ro-bind", source(sandbox.inside), INSIDE,
         "--bind", source(sandbox.workspace), "/workspace",
+        *_volumes(sandbox, source),
         "--remount-ro", "/",
         "--chdir", "/workspace",
         tree.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), config,
     ]  # fmt: skip
+    return argv
+
+
+def _volumes(sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
+    """Where the template has a directory of the same name, the one with the volumes hides it."""
+    argv: list[str] = []
+    bound = {inside for _, inside in sandbox.tree.binds}
+    hidden = sorted({f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes} & bound)
+    for top in hidden:
+        argv += ["--perms", "0755", "--size", "65536", "--tmpfs", top]
+    for host, path, read_only in sandbox.volumes:
+        argv += ["--ro-bind" if read_only else "--bind", source(host), path]
+    for top in hidden:
+        argv += ["--remount-ro", top]
     return argv

@@ -45,6 +45,7 @@ _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
     16384,
     1 << 18,
 )
+_MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
@@ -101,10 +102,35 @@ def _own_mounts() -> None:
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def _mount_image(image: str, target: str) -> None:
+def mount_image(image: str, target: str) -> None:
     device, keep = _attach_loop(image)
+    try:
+        mount_device(device, target)
+    finally:
+        os.close(keep)
+
+
+def mount_device(device: str, target: str) -> None:
     _mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
-    os.close(keep)
+
+
+def unescaped(path: bytes) -> bytes:
+    """A path as the kernel lists it: blanks and the like are in octal there."""
+    head, *parts = path.split(b"\\")
+    return head + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in parts)
+
+
+def _let_go(directory: str) -> None:
+    """
+    Unmount, in this namespace alone, what is mounted beneath the directory: an instance would keep
+    what belongs to others from being unmounted as long as it lives.
+    """
+    prefix = os.fsencode(directory) + b"/"
+    with open("/proc/self/mountinfo", "rb") as file:
+        found = [unescaped(line.split()[4]) for line in file]
+    for path in reversed(found):
+        if path.startswith(prefix):
+            _check(_libc.umount2(path, _MNT_DETACH), f"unmounting {os.fsdecode(path)}")
 
 
 def _prepare_mounts(request: dict[str, Any]) -> None:
@@ -118,10 +144,11 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         _mount(source, target, None, _MS_BIND | _MS_REC)
+    _let_go(request["mounts"])
     if request["image"]:
         target = os.path.join(stage, "workspace")
         os.mkdir(target)
-        _mount_image(request["image"], target)
+        mount_image(request["image"], target)
         if os.stat(target).st_uid != request["uid"]:
             os.chown(target, request["uid"], request["uid"])
             with contextlib.suppress(OSError):
@@ -283,7 +310,7 @@ def main() -> None:
         # Whether this machine can do it: mounted for this process alone, and gone with it.
         try:
             _own_mounts()
-            _mount_image(*sys.argv[2:])
+            mount_image(*sys.argv[2:])
         except OSError as error:
             sys.exit(str(error))
         return

@@ -27,7 +27,7 @@ from atoll.executor import removal
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
 
-IMAGE, DIRECTORY = "image", "directory"
+IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
 LOOPS = Path("/sys/block")
 MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 DETACH_SECONDS = 10.0
@@ -42,6 +42,8 @@ class Workspace:
     """Host uid that owns the files; none when Atoll's own does."""
     size: int
     """Bytes."""
+    prefix: str | None = None
+    """Where its files are in the bucket, when they are not here."""
 
 
 class Workspaces:
@@ -59,7 +61,8 @@ class Workspaces:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, workspace: Workspace) -> Path:
-        """The directory to bind, or the image to mount."""
+        """The directory to bind, or the image to mount; none of one in the bucket."""
+        assert workspace.kind != BUCKET
         return self._root / workspace.name / ("disk" if workspace.kind == IMAGE else "files")
 
     def journal(self, workspace: Workspace) -> tuple[Path, Path]:
@@ -70,15 +73,15 @@ class Workspaces:
         place = self._root / workspace.name
         return place / "journal.0", place / "journal.1"
 
-    def make(self, name: str, size: int) -> Workspace:
+    def make(self, name: str, size: int, prefix: str | None = None) -> Workspace:
         """A new, empty workspace; the one of that name when it is there."""
         place = self._root / name
         found = self.get(name)
         if found is not None:
             return found
         self.remove(name)
-        kind = IMAGE if self.images else DIRECTORY
-        workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE))
+        kind = BUCKET if prefix is not None else IMAGE if self.images else DIRECTORY
+        workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE), prefix)
         try:
             self._fill(place, workspace)
         except BaseException:
@@ -90,7 +93,7 @@ class Workspaces:
         place.mkdir(mode=0o700)
         if workspace.kind == IMAGE:
             self._copy_blank(workspace.size, place / "disk")
-        else:
+        elif workspace.kind == DIRECTORY:
             directory = place / "files"
             directory.mkdir(mode=0o700)
             if workspace.uid is not None:
@@ -113,18 +116,7 @@ class Workspaces:
         if workspace.kind != IMAGE:
             return
         self._wait_until_detached(self.path(workspace))
-        done = subprocess.run(
-            [E2FSCK, "-p", str(self.path(workspace))],
-            capture_output=True,
-            timeout=600,
-            check=False,
-        )
-        if done.returncode > 2:
-            raise PermanentError(
-                f"Workspace {workspace.name} is damaged and could not be repaired: "
-                f"{done.stdout.decode(errors='replace')[-500:]}",
-                code="workspace_damaged",
-            )
+        check_image(self.path(workspace))
 
     @staticmethod
     def _wait_until_detached(image: Path) -> None:
@@ -133,7 +125,7 @@ class Workspaces:
         mount it a second time before that would damage it.
         """
         deadline = time.monotonic() + DETACH_SECONDS
-        while any(_backing(device) == str(image) for device in LOOPS.glob("loop*")):
+        while attached_to(image) is not None:
             if time.monotonic() > deadline:
                 raise TemporaryError(
                     f"Workspace image {image} is still mounted.", code="workspace_busy"
@@ -192,6 +184,25 @@ def make_file_system(image: Path, size: int) -> None:
         "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
     ]  # fmt: skip
     subprocess.run([*command, str(image)], check=True, capture_output=True, timeout=60)
+
+
+def check_image(image: Path) -> None:
+    """Repair what a write that was broken off has left; nobody may have it mounted."""
+    done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
+    if done.returncode > 2:
+        raise PermanentError(
+            f"File system image {image} is damaged and could not be repaired: "
+            f"{done.stdout.decode(errors='replace')[-500:]}",
+            code="workspace_damaged",
+        )
+
+
+def attached_to(image: Path) -> str | None:
+    """The loop device that has the image."""
+    for device in LOOPS.glob("loop*"):
+        if _backing(device) == str(image):
+            return f"/dev/{device.name}"
+    return None
 
 
 def remove_tree(path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Routes of volumes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from atoll.api.rest.answers import timestamp
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.requests import CreateVolume
+from atoll.api.rest.schemas import VolumeOut, VolumePage
+from atoll.model.resources import format_size, parse_size
+
+if TYPE_CHECKING:
+    from atoll.model.volume import Volume
+
+router = APIRouter(prefix="/volumes", tags=["volumes"])
+
+
+def volume_out(volume: Volume) -> dict[str, Any]:
+    return {
+        "id": volume.id,
+        "kind": volume.kind,
+        "size": format_size(volume.size) if volume.size else None,
+        "node_id": volume.node_id,
+        "created_at": timestamp(volume.created_at),
+    }
+
+
+@router.post("", status_code=201, responses={201: {"model": VolumeOut}})
+async def create_volume(request: Request, body: CreateVolume) -> Answer:
+    """Create an empty volume, for sessions to be given by its name."""
+    size = None if body.size is None else parse_size(body.size, "size")
+    volume = await services(request).volumes.create(body.id, size=size, kind=body.kind)
+    return Answer(volume_out(volume), 201)
+
+
+@router.get("", responses={200: {"model": VolumePage}})
+async def list_volumes(
+    request: Request, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
+) -> Answer:
+    """Volumes, newest first."""
+    page = await services(request).volumes.list(cursor=cursor, limit=limit)
+    return page_answer([volume_out(volume) for volume in page.items], page.next_cursor)
+
+
+@router.get("/{volume_id}", responses={200: {"model": VolumeOut}})
+async def get_volume(request: Request, volume_id: str) -> Answer:
+    return Answer(volume_out(await services(request).volumes.get(volume_id)))
+
+
+@router.delete("/{volume_id}", status_code=204)
+async def delete_volume(request: Request, volume_id: str) -> Response:
+    """Remove a volume that no session has, with all that is in it."""
+    await services(request).volumes.remove(volume_id)
+    return Response(status_code=204)

@@ -1,0 +1,163 @@
+"""
+What of this node, and of the blob store, several instances are shown.
+
+Volumes on the node's disk or in the bucket, and workspaces that are in the bucket: which of them is
+mounted from where, for `mounts` to do, and their making and removal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import subprocess
+from typing import TYPE_CHECKING
+
+from atoll.drivers.local.buckets import Buckets
+from atoll.drivers.local.mounts import Mounts, Place
+from atoll.drivers.local.volumes import Volumes
+from atoll.drivers.local.workspaces import BUCKET
+from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.model.volume import S3
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from atoll.drivers.local.buckets import Bucket
+    from atoll.drivers.local.workspaces import Workspace
+    from atoll.model.instance import InstanceSpec
+    from atoll.model.volume import Volume
+    from atoll.settings import LocalSettings
+
+
+class Places:
+    def __init__(
+        self, node: Path, instances: Path, settings: LocalSettings, bucket: Bucket | None
+    ) -> None:
+        self._node = node
+        self._settings = settings
+        self._buckets = Buckets(settings.s3fs, node, bucket)
+        self._no_images: str | None = None
+        self.mounts = node / "mounts"
+        """The directory that all mounts are in."""
+        self._mounts = Mounts(self.mounts, instances, self._buckets, settings.mount_timeout)
+
+    def open(self, *, images: str | None) -> None:
+        """`images` is why there are none, if so. Blocking, as all before the verbs."""
+        self._no_images = images
+        self._buckets.open()
+        self._mounts.open(self._settings.mount_scratch if images is None else None)
+        self._volumes = Volumes(self._node / "volumes", images=images is None)
+        self._volumes.open()
+
+    # Of one instance
+
+    def attach(self, spec: InstanceSpec, workspace: Workspace) -> None:
+        """Mount what the instance is to be shown; its directory must be there."""
+        places = [place for volume, _ in spec.volumes if (place := self._place(volume)) is not None]
+        if workspace.kind == BUCKET:
+            name = _of_workspace(workspace)
+            places.append(Place(name, prefix=workspace.prefix, uid=workspace.uid))
+        if places:
+            self._mounts.note(spec.instance_id, [place.name for place in places])
+            for place in places:
+                self._mounts.ensure(place)
+
+    @contextlib.contextmanager
+    def detached(self, instance_id: str) -> Iterator[None]:
+        """Within this the instance's directory goes; then what only it had is unmounted."""
+        had = self._mounts.noted(instance_id)
+        yield
+        self._mounts.release(had)
+
+    def source(self, volume: Volume) -> Path:
+        """The directory to bind."""
+        if self._place(volume) is not None:
+            return self._mounts.path(_of_volume(volume))
+        return self._volumes.directory(volume.id)
+
+    def files(self, workspace: Workspace) -> Path | None:
+        """The same of a workspace; none of one that is on the node's disk."""
+        return self._mounts.path(_of_workspace(workspace)) if workspace.kind == BUCKET else None
+
+    def make_prefix(self, prefix: str) -> None:
+        self._mounts.make_prefix(prefix)
+
+    def _place(self, volume: Volume) -> Place | None:
+        """None where there is nothing to mount."""
+        if volume.kind == S3:
+            return Place(_of_volume(volume), prefix=_prefix(volume))
+        image = self._volumes.image(volume.id)
+        return None if image is None else Place(_of_volume(volume), image=image)
+
+    # Verbs
+
+    def trouble(self) -> str | None:
+        return self._buckets.trouble()
+
+    async def make(self, volume: Volume) -> None:
+        with _translated(volume.id):
+            if volume.kind == S3:
+                await self.discard(_prefix(volume))
+                await asyncio.to_thread(self._mounts.make_prefix, _prefix(volume))
+            else:
+                await asyncio.to_thread(self._volumes.make, volume.id, volume.size)
+
+    async def check(self, volume: Volume, *, read_only: bool) -> None:
+        if volume.kind == S3:
+            self._check_bucket(f"Volume {volume.id}, which is in the bucket,")
+        elif not read_only and await asyncio.to_thread(self._volumes.image, volume.id) is None:
+            raise InvalidRequest(
+                f"Volume {volume.id} can only be used read-only on this node: nothing here would "
+                f"hold its size ({self._no_images or 'it was made without an image'}).",
+                code="isolation_unavailable",
+            )
+
+    async def remove(self, volume: Volume) -> None:
+        name = _of_volume(volume)
+        if await asyncio.to_thread(self._mounts.in_use, name):
+            raise Conflict(f"An instance still has volume {volume.id}.", code="volume_in_use")
+        with _translated(volume.id):
+            await asyncio.to_thread(self._mounts.release, [name])
+            if volume.kind == S3:
+                await self.discard(_prefix(volume))
+            else:
+                await asyncio.to_thread(self._volumes.remove, volume.id)
+
+    async def broken(self) -> list[str]:
+        return await asyncio.to_thread(self._mounts.broken)
+
+    async def discard(self, prefix: str) -> None:
+        self._check_bucket("What is in the bucket")
+        with _translated(prefix):
+            await asyncio.to_thread(self._mounts.remove_prefix, prefix)
+
+    def _check_bucket(self, what: str) -> None:
+        trouble = self._buckets.trouble()
+        if trouble is not None:
+            raise InvalidRequest(
+                f"{what} cannot be mounted on this node: {trouble}.", code="mount_unavailable"
+            )
+
+
+def _prefix(volume: Volume) -> str:
+    return f"volumes/{volume.id}"
+
+
+def _of_volume(volume: Volume) -> str:
+    return f"volume-{volume.id}"
+
+
+def _of_workspace(workspace: Workspace) -> str:
+    return f"workspace-{workspace.name}"
+
+
+@contextlib.contextmanager
+def _translated(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        code = "node_full" if full else "volume_unavailable"
+        raise TemporaryError(f"{name}: {error}", code=code) from error

@@ -1,0 +1,74 @@
+"""
+Volumes on this node's disk.
+
+With images a volume is a file system of its size, in which everybody may read and write: sessions
+have uids of their own, and what one makes is there for the others. Without, it is a directory that
+the owner of the node fills and sessions read. Blocking file work; callers use a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from atoll.drivers.local import spawner
+from atoll.drivers.local.mounts import unmount
+from atoll.drivers.local.workspaces import MIN_IMAGE, make_file_system, remove_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_USER, _GROUP, _OTHER, _ALL, _NOBODY = 0x01, 0x04, 0x20, 7, 0xFFFF_FFFF
+SHARED = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", tag, _ALL, _NOBODY) for tag in (_USER, _GROUP, _OTHER)
+)
+"""A default ACL by which what is made in a directory has all the rights that its maker gives it."""
+
+
+class Volumes:
+    def __init__(self, root: Path, *, images: bool) -> None:
+        self._root = root
+        self._images = images
+
+    def open(self) -> None:
+        self._root.mkdir(mode=0o700, exist_ok=True)
+
+    def image(self, name: str) -> Path | None:
+        """The image to mount; none of a directory."""
+        path = self._root / name / "disk"
+        return path if path.exists() else None
+
+    def directory(self, name: str) -> Path:
+        return self._root / name / "files"
+
+    def make(self, name: str, size: int) -> None:
+        """An empty one, whatever is left of another."""
+        place = self._root / name
+        self.remove(name)
+        place.mkdir(mode=0o700)
+        if not self._images:
+            self.directory(name).mkdir(mode=0o755)
+            return
+        new = place / "new"
+        make_file_system(new, max(size, MIN_IMAGE))
+        self._share(new, place / "top")
+        new.rename(place / "disk")
+
+    @staticmethod
+    def _share(image: Path, top: Path) -> None:
+        """Before any tenant has written to it."""
+        top.mkdir()
+        spawner.mount_image(str(image), str(top))
+        try:
+            (top / "lost+found").rmdir()
+            top.chmod(0o777)
+            os.setxattr(top, "system.posix_acl_default", SHARED)
+        finally:
+            unmount(top)
+        top.rmdir()
+
+    def remove(self, name: str) -> None:
+        # What a process left mounted that was killed while it made one.
+        unmount(self._root / name / "top")
+        remove_tree(self._root / name)

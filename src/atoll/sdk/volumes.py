@@ -1,0 +1,47 @@
+"""Volumes: files that several sessions share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.sdk.decode import decode
+from atoll.sdk.paths import segment
+from atoll.sdk.values import VolumeInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.sdk.connection import Connection
+
+
+class AsyncVolumes:
+    """All volumes of the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def create(
+        self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
+    ) -> VolumeInfo:
+        """
+        A new, empty volume of this name.
+
+        `kind` is `local`, on the disk of one node and of a `size` in bytes or like "1Gi", or `s3`,
+        in the bucket of the server's blobs and as large as that allows. Without one it is `s3`
+        where blobs are on S3.
+        """
+        body = {"id": volume_id, "size": None if size is None else str(size), "kind": kind}
+        given = {name: value for name, value in body.items() if value is not None}
+        return decode(VolumeInfo, await self._connection.call("POST", "volumes", body=given))
+
+    async def get(self, volume_id: str) -> VolumeInfo:
+        answer = await self._connection.call("GET", f"volumes/{segment(volume_id)}")
+        return decode(VolumeInfo, answer)
+
+    async def list(self) -> AsyncIterator[VolumeInfo]:
+        async for item in self._connection.pages("volumes"):
+            yield decode(VolumeInfo, item)
+
+    async def delete(self, volume_id: str) -> None:
+        """With all that is in it; raises `Conflict` while a session has it."""
+        await self._connection.call("DELETE", f"volumes/{segment(volume_id)}")

@@ -1,0 +1,333 @@
+"""
+Volumes and workspaces in the bucket, by a real s3fs on a real S3 server: shared between sessions,
+without credentials inside, and nothing hangs when one of the two dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem
+from tests.harness import Server
+from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount for others")
+TIMES = {"ATOLL_BLOB__CONNECT_TIMEOUT": "1", "ATOLL_BLOB__TIMEOUT": "3"}
+
+
+@pytest.fixture(scope="module")
+def s3fs() -> None:
+    if shutil.which("s3fs") is None:
+        missing = "s3fs is not installed"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="module")
+def node(
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("mounts")
+    env = s3.environment(ATOLL_BLOB__URL="s3://atoll/mounts-test", ATOLL_POOL__SIZE="1", **TIMES)
+    with Server(place, **env) as server:
+        yield server
+    assert mounted(server) == []
+    assert processes(server) == []
+
+
+@pytest.fixture
+def api(node: Server) -> Iterator[Api]:
+    with node.client() as http:
+        yield Api(http)
+
+
+def mounted(server: Server) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines if f"{server.data_dir}/node/mounts" in line]
+
+
+def processes(server: Server) -> list[int]:
+    """The s3fs of this server."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # It ended.
+        if words[0].endswith(b"s3fs") and str(server.data_dir).encode() in b" ".join(words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def given(name: str, path: str = "/data/shared", *, read_only: bool = False) -> dict[str, Any]:
+    return {"volume_id": name, "path": path, "read_only": read_only}
+
+
+@contextmanager
+def volume(api: Api, name: str) -> Iterator[str]:
+    made = answer(api.http.post(f"{V1}/volumes", json={"id": name}), 201)
+    assert (made["kind"], made["node_id"], made["size"]) == ("s3", None, None)
+    try:
+        yield name
+    finally:
+        eventually(lambda: api.http.delete(f"{V1}/volumes/{name}").status_code == 204)
+
+
+@contextmanager
+def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
+    made = api.create(volumes=list(volumes), **fields)["id"]
+    try:
+        yield made
+    finally:
+        api.end(made)
+
+
+def sh(api: Api, session_id: str, line: str) -> str:
+    told = api.run(session_id, command=["sh", "-c", line])
+    assert told["exit_code"] == 0, told
+    return str(told["stdout"])
+
+
+def fails(api: Api, session_id: str, line: str) -> str:
+    told = api.run(session_id, command=["sh", "-c", line], timeout=60, wait=60)
+    assert told["exit_code"] != 0, told
+    return str(told["stderr"])
+
+
+def end_instance(server: Server, api: Api, session_id: str) -> None:
+    instance = api.get(session_id)["container_id"]
+    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
+    os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+
+
+# Volumes
+
+
+def test_two_sessions_share_one(api: Api, node: Server, s3: S3Server) -> None:
+    with (
+        volume(api, "shared") as name,
+        session(api, given(name)) as first,
+        session(api, given(name)) as second,
+    ):
+        assert len(processes(node)) == 1
+        sh(api, first, "echo one > /data/shared/file; mkdir /data/shared/made")
+        assert sh(api, second, "cat /data/shared/file") == "one\n"
+        sh(api, second, "echo two >> /data/shared/file; echo deep > /data/shared/made/deep")
+        assert sh(api, first, "cat /data/shared/file /data/shared/made/deep") == "one\ntwo\ndeep\n"
+        stored = s3.store().get("mounts-test/volumes/shared/file").bytes()
+        assert bytes(stored) == b"one\ntwo\n"
+        sh(api, first, "rm -r /data/shared/made; mv /data/shared/file /data/shared/moved")
+        assert sh(api, second, "ls /data/shared") == "moved\n"
+
+
+def test_read_only_is_read_only(api: Api) -> None:
+    with (
+        volume(api, "ro") as name,
+        session(api, given(name)) as writer,
+        session(api, given(name, read_only=True)) as reader,
+    ):
+        sh(api, writer, "echo text > /data/shared/file")
+        for line in (
+            "echo more >> /data/shared/file",
+            "rm /data/shared/file",
+            "touch /data/shared/new",
+            "mount -o remount,rw /data/shared",
+        ):
+            fails(api, reader, line)
+        assert sh(api, reader, "cat /data/shared/file") == "text\n"
+
+
+def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
+    api: Api, s3: S3Server
+) -> None:
+    odd = "/data/shared/'with a space, ü and %2F'"
+    for _ in range(2):
+        with volume(api, "again") as name, session(api, given(name)) as one:
+            assert sh(api, one, "ls -A /data/shared") == ""
+            sh(api, one, f"mkdir -p {odd}/deep; echo x > {odd}/deep/file; touch /data/shared/y")
+        left = [
+            item["path"] for page in s3.store().list("mounts-test/volumes/again") for item in page
+        ]
+        assert left == []
+
+
+def test_a_large_file_goes_through_a_small_scratch(api: Api, node: Server) -> None:
+    with volume(api, "large") as name, session(api, given(name), disk="512Mi") as one:
+        sh(api, one, "head -c 150000000 /dev/zero | tr '\\0' x > /data/shared/big")
+        assert sh(api, one, "sha256sum < /data/shared/big") == sh(
+            api, one, "head -c 150000000 /dev/zero | tr '\\0' x | sha256sum"
+        )
+
+
+# What code inside could do with it
+
+
+def test_no_credentials_are_inside_or_on_a_command_line(api: Api, node: Server) -> None:
+    look = (
+        "cat /proc/self/mountinfo /proc/mounts /proc/*/environ /proc/*/cmdline /proc/*/mountinfo "
+        "2>/dev/null; env; ls -la /data/shared /proc/1/root /proc/self/fd 2>&1; true"
+    )
+    with volume(api, "hostile") as name, session(api, given(name), workspace_mode="mount") as one:
+        seen = sh(api, one, look)
+        for secret in (ACCESS_KEY, SECRET_KEY, "passwd"):
+            assert secret not in seen
+        for line in seen.splitlines():
+            if "fuse.s3fs" in line and " - " in line:
+                assert line.split()[3] == "/"
+                assert {"nosuid", "nodev"} <= set(line.split()[5].split(","))
+        for pid in processes(node):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert SECRET_KEY.encode() not in words
+            assert SECRET_KEY.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        passwords = node.data_dir / "node" / "s3fs.passwd"
+        assert passwords.stat().st_mode & 0o777 == 0o600
+        assert passwords.stat().st_uid == 0
+        # s3fs is not among the processes that it sees, and cannot be reached by them.
+        assert "s3fs" not in sh(api, one, "cat /proc/*/comm")
+
+
+def test_there_is_no_device_no_other_user_and_no_way_out(api: Api, node: Server) -> None:
+    with (
+        volume(api, "trap") as name,
+        session(api, given(name)) as one,
+        session(api) as without,
+    ):
+        fails(api, one, "mknod /data/shared/d b 7 0")
+        sh(api, one, "cp /bin/sh /data/shared/sh; chmod 6755 /data/shared/sh")
+        assert sh(api, one, "/data/shared/sh -p -c 'id -u'") == "1000\n"
+        sh(api, one, f"ln -s {node.data_dir}/key /data/shared/key; ln -s / /data/shared/root")
+        fails(api, one, "cat /data/shared/key")
+        assert sh(api, one, "ls /data/shared/root/") == sh(api, one, "ls /")
+        assert sh(api, one, "ls /data/shared/..") == "shared\n"
+        fails(api, without, "ls /data")
+        assert "s3fs" not in sh(api, without, "cat /proc/self/mountinfo")
+
+
+# Workspaces
+
+
+def test_a_mounted_workspace_is_the_bucket_and_outlives_its_instance(
+    api: Api, node: Server, s3: S3Server
+) -> None:
+    with session(api, workspace_mode="mount") as one:
+        api.put(one, "uploaded", b"by the API")
+        told = api.run(one, "open('made', 'w').write('by code')\nprint(open('uploaded').read())")
+        assert told["stdout"] == "by the API\n"
+        assert "made" in [artifact.split("/")[-1] for artifact in told["artifacts"]]
+        stored = s3.store().get(f"mounts-test/mounts/{one}/made").bytes()
+        assert bytes(stored) == b"by code"
+        fails(api, one, "touch /etc/x")
+        before = api.get(one)["container_id"]
+        end_instance(node, api, one)
+        assert sh(api, one, "cat made uploaded") == "by codeby the API"
+        assert api.get(one)["container_id"] != before
+        assert sorted(api.names(one)) == ["made", "uploaded"]
+    eventually(lambda: mounted(node) == [])
+    # It stays for as long as workspaces are kept.
+    assert bytes(s3.store().get(f"mounts-test/mounts/{one}/made").bytes()) == b"by code"
+
+
+def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
+    with session(api, workspace_mode="mount") as one, session(api, workspace_mode="mount") as two:
+        sh(api, one, "echo mine > file")
+        assert sh(api, two, "ls") == ""
+        assert sh(api, one, "stat -c %U:%a file") == "sandbox:700\n"
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, number: int
+) -> None:
+    env = s3.environment(
+        ATOLL_BLOB__URL=f"s3://atoll/broken-{number}",
+        ATOLL_LOCAL__MOUNT_TIMEOUT="2",
+        ATOLL_SESSION__SWEEP="0.5",
+        **TIMES,
+    )
+    with Server(tmp_path, **env) as server, server.client() as http:
+        api = Api(http)
+        with (
+            volume(api, "v") as name,
+            session(api, given(name), workspace_mode="mount") as one,
+            session(api) as other,
+        ):
+            sh(api, one, "echo kept > /data/shared/file; echo here > file")
+            before = processes(server)
+            assert len(before) == 2
+            stays = api.get(other)["container_id"]
+            for pid in before:
+                os.kill(pid, number)
+            came = ["sh", "-c", "cat /data/shared/file file"]
+            eventually(
+                lambda: api.run(one, command=came, timeout=5, wait=60)["stdout"] == "kept\nhere\n",
+                60,
+            )
+            assert not set(before) & set(processes(server))
+            assert api.get(other)["container_id"] == stays
+
+
+def test_a_killed_server_finds_its_mounts_again(
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path
+) -> None:
+    env = s3.environment(ATOLL_BLOB__URL="s3://atoll/killed", ATOLL_POOL__SIZE="0", **TIMES)
+    with Server(tmp_path, **env) as server:
+        with server.client() as http:
+            api = Api(http)
+            answer(api.http.post(f"{V1}/volumes", json={"id": "v"}), 201)
+            one = api.create(volumes=[given("v")], workspace_mode="mount", timeout=600)["id"]
+            sh(api, one, "echo kept > /data/shared/file; echo here > file")
+        before = processes(server)
+        assert len(before) == 2
+        server.stop(signal.SIGKILL)
+        server.start()
+        with server.client() as http:
+            api = Api(http)
+            assert processes(server) == before
+            assert sh(api, one, "cat /data/shared/file file") == "kept\nhere\n"
+            end_instance(server, api, one)
+            assert sh(api, one, "cat /data/shared/file file") == "kept\nhere\n"
+            api.end(one)
+            eventually(lambda: processes(server) == [])
+            eventually(lambda: mounted(server) == [])
+
+
+def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
+    s3fs: None, bubblewrap: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    with S3Server(tmp_path) as own:
+        env = own.environment(**TIMES)
+        with Server(tmp_path / "data", **env) as server, server.client() as http:
+            api = Api(http)
+            answer(api.http.post(f"{V1}/volumes", json={"id": "v"}), 201)
+            one = api.create(volumes=[given("v")], timeout=600)["id"]
+            sh(api, one, "echo before > /data/shared/file")
+            own.kill()
+            fails(api, one, "echo more > /data/shared/new && sync && cat /data/shared/new")
+            # The rest of the session, other sessions and the API go on.
+            assert sh(api, one, "echo fine > /workspace/x; cat /workspace/x") == "fine\n"
+            other = api.create()["id"]
+            assert sh(api, other, "echo fine") == "fine\n"
+            refused = http.post(f"{V1}/sessions", json={"workspace_mode": "mount"})
+            problem(refused, 503, "volume_unavailable")
+            problem(http.post(f"{V1}/volumes", json={"id": "w"}), 503, "volume_unavailable")
+            own.start()
+            eventually(lambda: "before" in api.run(
+                one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
+            for each in (one, other):
+                api.end(each)
