@@ -9,7 +9,7 @@ a read-only tmpfs with the template's top-level directories bound into it; what 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.drivers.bundle import BOOT, SOCKET
