@@ -208,3 +208,19 @@ def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> N
     assert {inside for _, inside in tree.binds} == {"/usr", "/etc"}
     assert tree.links == (("usr/bin", "/bin"),)
     assert tree.python == "/usr/bin/python3"
+
+
+def test_volumes_are_bound_before_the_root_is_closed_and_hide_what_has_their_top() -> None:
+    tree = sandbox.Tree(
+        binds=(*TREE.binds, ("/image/data", "/data"), ("/image/srv", "/srv")),
+        links=(*TREE.links, ("/elsewhere", "/mnt")),
+        python="/py",
+    )
+    volumes = (("/host/a", "/data/a", True), ("/host/b", "/mnt/x/b", False))
+    argv = arguments(tree=tree, volumes=volumes)
+    words = " ".join(argv)
+    bound = "--ro-bind /stage/host/a /data/a --bind /stage/host/b /mnt/x/b --remount-ro / "
+    assert bound in words
+    assert "/stage/image/data" not in argv
+    assert "/elsewhere" not in argv
+    assert "/stage/image/srv" in argv
