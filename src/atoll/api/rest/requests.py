@@ -92,7 +92,7 @@ class DependencyIn(Wire):
     name: Annotated[
         str,
         StringConstraints(
-            pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?(\[[A-Za-z0-9._, -]{1,200}\])?$"
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}(\[[A-Za-z0-9._, -]{1,200}\])?$"
         ),
     ] = Field(
         description="With extras in brackets, if any.", examples=["requests", "uvicorn[standard]"]

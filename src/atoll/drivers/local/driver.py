@@ -166,6 +166,7 @@ class LocalDriver:
             settings=self._settings,
             hidden=self._hidden,
             seccomp=self._seccomp if filtered else None,
+            mounts=str(self.places.mounts),
             stage=self._stage if self._root else None,
         )
         installer = Installer(ground)

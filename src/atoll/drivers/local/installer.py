@@ -66,6 +66,8 @@ class Ground:
     settings: LocalSettings
     hidden: tuple[str, ...]
     seccomp: Path | None
+    mounts: str
+    """Where other things are mounted, of which an installation keeps nothing in use."""
     stage: Callable[[sandbox.Tree, str], str] | None
     """Where the sources of mounts are bound, as root; none when Atoll is not root."""
 
@@ -209,6 +211,7 @@ class Installer:
             "stage": stage,
             "binds": list(binds.items()),
             "layers": list(tree.layers),
+            "mounts": ground.mounts,
             "image": None,
             "callback": None,
             "journal": [],
