@@ -160,7 +160,7 @@ def mount_layers(stage: str, directories: list[str]) -> None:
 def _prepare_mounts(request: dict[str, Any]) -> None:
     stage = request["stage"]
     mount_stage(stage)
-    if request.get("layers"):
+    if request["layers"]:
         mount_layers(stage, request["layers"])
     for source, name in request["binds"]:
         target = os.path.join(stage, name)
@@ -169,8 +169,7 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         mount(source, target, None, _MS_BIND | _MS_REC)
-    if request.get("mounts"):
-        _let_go(request["mounts"])
+    _let_go(request["mounts"])
     if request["image"]:
         target = os.path.join(stage, "workspace")
         os.mkdir(target)
