@@ -204,7 +204,9 @@ class Saves:
                 await self._save_last(session)
             except AtollError as error:
                 log.warning("workspace.not_saved", session_id=session.id, error=error.message)
-        await self._checkpoints.keep_until(session.id, self._clock.now() + self._settings.keep)
+        until = self._clock.now() + self._settings.keep
+        mounted = session.workspace_mode is WorkspaceMode.MOUNT
+        await self._checkpoints.keep_until(session.id, until, mounted=mounted)
 
     async def _save_last(self, session: Session) -> None:
         instance = None
