@@ -258,7 +258,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             clock,
             settings,
         )
-        files = Files(lives, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints))
+        files = Files(
+            lives, driver, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints)
+        )
         files.changed = saves.touched
         found = Services(
             sessions=sessions,

@@ -23,6 +23,14 @@ ROUTES = {
     f"GET {V1}/executions/{{execution_id}}/events", f"POST {V1}/executions/{{execution_id}}/cancel",
     f"GET {V1}/sessions/{{session_id}}/files", f"POST {V1}/sessions/{{session_id}}/files/upload",
     f"POST {V1}/sessions/{{session_id}}/files/mkdir",
+    f"POST {V1}/sessions/{{session_id}}/files/copy",
+    f"POST {V1}/sessions/{{session_id}}/files/chmod",
+    f"POST {V1}/sessions/{{session_id}}/files/presign",
+    f"GET {V1}/sessions/{{session_id}}/files/search",
+    f"GET {V1}/sessions/{{session_id}}/files/watch",
+    f"GET {V1}/sessions/{{session_id}}/artifacts",
+    f"GET {V1}/executions/{{execution_id}}/artifacts",
+    f"GET {V1}/signed/{{token}}", f"PUT {V1}/signed/{{token}}", f"POST {V1}/signed/{{token}}",
     f"GET {V1}/sessions/{{session_id}}/contexts", f"POST {V1}/sessions/{{session_id}}/contexts",
     f"GET {V1}/sessions/{{session_id}}/contexts/{{context_id}}",
     f"DELETE {V1}/sessions/{{session_id}}/contexts/{{context_id}}",
@@ -113,7 +121,8 @@ def test_every_post_takes_an_idempotency_key_and_nothing_else_does(
 ) -> None:
     for method, path, operation in operations(described):
         headers = [item["name"] for item in operation.get("parameters", ())]
-        assert ("Idempotency-Key" in headers) == (method == "post"), f"{method} {path}"
+        keyed = method == "post" and "/signed/" not in path
+        assert ("Idempotency-Key" in headers) == keyed, f"{method} {path}"
 
 
 def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
@@ -146,6 +155,14 @@ def test_answers_have_the_fields_that_are_described(
         "StatusOut": answer(api.http.get(f"{V1}/executions/{execution_id}/status")),
         "ExecutionOut": api.execution(execution_id),
         "ArtifactOut": api.execution(execution_id)["artifacts"][0],
+        "ArtifactPage": answer(api.http.get(f"{V1}/sessions/{session}/artifacts")),
+        "SessionArtifactOut": answer(api.http.get(f"{V1}/sessions/{session}/artifacts"))["items"][
+            0
+        ],
+        "LinkOut": answer(
+            api.http.post(f"{V1}/sessions/{session}/files/presign", json={"path": "a"})
+        ),
+        "MatchPage": answer(api.http.get(f"{V1}/sessions/{session}/files/search?query=x")),
         "EntryPage": answer(api.http.get(f"{V1}/sessions/{session}/files")),
         "EntryOut": answer(api.http.get(f"{V1}/sessions/{session}/files"))["items"][0],
         "TemplateOut": answer(api.http.get(f"{V1}/templates/python")),

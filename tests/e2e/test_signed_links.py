@@ -110,6 +110,14 @@ def test_a_link_is_no_key(api: Api, session: str, stranger: httpx.Client, server
     problem(stranger.get(f"{server.url}{V1}/sessions/{session}/files/a"), 401, "key_missing")
 
 
+def test_nothing_is_stored_for_a_stranger(stranger: httpx.Client, server: Server) -> None:
+    headers = {"Idempotency-Key": "a-stranger-s"}
+    for _ in range(2):
+        refused = stranger.post(f"{server.url}{V1}/signed/x", headers=headers)
+        problem(refused, 403, "signed_url_invalid")
+        assert "idempotency-replayed" not in refused.headers
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

@@ -20,11 +20,11 @@ import itertools
 import os
 import secrets
 import shutil
-import threading
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.blobs import tree
+from atoll.blobs.draft import BLOCK, Draft, blocks
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
     from atoll.blobs.base import BlobInfo
 
-BLOCK = 4096
-"""What the smallest file takes."""
-_STEP = 8 * 1024 * 1024
-"""Bytes that a draft of unknown size asks for at a time."""
 _PUT, _CREATE = 0o600, 0o400
 """The mode of an object's file says whether it may replace one that the store has by then."""
 
@@ -193,7 +189,7 @@ class Waiting:
             if os.path.samestat(found, os.fstat(file.fileno())):
                 path.unlink()
                 self._prune(path.parent)
-                used.add(-1, -_blocks(found.st_size))
+                used.add(-1, -blocks(found.st_size))
 
     def recount(self) -> None:
         """Put `used` right, and remove what killed processes left half done."""
@@ -231,9 +227,9 @@ class Waiting:
             os.chmod(draft, _CREATE if only_new else _PUT)
             path.parent.mkdir(parents=True, exist_ok=True)
             os.rename(draft, path)
-            used.add(1, _blocks(size) - reserved)
+            used.add(1, blocks(size) - reserved)
             if before is not None:
-                used.add(-1, -_blocks(before.size))
+                used.add(-1, -blocks(before.size))
         for parent in itertools.takewhile(lambda one: one != self._directory, path.parents):
             with contextlib.suppress(FileNotFoundError):
                 _sync(parent)
@@ -273,55 +269,6 @@ class Waiting:
                     new = self._drafts / "used.new"
                     new.write_text(f"{account.now.objects} {account.now.size}")
                     os.rename(new, self._directory / "used")
-
-
-class Draft:
-    """An object that is being written. It may be dropped while another thread writes it."""
-
-    def __init__(self, waiting: Waiting, path: Path, file: BinaryIO) -> None:
-        self._waiting = waiting
-        self._path = path
-        self._file = file
-        self._reserved = 0
-        self._size = 0
-        self._mutex = threading.Lock()
-
-    def reserve(self, size: int) -> None:
-        """Make sure of room for so many bytes."""
-        self._waiting.reserve(_blocks(size))
-        self._reserved += _blocks(size)
-
-    def write(self, data: bytes) -> None:
-        with self._mutex:
-            if self._file.closed:
-                return
-            if self._size + len(data) > self._reserved:
-                self.reserve(max(_STEP, len(data)))
-            self._file.write(data)
-            self._size += len(data)
-
-    def commit(self, key: str, *, only_new: bool = False) -> bool:
-        """False when there is one already and this is to be `only_new`."""
-        with self._mutex:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            taken = self._waiting.take(
-                self._path, key, self._size, self._reserved, only_new=only_new
-            )
-            if taken:
-                self._reserved = 0
-            return taken
-
-    def drop(self) -> None:
-        """Give back what it holds; nothing is left to do when it was committed."""
-        with self._mutex:
-            if self._file.closed:
-                return
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-            if self._reserved:
-                self._waiting.reserve(-self._reserved)
-                self._reserved = 0
 
 
 class _Account:
@@ -371,19 +318,15 @@ def _name(what: str) -> str:
     return hashlib.sha256(what.encode()).hexdigest()
 
 
-def _blocks(size: int) -> int:
-    return max(1, -(-size // BLOCK)) * BLOCK
-
-
 def _weight(path: Path) -> tuple[int, int]:
     """Files, and bytes of these, at a path or beneath it."""
     if path.is_file():
-        return 1, _blocks(path.stat().st_size)
+        return 1, blocks(path.stat().st_size)
     objects = size = 0
     for directory, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                size += _blocks(os.lstat(os.path.join(directory, name)).st_size)
+                size += blocks(os.lstat(os.path.join(directory, name)).st_size)
                 objects += 1
     return objects, size
 

@@ -78,7 +78,7 @@ class FileRequests:
         pump()
 
     def _write(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room()
+        room = self._watch.room(request.get("disk"))
         condition = files.Condition(request.get("if_match"), request.get("if_none_match"))
         mode = int(request.get("mode", 0o644))
         upload = self._workspace.upload(request["path"], mode, condition)
@@ -163,7 +163,7 @@ class FileRequests:
         self._workers.start(stream, work)
 
     def _unpack(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room()
+        room = self._watch.room(request.get("disk"))
 
         def work(line: Line) -> Any:
             from .unpacking import unpack
@@ -173,7 +173,7 @@ class FileRequests:
         self._workers.start(stream, work)
 
     def _copy(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room()
+        room = self._watch.room(request.get("disk"))
 
         def work(line: Line) -> Any:
             from .copying import copy

@@ -117,6 +117,25 @@ def _content(fd: int, size: int) -> Iterator[bytes]:
         yield data
 
 
+def _opened(item: Found) -> int | bytes | None:
+    """
+    A file's descriptor, a link's target, -1 for a directory; None for what is left out, or is not
+    what it was when its turn comes.
+    """
+    mode, name = item.status.st_mode, item.parts[-1]
+    try:
+        if stat.S_ISDIR(mode):
+            return -1
+        if stat.S_ISLNK(mode):
+            return os.readlink(os.fsencode(name), dir_fd=item.directory)
+        if stat.S_ISREG(mode):
+            fd, item.status = open_file(item.directory, name)
+            return fd
+    except OSError:
+        pass
+    return None
+
+
 def _tar(items: Iterator[Found], out: _Out, form: str) -> int:
     import tarfile
 
@@ -140,26 +159,22 @@ def _tar(items: Iterator[Found], out: _Out, form: str) -> int:
 
     skipped = 0
     for item in items:
-        mode, name = item.status.st_mode, item.parts[-1]
-        try:
-            if stat.S_ISDIR(mode):
-                write(head(item, tarfile.DIRTYPE, 0))
-            elif stat.S_ISLNK(mode):
-                write(head(item, tarfile.SYMTYPE, 0, os.readlink(name, dir_fd=item.directory)))
-            elif stat.S_ISREG(mode):
-                fd, item.status = open_file(item.directory, name)
-                try:
-                    size = item.status.st_size
-                    write(head(item, tarfile.REGTYPE, size))
-                    for data in _content(fd, size):
-                        write(data)
-                    write(bytes(-size % tarfile.BLOCKSIZE))
-                finally:
-                    os.close(fd)
-            else:
-                skipped += 1
-        except (PermissionError, FileNotFoundError):
+        opened = _opened(item)
+        if opened is None:
             skipped += 1
+        elif isinstance(opened, bytes):
+            write(head(item, tarfile.SYMTYPE, 0, os.fsdecode(opened)))
+        elif opened < 0:
+            write(head(item, tarfile.DIRTYPE, 0))
+        else:
+            try:
+                size = item.status.st_size
+                write(head(item, tarfile.REGTYPE, size))
+                for data in _content(opened, size):
+                    write(data)
+                write(bytes(-size % tarfile.BLOCKSIZE))
+            finally:
+                os.close(opened)
     write(bytes(2 * tarfile.BLOCKSIZE))
     if deflate is not None:
         out.write(deflate.flush())
@@ -173,29 +188,24 @@ def _zip(items: Iterator[Found], out: Any, form: str) -> int:
     skipped = 0
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for item in items:
-            mode, name = item.status.st_mode, item.parts[-1]
-            try:
-                if stat.S_ISDIR(mode):
-                    archive.writestr(_zip_head(zipfile, item, "/"), b"")
-                elif stat.S_ISLNK(mode):
-                    target = os.readlink(os.fsencode(name), dir_fd=item.directory)
-                    archive.writestr(_zip_head(zipfile, item, ""), target)
-                elif stat.S_ISREG(mode):
-                    fd, item.status = open_file(item.directory, name)
-                    try:
-                        info = _zip_head(zipfile, item, "")
-                        info.compress_type = zipfile.ZIP_DEFLATED
-                        info.file_size = size = item.status.st_size
-                        large = size >= ZIP64_FROM
-                        with archive.open(info, "w", force_zip64=large) as target_file:
-                            for data in _content(fd, size):
-                                target_file.write(data)
-                    finally:
-                        os.close(fd)
-                else:
-                    skipped += 1
-            except (PermissionError, FileNotFoundError):
+            opened = _opened(item)
+            if opened is None:
                 skipped += 1
+            elif isinstance(opened, bytes):
+                archive.writestr(_zip_head(zipfile, item, ""), opened)
+            elif opened < 0:
+                archive.writestr(_zip_head(zipfile, item, "/"), b"")
+            else:
+                try:
+                    info = _zip_head(zipfile, item, "")
+                    info.compress_type = zipfile.ZIP_DEFLATED
+                    info.file_size = size = item.status.st_size
+                    large = size >= ZIP64_FROM
+                    with archive.open(info, "w", force_zip64=large) as target:
+                        for data in _content(opened, size):
+                            target.write(data)
+                finally:
+                    os.close(opened)
     out.finish()
     return skipped
 

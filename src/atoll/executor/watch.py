@@ -44,9 +44,13 @@ class Watch:
             self._disk_used, _ = disk_use(self._root)
             self._loop.after(TURN_SECONDS, self._turn)
 
-    def room(self) -> int | None:
-        """Bytes that still fit into the workspace; None where that is not ours to watch."""
-        return max(0, self._disk - disk_use(self._root)[0]) if self._disk else None
+    def room(self, disk: int | None = None) -> int | None:
+        """
+        Bytes that still fit into the workspace; None where that is not ours to watch. `disk` is for
+        who comes before anything was run.
+        """
+        limit = disk or self._disk
+        return max(0, limit - disk_use(self._root)[0]) if limit else None
 
     def _turn(self) -> None:
         runs = self._runs

@@ -448,8 +448,12 @@ class Link(asyncio.Protocol):
         mode: int = 0o644,
         if_match: list[str] | None = None,
         if_none_match: list[str] | None = None,
+        disk: int | None = None,
     ) -> dict[str, Any]:
-        """Write a file whole or not at all; what it became."""
+        """
+        Write a file whole or not at all; what it became. `disk` is how large the workspace may be,
+        where the executor has to see to that.
+        """
         answer = await self.push(
             "write",
             content,
@@ -457,6 +461,7 @@ class Link(asyncio.Protocol):
             mode=mode,
             if_match=if_match,
             if_none_match=if_none_match,
+            disk=disk,
         )
         entry: dict[str, Any] = answer["entry"]
         return entry

@@ -24,7 +24,8 @@ from atoll.model.page import Page
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from atoll.service.lives import Lives
+    from atoll.drivers.base import Driver
+    from atoll.service.lives import Live, Lives
 
     Tags = list[str] | None
 
@@ -44,7 +45,7 @@ _CONFLICTS = {
     "disk_full",
     "precondition_failed",
 }
-_CHANGES = {"mkdir", "move", "copy", "chmod", "remove"}
+_CHANGES = {"mkdir", "move", "chmod", "remove"}
 _AWAY = {"session_ended", "node_not_reached", "session_not_ready", "workspace_lost", "link_lost"}
 """Errors of a session whose files are not to be had where they were."""
 
@@ -113,8 +114,11 @@ class Kept(Protocol):
 
 
 class Files:
-    def __init__(self, lives: Lives, *, work_timeout: timedelta, kept: Kept | None = None) -> None:
+    def __init__(
+        self, lives: Lives, driver: Driver, *, work_timeout: timedelta, kept: Kept | None = None
+    ) -> None:
         self._lives = lives
+        self._driver = driver
         self._work_timeout = work_timeout
         self._kept = kept
         self.changed: Callable[[str], None] = lambda session_id: None
@@ -260,7 +264,12 @@ class Files:
         """The file is there whole, or is as it was."""
         live = await self._lives.live(session_id)
         write = live.link.write(
-            path, content, mode=mode, if_match=if_match, if_none_match=if_none_match
+            path,
+            content,
+            mode=mode,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            disk=self._disk(live),
         )
         return _entry(await self._changing(session_id, write))
 
@@ -276,8 +285,19 @@ class Files:
     ) -> int:
         """An archive into a directory, all of it or nothing; how many entries it had."""
         live = await self._lives.live(session_id)
-        send = live.link.push("unpack", content, path=path, form=form, within=self._work_timeout)
-        return int((await self._changing(session_id, send))["entries"])
+        push = live.link.push(
+            "unpack",
+            content,
+            path=path,
+            form=form,
+            disk=self._disk(live),
+            within=self._work_timeout,
+        )
+        return int((await self._changing(session_id, push))["entries"])
+
+    def _disk(self, live: Live) -> int | None:
+        """How large the workspace may be, where the executor has to see to that."""
+        return self._driver.run_limits(live.session.resources)[1].get("disk")
 
     # Changing
 
@@ -292,15 +312,16 @@ class Files:
 
     async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
         """A file or a tree; the copy is there whole or not at all."""
-        answer = await self._call(
-            session_id,
+        live = await self._lives.live(session_id)
+        copy = live.link.call(
             "copy",
             within=self._work_timeout,
             source=source,
             target=target,
             overwrite=overwrite,
+            disk=self._disk(live),
         )
-        return _entry(answer["entry"])
+        return _entry((await self._changing(session_id, copy))["entry"])
 
     async def chmod(self, session_id: str, path: str, mode: int) -> Entry:
         return _entry((await self._call(session_id, "chmod", path=path, mode=mode))["entry"])

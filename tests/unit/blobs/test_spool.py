@@ -14,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.blobs.base import PART, PIECE, Refused
+from atoll.blobs.draft import BLOCK
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.spool import Spool
-from atoll.blobs.waiting import BLOCK, Held, Waiting
+from atoll.blobs.waiting import Held, Waiting
 from atoll.errors import TemporaryError
 from atoll.settings import BlobSettings
 from tests.clock import MovedClock
@@ -303,6 +304,24 @@ async def test_refusals_without_end_end_a_pass_and_are_one_line(
     assert [line["event"] for line in logs] == ["blobs.back", "spool.refused"]
     assert 200 <= len(away.asked) < 220
     assert spool.waiting.objects == 120
+
+
+async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.remove_all("workspaces/s/")
+    await spool.put("workspaces/s/1", b"new")
+    await spool.put("workspaces/t/1", b"new")
+    back(away, clock)
+    away.refused = {"workspaces/s/"}
+
+    assert not await spool.catch_up()
+    assert await away.get("workspaces/s/1") is None
+    assert await away.get("workspaces/t/1") == b"new"
+
+    away.refused = set()
+    assert await spool.catch_up()
+    assert await away.get("workspaces/s/1") == b"new"
 
 
 async def test_removals_wait_too_and_go_first(

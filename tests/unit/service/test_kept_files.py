@@ -56,7 +56,8 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         await found.store.sessions.add(session)
         lives = found.executions._lives
         work_timeout = timedelta(seconds=1)
-        files = Files(lives, work_timeout=work_timeout, kept=Shelf())
+        driver = lives._driver
+        files = Files(lives, driver, work_timeout=work_timeout, kept=Shelf())
 
         assert await read(files, session.id) == CONTENT
         assert await read(files, session.id, Part(2, 4)) == b"234"
@@ -69,7 +70,7 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         # What was not kept, and without a shelf everything, is as far away as the session.
         for call in (
             files.read(session.id, "b"),
-            Files(lives, work_timeout=work_timeout).read(session.id, "a"),
+            Files(lives, driver, work_timeout=work_timeout).read(session.id, "a"),
             files.write(session.id, "a", _pieces(b"x")),
         ):
             with pytest.raises((Conflict, TemporaryError)) as refused:

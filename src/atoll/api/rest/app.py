@@ -158,11 +158,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             "description": "A problem document.",
             "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for path in schema["paths"].values():
-            for method, operation in path.items():
+        for path, operations in schema["paths"].items():
+            for method, operation in operations.items():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = answer
-                if method == "post":
+                if method == "post" and not path.startswith(problems.SIGNED):
                     operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
         app.openapi_schema = schema
     return app.openapi_schema

@@ -11,18 +11,23 @@ import mimetypes
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import structlog
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import conditions
 from atoll.api.rest.problems import precondition_failed, range_not_satisfiable
+from atoll.errors import AtollError
 from atoll.service.files import Part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.requests import Request
+    from starlette.types import Send
 
     from atoll.service.files import Download, Entry, Files
+
+log = structlog.get_logger(__name__)
 
 MEDIA_TYPES = {"tar": "application/x-tar", "tar.gz": "application/gzip", "zip": "application/zip"}
 _SAFE = {
@@ -67,7 +72,7 @@ def _answer(found: Download, part: Part | None, filename: str | None, *, body: b
     status, kind = 200 if whole else 206, media_type(entry)
     if not body:
         return Response(status_code=status, headers=headers, media_type=kind)
-    return StreamingResponse(found.content, status, headers, kind)
+    return Streamed(found.content, status, headers, kind)
 
 
 def media_type(entry: Entry) -> str:
@@ -98,4 +103,17 @@ def archive(content: AsyncIterator[bytes], name: str, form: str) -> Response:
         "Cache-Control": "no-store",
         "Content-Disposition": _attachment(f"{name}.{form}"),
     }
-    return StreamingResponse(content, 200, headers, MEDIA_TYPES[form])
+    return Streamed(content, 200, headers, MEDIA_TYPES[form])
+
+
+class Streamed(StreamingResponse):
+    """
+    One whose content may fail in the middle. The connection is cut then, because an answer that has
+    begun cannot say so in any other way.
+    """
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except AtollError as error:
+            log.info("download.cut", code=error.code, error=error.message)

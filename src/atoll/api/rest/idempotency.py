@@ -32,7 +32,7 @@ import structlog
 from starlette.responses import Response
 
 from atoll.api.rest.exchange import HashedBody, HeldAnswer
-from atoll.api.rest.problems import problem
+from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError, TooLarge
 from atoll.ids import Seed
 from atoll.model.keyed import KeyedRequest
@@ -97,7 +97,9 @@ class Idempotency:
             await self._app(scope, receive, send)
             return
         given = [value for name, value in scope["headers"] if name == HEADER]
-        if not given or not scope["path"].startswith(PREFIX):
+        path: str = scope["path"]
+        # Who comes by a signed link is a stranger, for whom nothing is stored.
+        if not given or not path.startswith(PREFIX) or path.startswith(SIGNED):
             await self._app(scope, receive, send)
             return
         if len(given) > 1 or _VALUE.fullmatch(given[0]) is None:

@@ -1,0 +1,83 @@
+"""Links that lead straight to a real S3 server, and back here when it is dead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.e2e.api import V1, Api, answer, problem
+from tests.harness import Server
+from tests.servers.s3 import S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MiB = 1024 * 1024
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[S3Server]:
+    """One for a test to kill."""
+    with S3Server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def api(bubblewrap: str, own: S3Server, tmp_path: Path) -> Iterator[Api]:
+    place = tmp_path / "data"
+    place.mkdir()
+    env = own.environment(ATOLL_POOL__SIZE="1")
+    with Server(place, **env) as server, server.client() as http:
+        yield Api(http)
+
+
+def keys(s3: S3Server, kind: str, session: str) -> set[str]:
+    prefix = f"atoll/{kind}/{session}"
+    return {item["path"] for page in s3.store().list(prefix) for item in page}
+
+
+def presign(api: Api, session: str, **body: Any) -> dict[str, Any]:
+    return answer(api.http.post(f"{V1}/sessions/{session}/files/presign", json=body))
+
+
+def test_a_file_is_exchanged_with_s3_itself(api: Api, own: S3Server) -> None:
+    session = api.create()["id"]
+    content = bytes(range(256)) * (20 * MiB // 256)
+    api.put(session, "out", content)
+    first = presign(api, session, path="out")
+    again = presign(api, session, path="out")
+
+    assert first["native"] is True
+    assert first["url"].startswith(own.endpoint)
+    assert httpx.get(first["url"]).content == content
+    assert httpx.get(again["url"], headers={"Range": "bytes=1-2"}).content == content[1:3]
+    assert len(keys(own, "exports", session)) == 1
+    api.put(session, "out", b"another")
+    assert httpx.get(presign(api, session, path="out")["url"]).content == b"another"
+    assert len(keys(own, "exports", session)) == 2
+
+    put = presign(api, session, path="in/file", method="PUT", direct=True)
+    assert (put["native"], put["method"]) == (True, "PUT")
+    problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
+    assert httpx.put(put["url"], content=content).status_code == 200
+    assert len(keys(own, "uploads", session)) == 1
+    done = httpx.post(put["complete_url"], timeout=60)
+    assert answer(done, 201)["size"] == len(content)
+    assert keys(own, "uploads", session) == set()
+    problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
+    problem(httpx.get(put["complete_url"]), 403, "signed_url_invalid")
+    assert api.http.get(f"{V1}/sessions/{session}/files/in/file").content == content
+    assert presign(api, session, path="a", method="PUT")["native"] is False
+
+
+def test_links_lead_here_while_s3_is_dead(api: Api, own: S3Server) -> None:
+    session = api.create()["id"]
+    api.put(session, "out", b"content")
+    own.kill()
+    link = presign(api, session, path="out")
+
+    assert link["native"] is False
+    assert httpx.get(link["url"]).content == b"content"
