@@ -78,6 +78,9 @@ class Environments(Protocol):
     are shared by all replicas of the node, and never change: another set is another directory.
     """
 
+    async def check(self) -> None:
+        """Raise `PermanentError` when nothing can be installed on this node."""
+
     async def interpreter(self, template: Template) -> Interpreter: ...
 
     async def find(self, key: str, *, since: datetime | None) -> PackageSet | None:
@@ -136,6 +139,24 @@ class Driver(Protocol):
         """
         Raise `InvalidRequest` when this node cannot make instances of the template as it demands.
         """
+
+    async def built(self, template: Template) -> bool:
+        """Whether all that its instances need is on this node."""
+
+    async def build(
+        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+    ) -> None:
+        """
+        Make what `built` misses, telling what is printed on the way. Raises `PermanentError` with
+        code `build_failed`, or `TemporaryError` when the same may go well later. No other call may
+        build the same at the same time.
+        """
+
+    async def layers(self) -> list[str]:
+        """Names of the layers of templates on this node, whole or not."""
+
+    async def discard_layer(self, name: str) -> None:
+        """Remove a layer that no template needs; nothing happens when it is not there."""
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         """An instance as described; the one that is there already, when there is one."""

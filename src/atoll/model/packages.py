@@ -140,6 +140,19 @@ def _invalid(words: str) -> InvalidRequest:
     return InvalidRequest(f"dependencies: {words}", field="dependencies")
 
 
+def read(text: str) -> Dependency:
+    """A requirement as it is written in one piece, like `requests>=2.31,<3`."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        raise _invalid(f"{text[:120]!r} is not a requirement (PEP 508).") from None
+    if requirement.url is not None or requirement.marker is not None:
+        raise _invalid(f"{text[:120]!r} has an address or a marker; leave it out.")
+    extras = ",".join(sorted(requirement.extras))
+    name = f"{requirement.name}[{extras}]" if extras else requirement.name
+    return Dependency(name, str(requirement.specifier))
+
+
 def normalised(dependencies: Iterable[Dependency]) -> tuple[Dependency, ...]:
     """The same set in the one way to write it; each package once."""
     found: dict[str, Dependency] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
+from atoll.reconcile.builds import versions_needed
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -79,7 +80,7 @@ class PackageSweep:
                 total -= info.size
 
     async def _needed(self) -> set[str]:
-        """Environments of sessions of this node that have not ended."""
+        """Environments of templates, and of sessions of this node that have not ended."""
         found: set[str] = set()
         after = ""
         while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
@@ -88,4 +89,7 @@ class PackageSweep:
                 if session.runtime_node == self._node_id and install is not None:
                     found.add(install.environment or "")
             after = batch[-1].id
+        async for template in versions_needed(self._store):
+            if template.build is not None:
+                found.add(template.build.environment or "")
         return found

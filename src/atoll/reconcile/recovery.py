@@ -77,7 +77,7 @@ class Recovery:
         running = (await self._driver.observe(handle)).state is State.RUNNING
         if instance is not None and running:
             if instance.session_id is None:
-                template = await self._store.templates.get(instance.template_id)
+                template = await self._store.templates.ready(instance.template_id)
                 if template is not None and await self._adopted(template, instance):
                     return
             else:
@@ -95,7 +95,8 @@ class Recovery:
         # One at a time, lest all of them find the pool empty.
         async with self._adopting:
             return (
-                template.updated_at <= instance.created_at
+                template.number == instance.template_version
+                and template.created_at <= instance.created_at
                 and self._pool.size(template) < template.pool_size
                 and await self._pool.adopt(template, instance)
             )

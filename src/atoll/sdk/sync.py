@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from atoll.sdk.values import (
         Answer,
         Approval,
+        BuildEvent,
         ConsoleEvent,
         ConsoleExit,
         ContextInfo,
@@ -901,13 +902,17 @@ class Templates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
         """
         A new template.
 
         `image` is a root file system directory on the node, `python` the interpreter, `preload` the
         modules it has imported before code arrives, `pool_size` how many instances are kept ready,
-        `require` what a node must be able to give.
+        `require` what a node must be able to give. `debian_packages` and `python_packages` are
+        installed on `base_image`: a root file system directory, `template:` and another template's
+        id, or nothing for the node's own Python. That takes a while: see `wait_ready`.
         """
         return self._portal.call(
             self._async.create,
@@ -925,6 +930,8 @@ class Templates:
             disk=disk,
             max_processes=max_processes,
             require=require,
+            debian_packages=debian_packages,
+            python_packages=python_packages,
         )
 
     def get(self, template_id: str) -> TemplateInfo:
@@ -950,8 +957,13 @@ class Templates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
-        """Change what is given and keep the rest; sessions that exist already are not touched."""
+        """
+        Change what is given and keep the rest, as a new version; sessions that exist already keep
+        theirs.
+        """
         return self._portal.call(
             self._async.update,
             template_id,
@@ -968,7 +980,35 @@ class Templates:
             disk=disk,
             max_processes=max_processes,
             require=require,
+            debian_packages=debian_packages,
+            python_packages=python_packages,
         )
+
+    def versions(self, template_id: str) -> Iterator[TemplateInfo]:
+        """What it is and was, newest first."""
+        yield from self._portal.iterate(self._async.versions(template_id))
+
+    def version(self, template_id: str, number: int) -> TemplateInfo:
+        return self._portal.call(self._async.version, template_id, number)
+
+    def build(self, template_id: str) -> TemplateInfo:
+        """Build the same again as a new version, with the packages that there are now."""
+        return self._portal.call(self._async.build, template_id)
+
+    def log(self, template_id: str, version: int | None = None) -> str:
+        """What the build of the newest version, or of another, has printed: its end."""
+        return self._portal.call(self._async.log, template_id, version)
+
+    def follow(self, template_id: str, version: int | None = None) -> Iterator[BuildEvent]:
+        """What a build prints, and how it goes, as it happens; ends with the build."""
+        yield from self._portal.iterate(self._async.follow(template_id, version))
+
+    def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
+        """
+        The template once its build has ended well. Raises `PermanentError` with code `build_failed`
+        when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
+        """
+        return self._portal.call(self._async.wait_ready, template_id, timeout)
 
     def delete(self, template_id: str) -> None:
         self._portal.call(self._async.delete, template_id)

@@ -140,7 +140,7 @@ class Dependencies:
         )
 
     async def _template(self, session: Session) -> Template:
-        return await self._templates.get(session.template_id)
+        return await self._templates.numbered(session.template_id, session.template_version)
 
     # Later on
 

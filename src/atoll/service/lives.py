@@ -233,7 +233,7 @@ class Lives:
         A new instance for the session, with its workspace when it has one; one that this node does
         not have comes from its last checkpoint.
         """
-        template = await self._templates.get(session.template_id)
+        template = await self._templates.numbered(session.template_id, session.template_version)
         prefix = mounted_at(session)
         make = functools.partial(
             self._pool.make,

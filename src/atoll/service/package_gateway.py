@@ -68,6 +68,8 @@ class Gateway:
         """Bytes that may still be downloaded."""
         self._serving: set[asyncio.Task[None]] = set()
         self._client: httpx.AsyncClient | None = None
+        self.away = False
+        """Whether the index did not answer when it was asked: a fault that may pass."""
 
     async def __aenter__(self) -> Gateway:
         settings = self._settings
@@ -122,6 +124,7 @@ class Gateway:
                     return  # The connection breaks off: what was sent is not the whole.
                 await peer.whole(error.status, "text/plain", error.words.encode())
             except httpx.HTTPError as error:
+                self.away = True
                 # Its words may hold the address.
                 self._say(f"The package index does not answer ({type(error).__name__}).")
                 log.warning("packages.index_failed", error=str(error) or repr(error))
@@ -225,6 +228,7 @@ class Gateway:
             self._say(f"The package index sends elsewhere {what}, which is not allowed.")
             raise Refused(403, "It leads to another host.")
         if response.status_code not in (200, 206):
+            self.away |= response.status_code >= 500 or response.status_code == 429
             self._say(f"The package index answered {response.status_code} {what}.")
             raise Refused(502, f"The index answered {response.status_code}.")
 

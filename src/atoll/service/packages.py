@@ -25,7 +25,7 @@ import structlog
 
 from atoll import ids
 from atoll.drivers.base import InstallSpec
-from atoll.errors import AtollError, Conflict, PermanentError
+from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
 from atoll.model import packages as model
 from atoll.model.packages import InstallStatus
 from atoll.model.resources import Resources
@@ -33,8 +33,8 @@ from atoll.service.package_gateway import Gateway
 from atoll.service.package_index import find_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, timedelta
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -73,8 +73,8 @@ class Packages:
         self._secret = secret.encode()
         self._node_id = node_id
         self._index: Index | None = None
-        self._interpreters: dict[tuple[str, datetime], Interpreter] = {}
-        self._asking: dict[tuple[str, datetime], asyncio.Lock] = {}
+        self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
+        self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._running: dict[str, _Installation] = {}
 
@@ -145,20 +145,79 @@ class Packages:
         """What was printed at a session's last installation; nothing when none was needed."""
         return await self._environments.read_log(session_id) or b""
 
+    # What templates ask for
+
+    async def build(
+        self,
+        template: Template,
+        requirements: Iterable[str],
+        *,
+        timeout: timedelta,
+        hear: Callable[[bytes], None],
+        anew: bool = False,
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """
+        An environment for all sessions of a template, and what is in it; none when its base has all
+        of it. With `anew`, as the index has it now, whatever is remembered. Raises `TemporaryError`
+        when the index does not answer.
+        """
+        dependencies = model.normalised(model.read(each) for each in requirements)
+        # Who makes the template decides which versions it has.
+        install = model.Install(dependencies, int(timeout.total_seconds()), allow_conflicts=True)
+        interpreter = await self._interpreter(template)
+        own = model.covered(dependencies, interpreter.packages)
+        if own is not None:
+            return None, own
+        key = await self._key(install, interpreter)
+        since = self._clock.now() if anew else None
+        try:
+            found = await self._found(key, dependencies, since) or await self._install(
+                key, None, install, template, interpreter, hear=hear, since=since
+            )
+        except TimeoutError:
+            raise PermanentError(
+                f"The Python packages were not installed in {timeout}.", code="build_failed"
+            ) from None
+        return found.environment, found.installed
+
+    async def provided(self, template: Template) -> bool:
+        """Whether the template's environment is on this node; it counts as used now."""
+        name = template.build.environment if template.build is not None else None
+        return name is None or await self._environments.use(name)
+
+    async def provide(self, template: Template, timeout: timedelta) -> None:
+        """Make a template's environment, which another node made, here."""
+        build = template.build
+        if build is None or await self.provided(template):
+            return
+        bare = dataclasses.replace(template, build=dataclasses.replace(build, environment=None))
+        interpreter = await self._interpreter(bare)
+        exact = model.Install(
+            tuple(model.read(line) for line in build.installed),
+            int(timeout.total_seconds()),
+            allow_conflicts=True,
+        )
+        key = self._mac("again", build.environment or "")
+        done = await self._install(key, None, exact, bare, interpreter, exact=True)
+        if done.environment != build.environment:
+            raise PermanentError(
+                f"The packages of template {template.id} cannot be made again on this node: its "
+                "base or the index is another.",
+                code="build_failed",
+            )
+
     # How sets are known
 
-    async def _found(self, key: str, dependencies: Iterable[Dependency]) -> PackageSet | None:
-        since = None
-        if not model.is_pinned(dependencies):
+    async def _found(
+        self, key: str, dependencies: Iterable[Dependency], since: datetime | None = None
+    ) -> PackageSet | None:
+        if since is None and not model.is_pinned(dependencies):
             since = self._clock.now() - self._settings.cache_ttl
         return await self._environments.find(key, since=since)
 
     async def _interpreter(self, template: Template) -> Interpreter:
         """Asked once for each edition of a template."""
         edition = template.edition
-        known = self._interpreters.get(edition)
-        if known is not None:
-            return known
         if len(self._interpreters) >= MOST_EDITIONS:
             self._interpreters.clear()
             self._asking.clear()
@@ -168,7 +227,11 @@ class Packages:
             if known is None:
                 known = await self._environments.interpreter(template)
                 self._interpreters[edition] = known
+        if template.build is None or template.build.environment is None:
             return known
+        # What was built for it comes in front of what its interpreter has.
+        built = dict(line.split("==", 1) for line in template.build.installed)
+        return dataclasses.replace(known, packages={**known.packages, **built})
 
     async def _known_index(self) -> Index:
         if self._index is None:
@@ -193,25 +256,36 @@ class Packages:
     async def _install(
         self,
         key: str,
-        session_id: str,
+        session_id: str | None,
         install: Install,
         template: Template,
         interpreter: Interpreter,
         *,
         exact: bool = False,
+        hear: Callable[[bytes], None] | None = None,
+        since: datetime | None = None,
     ) -> PackageSet:
+        """The log is kept by the session's id, where there is one, and told to `hear`."""
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = _Installation()
-            work = self._run(key, running, install, template, interpreter, exact=exact)
+            work = self._run(key, running, install, template, interpreter, exact=exact, since=since)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
         assert running.task is not None
         running.waiting += 1
+        if hear is not None:
+            hear(running.text)
+            running.heard.append(hear)
         writing = asyncio.create_task(self._write_log(session_id, running))
         try:
             async with asyncio.timeout(install.timeout):
                 return await asyncio.shield(running.task)
+        except PermanentError as error:
+            if session_id is None and running.away:
+                words = f"The package index does not answer: {error.message}"
+                raise TemporaryError(words, code="build_interrupted") from error
+            raise
         finally:
             running.waiting -= 1
             if running.waiting == 0 and not running.task.done():
@@ -221,7 +295,10 @@ class Packages:
             writing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await writing
-            await asyncio.shield(self._environments.write_log(session_id, running.text))
+            if hear is not None:
+                running.heard.remove(hear)
+            if session_id is not None:
+                await asyncio.shield(self._environments.write_log(session_id, running.text))
 
     async def _run(
         self,
@@ -232,13 +309,14 @@ class Packages:
         interpreter: Interpreter,
         *,
         exact: bool,
+        since: datetime | None,
     ) -> PackageSet:
         circumstances = await self._circumstances(install, interpreter)
         index, settings = await self._known_index(), self._settings
         owner = f"{self._leases.replica}/{ids.instance_id()}"
         async with self._leases.lease(f"packages:{self._node_id}:{key}", owner), self._slots:
             # Another replica may have been quicker.
-            found = await self._found(key, install.dependencies)
+            found = await self._found(key, install.dependencies, since)
             if found is not None:
                 running.say("Installed by another control plane meanwhile.")
                 return found
@@ -264,17 +342,18 @@ class Packages:
                 try:
                     done = await self._environments.install(spec)
                 except AtollError as error:
+                    running.away = gateway.away
                     if error.message.encode() not in running.text:
                         running.say(error.message)
                     raise
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
 
-    async def _write_log(self, session_id: str, running: _Installation) -> None:
+    async def _write_log(self, session_id: str | None, running: _Installation) -> None:
         """While it grows, so that every replica of the node can show it."""
         written = None
         while True:
-            if running.size != written:
+            if session_id is not None and running.size != written:
                 written = running.size
                 await self._environments.write_log(session_id, running.text)
             await asyncio.sleep(LOG_SECONDS)
@@ -287,10 +366,16 @@ class _Installation:
         self.task: asyncio.Task[PackageSet] | None = None
         self.waiting = 0
         self.size = 0
+        self.away = False
+        """Whether the index did not answer."""
+        self.heard: list[Callable[[bytes], None]] = []
+        """Told what is printed."""
         self._head = bytearray()
         self._tail = bytearray()
 
     def hear(self, data: bytes) -> None:
+        for hear in self.heard:
+            hear(data)
         self.size += len(data)
         room = LOG_LIMIT // 2 - len(self._head)
         self._head += data[:room]

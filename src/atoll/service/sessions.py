@@ -117,7 +117,7 @@ class Sessions:
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
             return await self._known(known)
-        template = await self._templates.get(template_id or DEFAULT_TEMPLATE)
+        template = await self._templates.ready(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
             self._templates.check_resources(resources)
@@ -128,6 +128,7 @@ class Sessions:
         session = Session(
             id=session_id or ids.session_id(),
             template_id=template.id,
+            template_version=template.number,
             status=SessionStatus.CREATING,
             wanted=Wanted.RUNNING,
             runtime_type=self._driver.kind,

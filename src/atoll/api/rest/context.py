@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.service.artifacts import Artifacts
+    from atoll.service.builds import Builds
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
@@ -49,6 +50,7 @@ class Services:
     templates: Templates
     secrets: SessionSecrets
     volumes: Volumes
+    builds: Builds
     nodes: Nodes
     store: Store
     blobs: Blobs

@@ -71,6 +71,9 @@ class LocalEnvironments:
     def inside(self, name: str) -> str:
         return f"{sandbox.PACKAGES}/{name}"
 
+    async def check(self) -> None:
+        self._needed()
+
     # Interpreters
 
     async def interpreter(self, template: Template) -> Interpreter:
@@ -81,7 +84,7 @@ class LocalEnvironments:
                 printed.extend(data)
 
         # As the executor has it: this machine's interpreter without this machine's hooks.
-        order = {"kind": "describe", "hooks": bool(template.image or template.python)}
+        order = {"kind": "describe", "hooks": bool(template.root or template.python)}
         try:
             async with (
                 asyncio.timeout(DESCRIBE_SECONDS),

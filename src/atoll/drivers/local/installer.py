@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.local import cgroups, install_program, processes, sandbox
+from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import remove_tree
 from atoll.errors import PermanentError, TemporaryError
 
@@ -179,6 +180,8 @@ class Installer:
         def source(host_path: str) -> str:
             if stage is None:
                 return host_path
+            if host_path.startswith(sandbox.LAYERED):
+                return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
             return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
 
         box = sandbox.Installation(
@@ -208,6 +211,7 @@ class Installer:
             "stage": stage,
             "binds": list(binds.items()),
             "mounts": ground.mounts,
+            "layers": list(tree.layers),
             "image": None,
             "callback": None,
             "journal": [],

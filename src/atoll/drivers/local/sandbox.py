@@ -9,7 +9,7 @@ a read-only tmpfs with the template's top-level directories bound into it; what 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.drivers.bundle import BOOT, SOCKET
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 UID = 1000
 ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
+LAYERED = "layered:"
 EXECUTOR = "/run/atoll/executor.pyz"
 INSIDE = "/run/atoll/inside"
 PACKAGES = "/opt/atoll/packages"
@@ -54,6 +55,11 @@ class Tree:
     python: str
     """Interpreter, as a path inside."""
     path: str = "/usr/local/bin:/usr/bin:/bin"
+    layers: tuple[str, ...] = ()
+    """
+    Directories that are one file system together, the highest first; sources in `binds` that begin
+    with `LAYERED` lie in it.
+    """
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Sandbox:
     workspace: str
     packages: str
     """Directory with the package environments."""
+    environment: str | None = field(default=None, kw_only=True)
+    """The template's own among them, as a path inside."""
     hidden: tuple[str, ...]
     """Files and directories of /proc to cover; directories end with a slash."""
     tmp_size: int
@@ -98,7 +106,7 @@ class Installation:
 
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
     """`source` says where bubblewrap finds a path of the host."""
-    tree = sandbox.tree
+    tree, own = sandbox.tree, sandbox.environment or ""
     config = json.dumps(
         {
             "listen_fd": LISTEN_FD,
@@ -108,15 +116,16 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
             # Address and token are in the file: a command line is open to user code.
             "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
             "inside": SOCKET,
+            "packages": own,
         }
     )
     return [
         bubblewrap,
         *_confinement(seccomp=sandbox.seccomp, ephemeral=sandbox.ephemeral),
-        "--setenv", "PATH", f"{tree.path}:{INSIDE}/bin",
-        "--setenv", "PYTHONPATH", f"{INSIDE}/lib",
+        "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
+        "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
         "--setenv", "ATOLL_PYTHON", tree.python,
-        *_root(tree, sandbox.hidden, sandbox.tmp_size, source),
+        *_root(_beside(tree, sandbox.volumes), sandbox.hidden, sandbox.tmp_size, source),
         "--ro-bind", source(sandbox.executor), EXECUTOR,
         "--ro-bind", source(sandbox.inside), INSIDE,
         "--ro-bind", source(sandbox.packages), PACKAGES,
@@ -201,15 +210,18 @@ def _root(
     ]  # fmt: skip
 
 
+def _beside(tree: Tree, volumes: tuple[tuple[str, str, bool], ...]) -> Tree:
+    """What the template has where volumes are is hidden: nothing could be mounted in it."""
+    tops = {f"/{path.split('/')[1]}" for _, path, _ in volumes}
+    return replace(
+        tree,
+        binds=tuple(item for item in tree.binds if item[1] not in tops),
+        links=tuple(item for item in tree.links if item[1] not in tops),
+    )
+
+
 def _volumes(sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
-    """Where the template has a directory of the same name, the one with the volumes hides it."""
     argv: list[str] = []
-    bound = {inside for _, inside in sandbox.tree.binds}
-    hidden = sorted({f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes} & bound)
-    for top in hidden:
-        argv += ["--perms", "0755", "--size", "65536", "--tmpfs", top]
     for host, path, read_only in sandbox.volumes:
         argv += ["--ro-bind" if read_only else "--bind", source(host), path]
-    for top in hidden:
-        argv += ["--remount-ro", top]
     return argv
