@@ -25,12 +25,13 @@ from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import datetime
 
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.link.client import Link
+    from atoll.model.session import Session
     from atoll.service.leases import Leases
     from atoll.stores.base import Store
 
@@ -44,6 +45,10 @@ ZEROS = 1 << 20
 """Bytes of a hole that are sent at once."""
 
 
+async def _nothing(session: Session) -> None:
+    """No workspace is mounted here."""
+
+
 class Checkpoints:
     def __init__(
         self, store: Store, blobs: Blobs, leases: Leases, clock: Clock, node_id: str
@@ -54,6 +59,8 @@ class Checkpoints:
         self._clock = clock
         self._node_id = node_id
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self.discard_mounted: Callable[[Session], Awaitable[None]] = _nothing
+        """Removes what an ended session has in a workspace that was mounted."""
 
     # Taking
 
@@ -238,6 +245,9 @@ class Checkpoints:
         Remove all that the session has in the blob store; the record last, so that one that is cut
         off is done again.
         """
-        for kind in ("workspaces", "exports", "uploads", "mounts"):
+        for kind in ("workspaces", "exports", "uploads"):
             await self._blobs.remove_all(f"{kind}/{session_id}/")
+        session = await self._store.sessions.get(session_id)
+        if session is not None:
+            await self.discard_mounted(session)
         await self._store.checkpoints.remove(session_id)
