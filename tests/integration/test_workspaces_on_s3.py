@@ -157,6 +157,7 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     eventually(lambda: any("manifests" in key for key in stored(own, new["id"])), 60)
     eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
 
+
 def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
     own: S3Server, server: Server, api: Api
 ) -> None:
