@@ -28,6 +28,16 @@ SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="Its id.", autocompletion=session_ids)
 ]
 
+InstallTimeout = Annotated[
+    int | None, typer.Option("--install-timeout", help="Seconds for the packages; 300.")
+]
+Conflicts = Annotated[
+    bool,
+    typer.Option(
+        "--allow-version-conflicts", help="Packages may take the place of the template's."
+    ),
+]
+
 
 @app.command()
 def create(
@@ -41,6 +51,12 @@ def create(
     max_processes: MaxProcesses = None,
     capacity: Capacity = None,
     env: Env = None,
+    dependency: Annotated[
+        list[str] | None,
+        typer.Option("--dependency", "-d", help='Like "pandas>=2". May be repeated.'),
+    ] = None,
+    install_timeout: InstallTimeout = None,
+    allow_version_conflicts: Conflicts = False,
     secret: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,6 +98,9 @@ def create(
             max_processes=max_processes,
             env=variables,
             capacity=capacity,
+            dependencies=dependency or (),
+            install_timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts or None,
             secrets=secrets,
             volumes=mounts,
             workspace_mode=workspace_mode,
@@ -152,6 +171,32 @@ def ps(
     else:
         rows = [(process.pid, process.name, process.execution_id) for process in found]
         output.table(("PID", "NAME", "EXECUTION"), rows)
+
+
+@app.command()
+def install(
+    session_id: SessionId,
+    dependency: Annotated[
+        list[str], typer.Argument(metavar="PACKAGE...", help='Like "requests" or "pandas>=2".')
+    ],
+    install_timeout: InstallTimeout = None,
+    allow_version_conflicts: Conflicts = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Add Python packages to a session; what runs afterwards finds them."""
+    with connect(url, api_key) as atoll:
+        packages = atoll.sessions.get(session_id).install(
+            dependency,
+            timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts,
+        )
+    if json:
+        output.as_json(packages)
+        return
+    for line in packages.installed:
+        output.line(line)
 
 
 @app.command("exec")
