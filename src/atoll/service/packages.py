@@ -74,7 +74,7 @@ class Packages:
         self._node_id = node_id
         self._index: Index | None = None
         self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
-        self._asking = asyncio.Lock()
+        self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._running: dict[str, _Installation] = {}
 
@@ -217,13 +217,16 @@ class Packages:
 
     async def _interpreter(self, template: Template) -> Interpreter:
         """Asked once for each edition of a template."""
-        async with self._asking:
-            known = self._interpreters.get(template.edition)
+        edition = template.edition
+        if len(self._interpreters) >= MOST_EDITIONS:
+            self._interpreters.clear()
+            self._asking.clear()
+        # Each by itself: one that does not answer keeps no other waiting.
+        async with self._asking.setdefault(edition, asyncio.Lock()):
+            known = self._interpreters.get(edition)
             if known is None:
-                if len(self._interpreters) >= MOST_EDITIONS:
-                    self._interpreters.clear()
                 known = await self._environments.interpreter(template)
-                self._interpreters[template.edition] = known
+                self._interpreters[edition] = known
         if template.build is None or template.build.environment is None:
             return known
         # What was built for it comes in front of what its interpreter has.
