@@ -12,7 +12,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench import transfers
+from bench import durability, packages, saves, transfers
 from bench.report import Report
 
 PARTS = ("transfers", "checkpoints", "packages", "durability")
@@ -48,6 +48,12 @@ def main() -> None:
             transfers.measure(
                 report, place, size=given.size, small=given.small, rounds=given.rounds
             )
+        if "checkpoints" in given.parts:
+            saves.measure(report, place, files=given.files, rounds=given.rounds)
+        if "packages" in given.parts:
+            packages.measure(report, place, rounds=given.rounds, heavy=given.heavy)
+        if "durability" in given.parts:
+            durability.measure(report, place, executions=given.executions)
     if given.json is not None:
         report.write(given.json)
 
