@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 METHODS = {"get", "put", "post", "delete"}
 ROUTES = {
+    f"GET {V1}/sessions/{{session_id}}/checkpoint",
+    f"POST {V1}/sessions/{{session_id}}/checkpoint",
     f"GET {V1}/sessions", f"POST {V1}/sessions", f"GET {V1}/sessions/{{session_id}}",
     f"DELETE {V1}/sessions/{{session_id}}", f"POST {V1}/sessions/{{session_id}}/execute",
     f"GET {V1}/sessions/{{session_id}}/executions", f"GET {V1}/executions/{{execution_id}}",

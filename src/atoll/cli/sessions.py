@@ -81,6 +81,14 @@ def create(
     workspace_mode: Annotated[
         str | None, typer.Option(help="sync, or mount: in the server's bucket itself.")
     ] = None,
+    durability: Annotated[
+        str | None,
+        typer.Option(help="background, or execution: files are saved before a result is final."),
+    ] = None,
+    started_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SESSION", help="Begin with the files of this session."),
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
@@ -104,6 +112,8 @@ def create(
             secrets=secrets,
             volumes=mounts,
             workspace_mode=workspace_mode,
+            durability=durability,
+            started_from=started_from,
         )
     output.as_json(session.info) if json else output.line(session.id)
 

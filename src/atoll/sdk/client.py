@@ -104,6 +104,8 @@ class AsyncAtoll:
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -121,6 +123,8 @@ class AsyncAtoll:
             secrets=secrets,
             volumes=volumes,
             workspace_mode=workspace_mode,
+            durability=durability,
+            started_from=started_from,
         )
         try:
             yield session

@@ -44,6 +44,8 @@ class AsyncSessions:
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -56,7 +58,9 @@ class AsyncSessions:
 
         `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
         `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
-        workspace is in the server's bucket itself, mounted by the node.
+        workspace is in the server's bucket itself, mounted by the node. With
+        `durability="execution"` files are saved before each result is final. With `started_from`
+        it begins with the files of that session, which may have ended.
 
         `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
         call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
@@ -83,6 +87,8 @@ class AsyncSessions:
             "secrets": dict(secrets) if secrets else None,
             "volumes": [asdict(mount) for mount in volumes] or None,
             "workspace_mode": workspace_mode,
+            "durability": durability,
+            "started_from": started_from,
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0

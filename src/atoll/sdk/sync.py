@@ -818,6 +818,8 @@ class Sessions:
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -830,7 +832,9 @@ class Sessions:
 
         `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
         `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
-        workspace is in the server's bucket itself, mounted by the node.
+        workspace is in the server's bucket itself, mounted by the node. With
+        `durability="execution"` files are saved before each result is final. With `started_from`
+        it begins with the files of that session, which may have ended.
 
         `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
         call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
@@ -859,6 +863,8 @@ class Sessions:
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,
+                durability=durability,
+                started_from=started_from,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -1140,6 +1146,8 @@ class Atoll:
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -1158,6 +1166,8 @@ class Atoll:
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,
+                durability=durability,
+                started_from=started_from,
             )
         ) as value:
             yield Session(value, self._portal)
