@@ -370,7 +370,7 @@ class Attempts:
             # be others since.
             "env": {
                 **(
-                    self._provision.environment(session)
+                    self._provision.variables(session)
                     if request.context_id is None
                     else self._provision.packages(session)
                 ),
