@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import Checkpoint
-from atoll.model.manifest import Entry, Manifest, read_manifest, read_page, spans
+from atoll.model.manifest import Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
@@ -72,8 +73,10 @@ class Checkpoints:
         What the workspace holds now; None when that is nothing and there was nothing before.
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
-        owner = f"{self._leases.replica}/{session_id}"
-        async with self._slots, self._leases.lease(f"checkpoint:{session_id}", owner):
+        # Of this take alone: the same owner would be let in twice.
+        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
+        # The slot last: those in line for one session keep none from others.
+        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._slots:
             before = await self._store.checkpoints.get(session_id)
             began = self._clock.monotonic()
             capture = await self._captured(session_id, link, before)
@@ -211,8 +214,8 @@ class Checkpoints:
         page = manifest.page_of(path)
         if page is None:
             return None
-        data = await SessionObjects(self._blobs, session_id).get(page)
-        return next((entry for entry in read_page(data) if entry.path == path), None)
+        entries = await SessionObjects(self._blobs, session_id).page(page)
+        return next((entry for entry in entries if entry.path == path), None)
 
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
@@ -237,7 +240,7 @@ class Checkpoints:
             return
         objects = SessionObjects(self._blobs, session_id)
         for page in (await self._manifest(checkpoint)).pages_from(start):
-            for entry in read_page(await objects.get(page)):
+            for entry in await objects.page(page):
                 yield entry
 
     # Its end
