@@ -88,7 +88,9 @@ def test_one_file_goes_through_stdin_and_stdout(
     assert atoll("session", "cp", "-", f"{session_id}:").exit_code == 2
 
 
-def test_ctrl_c_ends_a_copy_that_waits_for_stdin(start: Start, atoll: Command) -> None:
+def test_ctrl_c_ends_a_copy_that_waits_for_stdin(
+    start: Start, atoll: Command, outside: Outside
+) -> None:
     session_id = atoll("session", "create").stdout.strip()
     reading, writing = os.pipe()
     try:
@@ -97,6 +99,7 @@ def test_ctrl_c_ends_a_copy_that_waits_for_stdin(start: Start, atoll: Command) -
         eventually(lambda: not select.select([reading], [], [], 0)[0])
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
+        assert "x" not in outside.files
     finally:
         os.close(reading)
         os.close(writing)

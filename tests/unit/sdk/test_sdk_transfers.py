@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll import Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
+from atoll import Atoll, Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
 from atoll.sdk.patience import Patience
 from atoll.sdk.values import FileEvent
+from tests.unit.sdk.outside import KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from atoll import AsyncAtoll, Atoll
+    from atoll import AsyncAtoll
     from tests.unit.sdk.outside import Outside
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +46,10 @@ async def later(data: bytes) -> AsyncIterator[bytes]:
     for piece in pieces(data):
         await asyncio.sleep(0)
         yield piece
+
+
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
 
 
 class Stubborn(io.RawIOBase):
@@ -85,7 +90,7 @@ def test_an_upload_reads_paths_files_bytes_and_iterators(
 
 async def test_an_upload_reads_a_pipe(async_atoll: AsyncAtoll, outside: Outside) -> None:
     reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as source, open(writing, "wb") as sink:
+    with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb") as sink:
         sink.write(b"through a pipe")
         sink.close()
         async with async_atoll.session() as session:
@@ -107,10 +112,8 @@ def test_a_source_without_a_name_needs_a_path(atoll: Atoll) -> None:
 
 @pytest.mark.parametrize("embedded", [False, True])
 def test_what_a_source_raises_is_raised(
-    atoll: Atoll, bubblewrap: str, tmp_path: Path, embedded: bool
+    outside: Outside, bubblewrap: str, tmp_path: Path, embedded: bool
 ) -> None:
-    from atoll import Atoll
-
     def failing() -> Iterator[bytes]:
         yield b"some"
         raise ZeroDivisionError
@@ -118,7 +121,8 @@ def test_what_a_source_raises_is_raised(
     def refuse(size: int, total: int | None) -> None:
         raise LookupError
 
-    client = Atoll(data_dir=tmp_path, pool={"size": 0}) if embedded else atoll
+    embedding = Atoll(data_dir=tmp_path, pool={"size": 0})
+    client = embedding if embedded else Atoll(outside.url, api_key=KEY)
     with client, client.session() as session:
         with pytest.raises(ZeroDivisionError):
             session.files.upload(failing(), "x")
@@ -136,7 +140,7 @@ async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: A
         told(size, total)
         begun.set()
 
-    with open(reading, "rb", buffering=0) as source, open(writing, "wb", buffering=0) as sink:
+    with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as sink:
         sink.write(b"some")
         async with async_atoll.session() as session:
             task = asyncio.create_task(session.files.upload(source, "x", progress=progress))
@@ -240,11 +244,11 @@ async def test_a_cancelled_download_leaves_nothing(
     async with async_atoll.session() as session:
         task = asyncio.create_task(session.files.download("x", tmp_path / "y", progress=hold))
         await begun.wait()
-        assert len(list(tmp_path.iterdir())) == 1
+        assert len(names(tmp_path)) == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 def test_progress_is_told_in_the_thread_of_the_caller(atoll: Atoll) -> None:

@@ -116,8 +116,8 @@ def test_a_tree_goes_up_and_comes_down(atoll: Atoll, outside: Outside, tmp_path:
             "to", tmp_path / "out", progress=lambda *told_: told.append(told_)
         )
         assert (tree.path, tree.files, tree.size) == (str(tmp_path / "out"), 2, 300_001)
-        assert told[-1] == (300_001, None)
-        assert told == sorted(set(told))
+        assert [total for _, total in told] == [None] * len(told)
+        assert [size for size, _ in told][-1] == 300_001
     (tmp_path / "in" / "pipe").unlink()
     assert seen(tmp_path / "out") == seen(tmp_path / "in")
 
