@@ -67,8 +67,9 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
     blobs = LocalObjects(place / "blobs")
+    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
     provision = Provision(
-        Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), Packages()
+        Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), packages
     )
     sessions = Sessions(
         store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision

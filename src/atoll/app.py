@@ -38,8 +38,10 @@ from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.model.node import Node
+from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
@@ -48,10 +50,12 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
+from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.files import Files
@@ -176,7 +180,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
         driver = LocalDriver(
-            settings.data_dir, settings.local, settings.link, _bucket(settings.blob)
+            settings.data_dir,
+            settings.local,
+            settings.link,
+            _bucket(settings.blob),
+            packages=settings.packages,
         )
         stack.push_async_callback(driver.close)
         await driver.open()
@@ -192,14 +200,37 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ephemeral=embedded,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
-        templates.changed = pool.changed.set
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
+        builds = Builds(
+            store,
+            driver,
+            templates,
+            packages,
+            leases,
+            tasks,
+            blobs,
+            clock,
+            settings.template,
+            node_id,
+        )
+        pool.provide = builds.provide
+        build_loop = BuildLoop(store, builds, leases, clock, settings.template)
+
+        def changed() -> None:
+            pool.changed.set()
+            build_loop.changed.set()
+
+        templates.changed = changed
         checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         sealed = Secrets(_sealing(settings, own=own))
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
-        provision = Provision(sealed, volumes, Packages())
+        provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
             store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+        )
+        dependencies = Dependencies(
+            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
         ends = Ends(store, bulk, coordination, clock)
         attempts = Attempts(
@@ -234,6 +265,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             embedded=embedded,
         )
         sessions.saves = saves
+        checkpoints.discard_mounted = volumes.discard_mounted
+        saves.busy = runs.sessions
         runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
@@ -258,6 +291,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
             contexts=contexts,
@@ -268,6 +302,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             checkpoints=checkpoints,
             saves=saves,
             templates=templates,
+            builds=builds,
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
@@ -292,13 +327,14 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
             store,
             driver,
             sessions,
+            dependencies,
             pool,
             coordination,
             leases,
@@ -312,6 +348,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
             "sweep": sweep.run(),
+            "builds": build_loop.run(),
+            "layers": LayerSweep(
+                store, driver, builds, leases, clock, settings.template, node_id
+            ).run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
+            ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),

@@ -79,7 +79,7 @@ def parse_key(text: str) -> bytes:
 
 
 class Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class SessionSettings(Group):
@@ -180,6 +180,8 @@ class LocalSettings(Group):
     """First host uid for instances, when Atoll runs as root."""
     uid_count: int = Field(200_000_000, ge=1000)
     """How many host uids from there on."""
+    build_uid: int = Field(1_899_900_000, ge=100_000)
+    """First of the 65 536 host uids that build templates' Debian packages, as root."""
     open_files: int = Field(1024, ge=64)
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
@@ -188,8 +190,11 @@ class LocalSettings(Group):
     """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
     mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
     """Time for such a mount to come up, or to answer, in seconds."""
-    mount_scratch: int = Field(1 * GiB, ge=128 * MiB)
-    """What one such mount may keep of open files on the node's disk, in bytes."""
+    mount_scratch: int = Field(4 * GiB, ge=64 * MiB)
+    """
+    What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be
+    written there.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -200,6 +205,21 @@ class LocalSettings(Group):
         return values
 
 
+class TemplateSettings(Group):
+    build_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
+    """Longest time that the packages of a template may take to install, in seconds."""
+    build_retries: int = Field(10, ge=0)
+    """How often a build is tried again after a fault that may pass."""
+    build_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
+    """Pause before the first of these, in seconds; it grows by as much each time."""
+    builds: int = Field(2, ge=1)
+    """Builds that one control plane runs at the same time."""
+    log_limit: int = Field(256 * 1024, ge=1024)
+    """Bytes kept of what a build prints: its end."""
+    versions: int = Field(50, ge=1)
+    """Versions of a template that are kept beside those that sessions use."""
+
+
 class PoolSettings(Group):
     size: int = Field(2, ge=0)
     """Ready instances kept for the template `python`."""
@@ -207,6 +227,56 @@ class PoolSettings(Group):
     """Most ready instances that a template may ask for."""
     concurrency: int = Field(2, ge=1)
     """Instances that a refill starts at the same time."""
+
+
+class PackageSettings(Group):
+    """Packages that sessions and templates ask for."""
+
+    index_url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$", repr=False)
+    """
+    The package index (PEP 503 or 691), with user and password if it needs them; what pip on this
+    machine is configured with when not set.
+    """
+    ca_file: Path | None = None
+    """Certificates to trust when it is asked, PEM; the system's when not set."""
+    allow_source_builds: bool = False
+    """Whether packages that come as source may be built, which runs their code in the installer."""
+    debian_mirror: str | None = Field(None, pattern=r"^(https?://[^\s]+|file:///[^\s]*)$")
+    """
+    Where Debian packages of templates come from: http, https, or file for a directory of the node.
+    The sources that a base image names itself when not set.
+    """
+    debian_suite: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9./-]*$|^\./$")
+    """Release on that mirror; the base image's own when not set."""
+    debian_components: str = Field("main", pattern=r"^[A-Za-z0-9][A-Za-z0-9 /-]*$")
+    """Parts of the release, separated by spaces."""
+    debian_unsigned: bool = False
+    """Accept a mirror that is not signed by a key of the base image."""
+    cache_size: int = Field(10 * GiB, ge=0)
+    """Bytes of installed packages that a node keeps for the next session that asks for them."""
+    cache_ttl: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
+    """
+    How long it is remembered what a set of packages came to of which not each names one version,
+    in seconds.
+    """
+    concurrency: int = Field(2, ge=1)
+    """Installations at the same time in one control plane."""
+    cpu: float = Field(2.0, gt=0)
+    """Cores of an installation."""
+    memory: int = Field(2 * GiB, ge=64 * MiB)
+    """Memory of an installation, in bytes."""
+    disk: int = Field(8 * GiB, ge=16 * MiB)
+    """What an installation may write, and download, in bytes."""
+    max_processes: int = Field(512, ge=32)
+    """Processes and threads of an installation."""
+    max_file: int = Field(4 * GiB, ge=1 * MiB)
+    """Largest file that is taken from the index, in bytes."""
+    connect_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time to connect to the index, in seconds."""
+    read_timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time for the index to go on with an answer, in seconds."""
+    sweep: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
+    """Time between two looks at what the node keeps, in seconds."""
 
 
 class SqliteSettings(Group):
@@ -410,7 +480,11 @@ class SecretSettings(Group):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="ATOLL_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix="ATOLL_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     host: str = "127.0.0.1"
@@ -467,6 +541,7 @@ class Settings(BaseSettings):
     execution: ExecutionSettings = ExecutionSettings()
     link: LinkSettings = LinkSettings()
     local: LocalSettings = LocalSettings()
+    template: TemplateSettings = TemplateSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
     database: DatabaseSettings = DatabaseSettings()
@@ -474,6 +549,7 @@ class Settings(BaseSettings):
     coordination: CoordinationSettings = CoordinationSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
     blob: BlobSettings = BlobSettings()
+    packages: PackageSettings = PackageSettings()
     secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="before")

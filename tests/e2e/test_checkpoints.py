@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll import Atoll
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 
@@ -201,3 +204,21 @@ def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     for path in ("away", "../x", "out/absent", "absent"):
         assert api.http.get(f"{files}/{path}").status_code in (400, 404, 409)
     problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")
+
+
+def test_the_sdk_and_the_command_line_begin_with_files(server: Server, api: Api) -> None:
+    with Atoll(server.url, api_key=server.key) as atoll:
+        with atoll.session(durability="execution") as first:
+            first.run(FILES)
+        with atoll.session(started_from=first.id) as second:
+            assert second.files.read_text("a/b/c") == "deep"
+            assert second.info.started_from == first.id
+    environment = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
+    made = subprocess.run(
+        [sys.executable, "-m", "atoll.cli", "session", "create", "--from", first.id],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert api.run(made.stdout.strip(), "print(open('top').read())")["stdout"] == "1\n"

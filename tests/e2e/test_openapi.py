@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 METHODS = {"get", "put", "post", "delete"}
 ROUTES = {
+    f"GET {V1}/sessions/{{session_id}}/checkpoint",
+    f"POST {V1}/sessions/{{session_id}}/checkpoint",
     f"GET {V1}/sessions", f"POST {V1}/sessions", f"GET {V1}/sessions/{{session_id}}",
     f"DELETE {V1}/sessions/{{session_id}}", f"POST {V1}/sessions/{{session_id}}/execute",
     f"GET {V1}/sessions/{{session_id}}/executions", f"GET {V1}/executions/{{execution_id}}",
@@ -36,6 +38,9 @@ ROUTES = {
     f"DELETE {V1}/sessions/{{session_id}}/contexts/{{context_id}}",
     f"POST {V1}/sessions/{{session_id}}/contexts/{{context_id}}/restart",
     f"POST {V1}/sessions/{{session_id}}/contexts/{{context_id}}/interrupt",
+    f"GET {V1}/sessions/{{session_id}}/dependencies",
+    f"POST {V1}/sessions/{{session_id}}/dependencies",
+    f"GET {V1}/sessions/{{session_id}}/dependencies/log",
     f"GET {V1}/sessions/{{session_id}}/processes",
     f"DELETE {V1}/sessions/{{session_id}}/processes",
     f"POST {V1}/sessions/{{session_id}}/files/move",
@@ -44,6 +49,9 @@ ROUTES = {
     f"DELETE {V1}/sessions/{{session_id}}/files/{{path}}", f"GET {V1}/templates",
     f"POST {V1}/templates", f"GET {V1}/templates/{{template_id}}",
     f"PUT {V1}/templates/{{template_id}}", f"DELETE {V1}/templates/{{template_id}}",
+    f"GET {V1}/templates/{{template_id}}/versions",
+    f"GET {V1}/templates/{{template_id}}/versions/{{number}}",
+    f"GET {V1}/templates/{{template_id}}/log", f"POST {V1}/templates/{{template_id}}/build",
     f"GET {V1}/runtimes", f"GET {V1}/runtimes/{{runtime_id}}/health",
     f"GET {V1}/runtimes/{{runtime_id}}/metrics", "GET /health", "GET /ready", "GET /metrics",
     f"GET {V1}/executions", f"POST {V1}/executions/{{execution_id}}/inject",
@@ -51,6 +59,11 @@ ROUTES = {
     f"POST {V1}/invocations", f"GET {V1}/invocations/{{invocation_id}}",
     f"GET {V1}/invocations/{{invocation_id}}/executions",
     f"POST {V1}/invocations/{{invocation_id}}/cancel",
+    f"GET {V1}/sessions/{{session_id}}/secrets",
+    f"PUT {V1}/sessions/{{session_id}}/secrets/{{name}}",
+    f"DELETE {V1}/sessions/{{session_id}}/secrets/{{name}}",
+    f"GET {V1}/volumes", f"POST {V1}/volumes", f"GET {V1}/volumes/{{volume_id}}",
+    f"DELETE {V1}/volumes/{{volume_id}}",
 }  # fmt: skip
 
 

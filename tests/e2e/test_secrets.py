@@ -30,6 +30,7 @@ LENGTH = "import os\nprint(len(os.environ['TOKEN']))"
 @pytest.fixture
 def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
     debug = {"ATOLL_LOG_LEVEL": "debug", "ATOLL_SHUTDOWN_TIMEOUT": "1"}
+    debug["ATOLL_SESSION__DISK"] = str(16 * 2**20)  # All of it is searched.
     with Server(tmp_path / "data", **debug) as server:
         yield server
 

@@ -317,3 +317,46 @@ def test_where_no_size_is_held_a_volume_can_be_read_and_not_written(bubblewrap: 
                 assert api.run(one, command=["touch", "/data/shared/x"])["exit_code"] != 0
             problem(api.http.post(f"{V1}/volumes", json={"id": "x", "kind": "s3"}), 422,
                     "mount_unavailable")  # fmt: skip
+
+
+def test_an_embedded_atoll_leaves_nothing_mounted(bubblewrap: str, tmp_path: Path) -> None:
+    with Atoll(data_dir=tmp_path) as client:
+        client.volumes.create("own", size="16Mi")
+        session = client.sessions.create(volumes=[Mount("own", "/data/x", read_only=False)])
+        assert session.run("open('/data/x/file', 'w').write('text')").ok
+        assert str(tmp_path) in Path("/proc/self/mountinfo").read_text()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert list((tmp_path / "embedded").iterdir()) == []
+
+
+def test_what_a_killed_embedded_atoll_left_mounted_is_not_removed_through_the_mount(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, time\nfrom atoll import Atoll, Mount\n"
+        "client = Atoll(data_dir=sys.argv[1]).__enter__()\n"
+        "client.volumes.create('own', size='16Mi')\n"
+        "client.sessions.create(volumes=[Mount('own', '/data/x')])\n"
+        "print('ready', flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    found = [
+        line.split()[4]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(tmp_path) in line
+    ]
+    assert len(found) == 1
+    held = os.open(found[0], os.O_DIRECTORY)  # As a bucket would keep what was in it.
+    try:
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=held))
+        with Atoll(data_dir=tmp_path) as client:
+            client.sessions.create()
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+        assert os.listdir(held) == ["file"]
+    finally:
+        os.close(held)

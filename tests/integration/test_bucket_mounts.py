@@ -40,7 +40,12 @@ def node(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("mounts")
-    env = s3.environment(ATOLL_BLOB__URL="s3://atoll/mounts-test", ATOLL_POOL__SIZE="1", **TIMES)
+    env = s3.environment(
+        ATOLL_BLOB__URL="s3://atoll/mounts-test",
+        ATOLL_POOL__SIZE="1",
+        ATOLL_LOCAL__MOUNT_SCRATCH=str(128 * 2**20),
+        **TIMES,
+    )
     with Server(place, **env) as server:
         yield server
     assert mounted(server) == []
@@ -163,12 +168,15 @@ def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
         assert left == []
 
 
-def test_a_large_file_goes_through_a_small_scratch(api: Api, node: Server) -> None:
-    with volume(api, "large") as name, session(api, given(name), disk="512Mi") as one:
-        sh(api, one, "head -c 150000000 /dev/zero | tr '\\0' x > /data/shared/big")
-        assert sh(api, one, "sha256sum < /data/shared/big") == sh(
-            api, one, "head -c 150000000 /dev/zero | tr '\\0' x | sha256sum"
+def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Server) -> None:
+    with volume(api, "large") as name, session(api, given(name), disk="1Gi") as one:
+        sh(api, one, "head -c 80000000 /dev/zero | tr '\\0' x > /data/shared/big")
+        assert sh(api, one, "tr -d x < /data/shared/big | wc -c; wc -c < /data/shared/big") == (
+            "0\n80000000\n"
         )
+        fails(api, one, "head -c 300000000 /dev/zero > /data/shared/bigger")
+        sh(api, one, "rm -f /data/shared/bigger; echo fine > /data/shared/small")
+        assert sh(api, one, "cat /data/shared/small") == "fine\n"
 
 
 # What code inside could do with it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import signal
 import time
 import uuid
@@ -636,3 +637,24 @@ def test_a_secret_that_one_replica_set_is_there_for_what_the_other_runs_next(
     made = answer(second.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)
     assert second.run(session, show, context_id=made["id"])["stdout"] == "None\n"
     first.end(session)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount images")
+def test_replicas_of_a_node_share_the_mounts_of_its_volumes(any_database: Cluster) -> None:
+    first, second = any_database.apis
+    place = str(any_database.data_dir / "node" / "mounts")
+
+    def mounted() -> int:
+        return Path("/proc/self/mountinfo").read_text().count(place)
+
+    answer(first.http.post(f"{V1}/volumes", json={"id": "both", "size": "16Mi"}), 201)
+    given = [{"volume_id": "both", "path": "/data/x", "read_only": False}]
+    at_first, at_second = first.create(volumes=given)["id"], second.create(volumes=given)["id"]
+    assert mounted() == 1
+    first.run(at_first, "open('/data/x/file', 'w').write('text')")
+    assert second.run(at_second, "print(open('/data/x/file').read())")["stdout"] == "text\n"
+    second.end(at_first)
+    assert first.run(at_second, "print(open('/data/x/file').read())")["stdout"] == "text\n"
+    first.end(at_second)
+    eventually(lambda: mounted() == 0)
+    eventually(lambda: second.http.delete(f"{V1}/volumes/both").status_code == 204)

@@ -62,9 +62,9 @@ def keys_in(server: S3Server, prefix: str) -> list[str]:
     return [item["path"] for page in server.store().list(prefix) for item in page]
 
 
-def spooled(data_dir: Path) -> list[Path]:
-    objects = data_dir / "spool" / "objects"
-    return [path for path in objects.rglob("*") if path.is_file()]
+def spooled(data_dir: Path) -> list[str]:
+    # Not by rglob, which fails when a directory goes meanwhile.
+    return [name for _, _, names in os.walk(data_dir / "spool" / "objects") for name in names]
 
 
 def metrics_of(server: Server) -> dict[str, float]:

@@ -53,7 +53,8 @@ def info_of(root: Path, key: str) -> BlobInfo | None:
 
 
 def described(key: str, found: os.stat_result) -> BlobInfo:
-    # As obstore makes it for local files.
+    # As obstore makes it for local files: microseconds, cut and not rounded.
+    seconds, micros = divmod(found.st_mtime_ns // 1000, 1_000_000)
     etag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
-    modified = datetime.fromtimestamp(found.st_mtime, UTC)
+    modified = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
     return BlobInfo(key, found.st_size, etag, modified)

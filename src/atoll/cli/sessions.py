@@ -31,6 +31,16 @@ SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="Its id.", autocompletion=session_ids)
 ]
 
+InstallTimeout = Annotated[
+    int | None, typer.Option("--install-timeout", help="Seconds for the packages; 300.")
+]
+Conflicts = Annotated[
+    bool,
+    typer.Option(
+        "--allow-version-conflicts", help="Packages may take the place of the template's."
+    ),
+]
+
 
 @app.command()
 def create(
@@ -44,6 +54,12 @@ def create(
     max_processes: MaxProcesses = None,
     capacity: Capacity = None,
     env: Env = None,
+    dependency: Annotated[
+        list[str] | None,
+        typer.Option("--dependency", "-d", help='Like "pandas>=2". May be repeated.'),
+    ] = None,
+    install_timeout: InstallTimeout = None,
+    allow_version_conflicts: Conflicts = False,
     secret: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,6 +84,14 @@ def create(
     workspace_mode: Annotated[
         str | None, typer.Option(help="sync, or mount: in the server's bucket itself.")
     ] = None,
+    durability: Annotated[
+        str | None,
+        typer.Option(help="background, or execution: files are saved before a result is final."),
+    ] = None,
+    started_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SESSION", help="Begin with the files of this session."),
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
@@ -85,9 +109,14 @@ def create(
             max_processes=max_processes,
             env=variables,
             capacity=capacity,
+            dependencies=dependency or (),
+            install_timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts or None,
             secrets=secrets,
             volumes=mounts,
             workspace_mode=workspace_mode,
+            durability=durability,
+            started_from=started_from,
         )
     output.as_json(session.info) if json else output.line(session.id)
 
@@ -155,6 +184,32 @@ def ps(
     else:
         rows = [(process.pid, process.name, process.execution_id) for process in found]
         output.table(("PID", "NAME", "EXECUTION"), rows)
+
+
+@app.command()
+def install(
+    session_id: SessionId,
+    dependency: Annotated[
+        list[str], typer.Argument(metavar="PACKAGE...", help='Like "requests" or "pandas>=2".')
+    ],
+    install_timeout: InstallTimeout = None,
+    allow_version_conflicts: Conflicts = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Add Python packages to a session; what runs afterwards finds them."""
+    with connect(url, api_key) as atoll:
+        packages = atoll.sessions.get(session_id).install(
+            dependency,
+            timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts,
+        )
+    if json:
+        output.as_json(packages)
+        return
+    for line in packages.installed:
+        output.line(line)
 
 
 @app.command("exec")

@@ -1,10 +1,11 @@
 """`atoll template …`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from atoll.cli import output
+from atoll.cli.builds import follow
 from atoll.cli.complete import template_ids
 from atoll.cli.options import (
     ApiKey,
@@ -18,6 +19,7 @@ from atoll.cli.options import (
     connect,
     environment,
 )
+from atoll.errors import NotFound
 
 app = typer.Typer(help="What sessions start from.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -111,6 +113,102 @@ def create(
             require=require,
         )
     output.as_json(template) if json else output.line(template.id)
+
+
+@app.command()
+def build(
+    name: Annotated[str, typer.Argument(help="Its id; made if it is not there yet.")],
+    base: Annotated[
+        str | None,
+        typer.Option(help="Root file system directory on the node, or template:ID."),
+    ] = None,
+    debian: Annotated[
+        list[str] | None, typer.Option(help="A Debian package; may be repeated.")
+    ] = None,
+    python_package: Annotated[
+        list[str] | None,
+        typer.Option("--python", help="A Python package (PEP 508); may be repeated."),
+    ] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
+    ] = None,
+    pool_size: Annotated[int | None, typer.Option(min=0, help="Instances to keep ready.")] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """
+    Make a template with packages, a new version of one that is there, and follow its build.
+
+    Without any option, what is there is built again with the packages that there are now.
+    """
+    options = {
+        "base_image": base,
+        "debian_packages": debian,
+        "python_packages": python_package,
+        "preload": preload,
+        "pool_size": pool_size,
+    }
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    with connect(url, api_key) as atoll:
+        try:
+            template = atoll.templates.get(name)
+        except NotFound:
+            template = atoll.templates.create(name, template_id=name, **given)
+        else:
+            if given:
+                template = atoll.templates.update(name, **given)
+            else:
+                template = atoll.templates.build(name)
+        events = atoll.templates.follow(template.id, template.version)
+        follow(events, f"{template.id} version {template.version}", quiet=json)
+        template = atoll.templates.version(template.id, template.version)
+    if json:
+        output.as_json(template)
+    elif template.status == "ready":
+        output.line(f"{template.id} version {template.version}")
+    else:
+        output.error(template.message or "The build failed.", "build_failed")
+    if template.status != "ready":
+        raise typer.Exit(1)
+
+
+@app.command()
+def versions(
+    template_id: TemplateId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """List the versions of a template, newest first."""
+    with connect(url, api_key) as atoll:
+        found = list(atoll.templates.versions(template_id))
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("VERSION", "STATUS", "AGE", "PACKAGES", "MESSAGE"),
+        [
+            (
+                version.version,
+                version.status,
+                output.age(version.updated_at),
+                " ".join((*version.debian_packages, *version.python_packages)),
+                (version.message or "").partition("\n")[0],
+            )
+            for version in found
+        ],
+    )
+
+
+@app.command()
+def log(
+    template_id: TemplateId,
+    version: Annotated[int | None, typer.Option(min=1, help="Another than the newest.")] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Print what a template's build has printed."""
+    with connect(url, api_key) as atoll:
+        text = atoll.templates.log(template_id, version)
+    typer.echo(output.visible(text), nl=False)
 
 
 @app.command()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime, timedelta
 
     from atoll.link.client import Link
     from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation
     from atoll.model.node import NodeMetrics
+    from atoll.model.packages import EnvironmentInfo, Interpreter, PackageSet
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.model.volume import Volume
+
+    Answer = Callable[[StreamReader, StreamWriter], Awaitable[None]]
+    """Who serves a connection that was made inside the sandbox of an installation."""
 
 
 class Places(Protocol):
@@ -40,6 +47,74 @@ class Places(Protocol):
         """Remove the files of a workspace that was in the bucket; no instance may have it."""
 
 
+@dataclass(frozen=True)
+class InstallSpec:
+    """What is to be installed, and how."""
+
+    key: str
+    """By which the set is found again."""
+    template: Template
+    requirements: tuple[str, ...]
+    """Names, extras and specifiers, written by us."""
+    name: Callable[[tuple[str, ...]], str]
+    """What an environment with just these packages (`name==version`) is called."""
+    resources: Resources
+    answer: Answer
+    """The index, for whatever connects from inside."""
+    hear: Callable[[bytes], None]
+    """Told what is printed."""
+    has: dict[str, str]
+    """The template's packages, by normalised name."""
+    keep_versions: bool = True
+    """Whether the template's versions stand."""
+    exact: bool = False
+    """Whether the requirements are all that is needed, each in one version."""
+    source_builds: bool = False
+
+
+class Environments(Protocol):
+    """
+    Directories of Python packages on a node, read-only in every instance at `inside(name)`. They
+    are shared by all replicas of the node, and never change: another set is another directory.
+    """
+
+    async def check(self) -> None:
+        """Raise `PermanentError` when nothing can be installed on this node."""
+
+    async def interpreter(self, template: Template) -> Interpreter: ...
+
+    async def find(self, key: str, *, since: datetime | None) -> PackageSet | None:
+        """
+        What a set came to, if it was looked up since then and is there still; it counts as used
+        now.
+        """
+
+    async def install(self, spec: InstallSpec) -> PackageSet:
+        """
+        Install, whatever is there already; all or nothing. Raises `PermanentError` with code
+        `dependency_failed`.
+        """
+
+    async def use(self, name: str) -> bool:
+        """Whether an environment is there; it counts as used now."""
+
+    async def listed(self) -> list[EnvironmentInfo]:
+        """All environments, that which was used last at the end."""
+
+    async def remove(self, name: str, *, unless_used_since: datetime) -> bool: ...
+
+    async def write_log(self, session_id: str, text: bytes) -> None:
+        """Keep the log of a session's installation, in place of what was there."""
+
+    async def read_log(self, session_id: str) -> bytes | None: ...
+
+    async def forget(self, before: datetime) -> None:
+        """Drop logs, and what is known of sets, of before that time."""
+
+    def inside(self, name: str) -> str:
+        """Its path in an instance."""
+
+
 class Driver(Protocol):
     """
     Every method may be called twice, may be cancelled at any await, and must leave the node such
@@ -48,6 +123,9 @@ class Driver(Protocol):
 
     kind: str
     capabilities: Capabilities
+
+    @property
+    def environments(self) -> Environments: ...
 
     @property
     def places(self) -> Places: ...
@@ -61,6 +139,24 @@ class Driver(Protocol):
         """
         Raise `InvalidRequest` when this node cannot make instances of the template as it demands.
         """
+
+    async def built(self, template: Template) -> bool:
+        """Whether all that its instances need is on this node."""
+
+    async def build(
+        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+    ) -> None:
+        """
+        Make what `built` misses, telling what is printed on the way. Raises `PermanentError` with
+        code `build_failed`, or `TemporaryError` when the same may go well later. No other call may
+        build the same at the same time.
+        """
+
+    async def layers(self) -> list[str]:
+        """Names of the layers of templates on this node, whole or not."""
+
+    async def discard_layer(self, name: str) -> None:
+        """Remove a layer that no template needs; nothing happens when it is not there."""
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         """An instance as described; the one that is there already, when there is one."""

@@ -26,6 +26,8 @@ OUR_FRAMES = __name__.partition(".")[0] + "/"
 ARGUMENT_LIMIT = 100_000
 OUT_OF_MEMORY = 137
 """Exit code of a Python process that got no more memory, where no control group tells of it."""
+PACKAGES = "ATOLL_PACKAGES"
+"""Variable with the directory of the session's own packages."""
 
 _leader = 0
 
@@ -91,10 +93,24 @@ def environment(job: dict[str, Any]) -> dict[str, str]:
     env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
     if job.get("staging", True):
         env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
+    packages = env.get(PACKAGES)
+    if packages:
+        # In front of the template's, behind the user's.
+        env["PYTHONPATH"] = ":".join(search_path(env))
+        programs = packages + "/bin"
+        given, own = env.get("PATH"), os.environ.get("PATH", os.defpath)
+        env["PATH"] = "%s:%s" % ((given, programs) if given else (programs, own))
     if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
         # Behind theirs stays the instance's own, where `atoll_session` is.
         env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
     return env
+
+
+def search_path(env: dict[str, str]) -> list[str]:
+    """Where modules are looked for first: where the variable says, then among the packages."""
+    entries = [entry for entry in env.get("PYTHONPATH", "").split(":") if entry]
+    packages = env.get(PACKAGES)
+    return entries if not packages or packages in entries else [*entries, packages]
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -167,8 +183,7 @@ def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _python(job: dict[str, Any], value: int) -> int:
-    if "PYTHONPATH" in job["env"]:
-        sys.path[0:0] = [entry for entry in job["env"]["PYTHONPATH"].split(":") if entry]
+    sys.path[0:0] = search_path(job["env"])
     _reseed()
     try:
         status = _user_code(job, value)

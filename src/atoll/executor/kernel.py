@@ -31,7 +31,7 @@ INTERRUPTED = 130
 def serve(job: dict[str, Any], control: int) -> NoReturn:
     """Never returns: the process ends when it is told to, or by what user code does."""
     try:
-        Kernel(_socket.socket(fileno=control)).run(job["env"].get("PYTHONPATH", ""))
+        Kernel(_socket.socket(fileno=control)).run(job["env"])
     finally:
         os._exit(70)
 
@@ -45,8 +45,9 @@ class Kernel:
         self._busy = False
         self._number = 0
         self._room = 0
+        self._packages = ""
 
-    def run(self, path: str) -> None:
+    def run(self, env: dict[str, str]) -> None:
         _ignore_interrupts()
         from . import figures, shell
 
@@ -54,7 +55,8 @@ class Kernel:
         figures.prepare(self)
         # Last, so that no file of the user's is taken for a module of ours.
         sys.path.insert(0, "")
-        sys.path[1:1] = [entry for entry in path.split(":") if entry]
+        sys.path[1:1] = child.search_path(env)
+        self._packages = env.get(child.PACKAGES, "")
         os.environ.pop("ATOLL_EXECUTION_ID", None)
         child._reseed()
         self._tell(READY)
@@ -74,6 +76,7 @@ class Kernel:
         kept: dict[str, str | None] = {}
         status = 1
         try:
+            self._change_packages(job["env"].pop(child.PACKAGES, self._packages))
             env = child.environment(job)
             kept = {name: os.environ.get(name) for name in env}
             os.environ.update(env)
@@ -96,6 +99,24 @@ class Kernel:
         self._put([self._null] * 3)
         os.close(value)
         return status
+
+    def _change_packages(self, packages: str) -> None:
+        """The session has others since the context was made: they are in the place of those."""
+        old, self._packages = self._packages, packages
+        if packages == old:
+            return
+        if old and old in sys.path:
+            sys.path[sys.path.index(old)] = packages
+        else:
+            sys.path.insert(1, packages)
+        for name, below in (("PYTHONPATH", ""), ("PATH", "/bin")):
+            entries = os.environ.get(name, "").split(":")
+            if old and old + below in entries:
+                entries[entries.index(old + below)] = packages + below
+            else:
+                entries.insert(0, packages + below)
+            os.environ[name] = ":".join(entry for entry in entries if entry)
+        os.environ[child.PACKAGES] = packages
 
     def _put(self, descriptors: list[int]) -> None:
         for number, fd in enumerate(descriptors):

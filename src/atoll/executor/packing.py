@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .workers import Line
 
 BLOCK = 256 * 1024
-MAX_IN_ZIP = 100_000
+MAX_IN_ZIP = 50_000
 """Entries: a zip ends with a list of all of them, which is in memory until then."""
 ZIP64_FROM = 1 << 31
 

@@ -183,7 +183,9 @@ class Supervisor:
         self._preload_failed: dict[str, str] = {}
         self._want = 1
         self._zygote_pid, self._control, self._jobs = zygote.start(
-            self._config.get("preload", []), bool(self._config.get("hooks", True))
+            self._config.get("preload", []),
+            bool(self._config.get("hooks", True)),
+            self._config.get("packages", ""),
         )
         self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}

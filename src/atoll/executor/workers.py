@@ -30,8 +30,11 @@ MOST = {"work": 8, "watch": 16}
 """How many children of each kind there may be at once."""
 GRACE_SECONDS = 2.0
 """For a child whose stream is gone, to undo what it has half done."""
-MEMORY = 256 * 1024 * 1024
-"""Bytes that a child may take beyond what it is forked with."""
+MEMORY = 128 * 1024 * 1024
+"""
+Bytes that a child may take beyond what it is forked with. What all of an instance may take bounds
+them together, where there are control groups.
+"""
 
 
 class Gone(Exception):

@@ -42,7 +42,9 @@ INSIDE = "/run/atoll/inside/lib"
 """What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
 
 
-def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket.socket]:
+def start(
+    preload: list[str], hooks: bool, packages: str
+) -> tuple[int, _socket.socket, _socket.socket]:
     """Fork the zygote off the supervisor: its pid, the control socket and the job socket."""
     control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     jobs, their_jobs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -58,7 +60,7 @@ def start(preload: list[str], hooks: bool) -> tuple[int, _socket.socket, _socket
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
         # Blocked in the supervisor, for itself alone.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        Zygote(their_control, their_jobs).run(preload, hooks)
+        Zygote(their_control, their_jobs).run(preload, hooks, packages)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor
         import traceback
@@ -84,7 +86,7 @@ class Zygote:
         self._used = False
         self._want = 0
 
-    def run(self, preload: list[str], hooks: bool) -> None:
+    def run(self, preload: list[str], hooks: bool, packages: str) -> None:
         system.set_name("zygote")
         # Readable by user code, unlike the supervisor: it knows nothing that user code does not,
         # and what it could be made to do, user code can do to its own executions anyway.
@@ -94,6 +96,9 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         if hooks:
             run_hooks()
+        if packages:
+            # The template's; a session's own come in front of them.
+            sys.path.insert(0, packages)
         failed = _import(preload)
         if hooks or preload:
             child.rehearse()

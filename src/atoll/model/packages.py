@@ -1,16 +1,39 @@
-"""Python packages that a session is given, and how far their installation has come."""
+"""
+Python packages that a session is given, and how far their installation has come.
+
+What a user asks for is read by `packaging` here, and written out again by us: no text of a user's
+reaches an installer that is not a name with extras and version specifiers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from atoll.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
 
 MOST_DEPENDENCIES = 50
+ANY_VERSION = SpecifierSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One package by name; `version` is a set of PEP 440 specifiers, empty for any."""
+    """
+    One package by name, with its extras in brackets if it is to have any; `version` is a set of
+    PEP 440 specifiers, empty for any.
+    """
 
     name: str
     version: str = ""
@@ -39,8 +62,160 @@ class Install:
     """Whether other versions than the template's may take their place."""
     status: InstallStatus = InstallStatus.INSTALLING
     environment: str | None = None
-    """The driver's name for the directory with the packages, once they are installed."""
+    """
+    The driver's name for the directory with the packages, once they are installed; none when the
+    template has them all.
+    """
     installed: tuple[str, ...] = ()
-    """What is in it, as `name==version`, in order."""
+    """
+    All packages that the dependencies come to, as `name==version`, in order; those that the
+    template has in that very version are the template's.
+    """
     message: str | None = None
     """Why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A template's Python, as it says itself."""
+
+    version: str
+    platform: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what it has, by normalised name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What two interpreters have in common for which the same packages are right."""
+        told = [self.version, self.platform, sorted(self.packages.items())]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSet:
+    """What a set of requirements came to."""
+
+    environment: str | None
+    installed: tuple[str, ...]
+    made_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo:
+    """A directory of packages on a node."""
+
+    name: str
+    size: int
+    """Bytes."""
+    used_at: datetime
+
+
+def parsed(dependency: Dependency) -> Requirement:
+    """Raises `InvalidRequest` for anything but a name, extras and versions of PEP 440."""
+    shown = dependency.requirement[:120]
+    try:
+        # Each by itself: together, a part of one can be taken for the other's.
+        requirement = Requirement(dependency.name)
+        specifier = SpecifierSet(dependency.version)
+    except (InvalidRequirement, InvalidSpecifier):
+        raise _invalid(
+            f"{shown!r} is not a package name with PEP 440 versions, like {_EXAMPLE}."
+        ) from None
+    if requirement.url is not None:
+        raise _invalid(f"{shown!r} names an address; packages come from the server's index.")
+    if requirement.marker is not None:
+        raise _invalid(f"{shown!r} has an environment marker; leave it out.")
+    if requirement.specifier != ANY_VERSION:
+        raise _invalid(f"{shown!r} has a version in its name.")
+    if any(each.operator == "===" for each in specifier):
+        raise _invalid(f"{shown!r} compares versions as text; use ==.")
+    requirement.specifier = specifier
+    return requirement
+
+
+_EXAMPLE = '"requests" and ">=2.31,<3"'
+
+
+def _invalid(words: str) -> InvalidRequest:
+    return InvalidRequest(f"dependencies: {words}", field="dependencies")
+
+
+def read(text: str) -> Dependency:
+    """A requirement as it is written in one piece, like `requests>=2.31,<3`."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        raise _invalid(f"{text[:120]!r} is not a requirement (PEP 508).") from None
+    if requirement.url is not None or requirement.marker is not None:
+        raise _invalid(f"{text[:120]!r} has an address or a marker; leave it out.")
+    extras = ",".join(sorted(requirement.extras))
+    name = f"{requirement.name}[{extras}]" if extras else requirement.name
+    return Dependency(name, str(requirement.specifier))
+
+
+def normalised(dependencies: Iterable[Dependency]) -> tuple[Dependency, ...]:
+    """The same set in the one way to write it; each package once."""
+    found: dict[str, Dependency] = {}
+    for dependency in dependencies:
+        requirement = parsed(dependency)
+        name = canonicalize_name(requirement.name)
+        if name in found:
+            raise _invalid(f"{name} is there twice.")
+        extras = ",".join(sorted(canonicalize_name(extra) for extra in requirement.extras))
+        bracketed = f"[{extras}]" if extras else ""
+        found[name] = Dependency(f"{name}{bracketed}", str(requirement.specifier))
+    if len(found) > MOST_DEPENDENCIES:
+        raise _invalid(f"at most {MOST_DEPENDENCIES} are allowed.")
+    return tuple(found[name] for name in sorted(found))
+
+
+def merged(old: Iterable[Dependency], new: Iterable[Dependency]) -> tuple[Dependency, ...]:
+    """Both sets; what both name is as the new one has it."""
+    kept = {canonicalize_name(parsed(each).name): each for each in normalised(old)}
+    kept.update({canonicalize_name(parsed(each).name): each for each in normalised(new)})
+    return normalised(kept.values())
+
+
+def is_pinned(dependencies: Iterable[Dependency]) -> bool:
+    """Whether each names one version, which an index does not change."""
+    for dependency in dependencies:
+        specifiers = list(parsed(dependency).specifier)
+        exact = [each for each in specifiers if each.operator == "==" and "*" not in each.version]
+        if not exact:
+            return False
+    return True
+
+
+def _satisfies(specifier: SpecifierSet, version: str) -> bool:
+    try:
+        return specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        # A version that PEP 440 does not know is no version of these; with none named, any will do.
+        return specifier == ANY_VERSION
+
+
+def conflicts(dependencies: Iterable[Dependency], has: Mapping[str, str]) -> list[dict[str, str]]:
+    """What was asked for in other versions than the template has."""
+    found = []
+    for dependency in dependencies:
+        requirement = parsed(dependency)
+        name = canonicalize_name(requirement.name)
+        if name in has and not _satisfies(requirement.specifier, has[name]):
+            found.append(
+                {"name": name, "requested": str(requirement.specifier), "template_has": has[name]}
+            )
+    return found
+
+
+def covered(dependencies: Iterable[Dependency], has: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The template's own packages if they are all that was asked for; none if they are not."""
+    found = []
+    for dependency in dependencies:
+        requirement = parsed(dependency)
+        name = canonicalize_name(requirement.name)
+        if requirement.extras or name not in has:
+            return None
+        if not _satisfies(requirement.specifier, has[name]):
+            return None
+        found.append(f"{name}=={has[name]}")
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
 
 DEFAULT_TEMPLATE = "python"
+BASE_TEMPLATE = "template:"
+"""What a `base_image` begins with that is another template's root file system."""
+MOST_PACKAGES = 200
+"""Debian packages that a template may name."""
 
 REQUIREMENTS = {
     "own_uid": "each instance has a host uid of its own",
@@ -23,8 +28,59 @@ REQUIREMENTS = {
 """What `security_context.require` may demand of a node: refused where the node cannot give it."""
 
 
+class TemplateStatus(StrEnum):
+    PENDING = "pending"
+    """To be built, or to be tried again."""
+    BUILDING = "building"
+    READY = "ready"
+    FAILED = "failed"
+
+    @property
+    def settled(self) -> bool:
+        return self in (TemplateStatus.READY, TemplateStatus.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Debian packages on top of a root file system; a node that lacks it makes it."""
+
+    name: str
+    """A digest of all that it is made from: the same for templates that ask for the same."""
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What is put on a template's base, and how far that has come."""
+
+    debian_packages: tuple[str, ...] = ()
+    """By name, or as `name=version`."""
+    python_packages: tuple[str, ...] = ()
+    """Requirements (PEP 508); those of a template that it is based on are among them."""
+    root: str = ""
+    """The base: a root file system directory; empty for this machine's /usr."""
+    layers: tuple[Layer, ...] = ()
+    """What lies on it, lowest first; the last is this build's own."""
+    environment: str | None = None
+    """The driver's name for the directory with the Python packages, once it is there."""
+    installed: tuple[str, ...] = ()
+    """The Python packages in it, as `name==version`."""
+    anew: bool = False
+    """Whether packages are looked up anew, whatever is remembered of the same request."""
+    attempts: int = 0
+    retry_at: datetime | None = None
+    """When it is tried again, after a fault that may pass."""
+    message: str | None = None
+    """Why it failed, or what the last attempt came to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
+    """
+    One version of a template. The newest is the template itself; the others are kept for the
+    sessions that began with them.
+    """
+
     id: str
     name: str
     created_at: datetime
@@ -46,9 +102,23 @@ class Template:
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
     """Ready instances to keep."""
+    number: int = 1
+    """Which version it is: one more each time the template is replaced or built again."""
+    status: TemplateStatus = TemplateStatus.READY
+    build: Build | None = None
+    """None of one that has nothing to be built."""
     version: int = 1
 
     @property
-    def edition(self) -> tuple[str, datetime]:
-        """This one as it is: changed, or made again under its id, a template is another edition."""
-        return self.id, self.updated_at
+    def edition(self) -> tuple[str, datetime, int]:
+        """This one as it is: replaced, or made again under its id, a template is another."""
+        return self.id, self.created_at, self.number
+
+    @property
+    def root(self) -> str:
+        """Root file system directory, without what was built on it; empty for this machine's."""
+        return self.image or (self.build.root if self.build is not None else "")
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return () if self.build is None else self.build.layers

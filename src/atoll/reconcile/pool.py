@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError, TemporaryError
+from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -30,7 +31,7 @@ class PoolRefill:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._failures: dict[tuple[str, datetime], tuple[int, float]] = {}
+        self._failures: dict[tuple[str, datetime, int], tuple[int, float]] = {}
         """How often in a row an edition could not be started, and when it is tried again."""
 
     async def run(self) -> None:
@@ -96,10 +97,18 @@ class PoolRefill:
         cursor: str | None = None
         while True:
             page = await self._store.templates.page(cursor=cursor, limit=100)
-            found += [template for template in page.items if template.pool_size > 0]
+            for newest in page.items:
+                template = await self._ready(newest)
+                if template is not None and template.pool_size > 0:
+                    found.append(template)
             cursor = page.next_cursor
             if cursor is None:
                 return found
+
+    async def _ready(self, newest: Template) -> Template | None:
+        if newest.status is TemplateStatus.READY:
+            return newest
+        return await self._store.templates.ready(newest.id)
 
     def _missing(self, wanted: list[Template]) -> list[Template]:
         now = self._clock.monotonic()

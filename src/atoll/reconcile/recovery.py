@@ -3,7 +3,8 @@ After a start that finds no other replica on this node: what an earlier one left
 
 Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
 sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
-their workspace and get a new one then. Executions that were under way are taken over by
+their workspace and get a new one then, and those whose packages were being installed are brought to
+run. Executions that were under way are taken over by
 `executions.py`.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
+    from atoll.service.dependencies import Dependencies
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.stores.base import Store
@@ -32,11 +34,18 @@ CONCURRENCY = 8
 
 class Recovery:
     def __init__(
-        self, store: Store, driver: Driver, sessions: Sessions, pool: Pool, node_id: str
+        self,
+        store: Store,
+        driver: Driver,
+        sessions: Sessions,
+        dependencies: Dependencies,
+        pool: Pool,
+        node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
+        self._dependencies = dependencies
         self._pool = pool
         self._node_id = node_id
         self._adopting = asyncio.Lock()
@@ -68,7 +77,7 @@ class Recovery:
         running = (await self._driver.observe(handle)).state is State.RUNNING
         if instance is not None and running:
             if instance.session_id is None:
-                template = await self._store.templates.get(instance.template_id)
+                template = await self._store.templates.ready(instance.template_id)
                 if template is not None and await self._adopted(template, instance):
                     return
             else:
@@ -86,7 +95,8 @@ class Recovery:
         # One at a time, lest all of them find the pool empty.
         async with self._adopting:
             return (
-                template.updated_at <= instance.created_at
+                template.number == instance.template_version
+                and template.created_at <= instance.created_at
                 and self._pool.size(template) < template.pool_size
                 and await self._pool.adopt(template, instance)
             )
@@ -117,4 +127,5 @@ class Recovery:
         while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
             for session in batch:
                 self._sessions.schedule_end(session)
+                self._dependencies.resume(session)
             after = batch[-1].id

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
+    from atoll.service.dependencies import Dependencies
     from atoll.service.leases import Leases
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
@@ -41,6 +42,7 @@ class Sweep:
         store: Store,
         driver: Driver,
         sessions: Sessions,
+        dependencies: Dependencies,
         pool: Pool,
         coordination: Coordination,
         leases: Leases,
@@ -52,6 +54,7 @@ class Sweep:
         self._store = store
         self._driver = driver
         self._sessions = sessions
+        self._dependencies = dependencies
         self._pool = pool
         self._coordination = coordination
         self._leases = leases
@@ -164,6 +167,7 @@ class Sweep:
             for session in batch:
                 instances.add(session.instance_id or "")
                 workspaces.add(session.workspace or "")
+                self._dependencies.resume(session)  # If who was at it is no more.
             if len(batch) < self._settings.sweep_batch:
                 break
             after = batch[-1].id

@@ -98,9 +98,14 @@ class AsyncAtoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -112,9 +117,14 @@ class AsyncAtoll:
             max_processes=max_processes,
             env=env,
             capacity=capacity,
+            dependencies=dependencies,
+            install_timeout=install_timeout,
+            allow_version_conflicts=allow_version_conflicts,
             secrets=secrets,
             volumes=volumes,
             workspace_mode=workspace_mode,
+            durability=durability,
+            started_from=started_from,
         )
         try:
             yield session

@@ -10,6 +10,7 @@ from atoll.errors import InvalidRequest, NotFound
 from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
+from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
@@ -23,6 +24,7 @@ from atoll.sdk.values import (
     Event,
     ExecutionInfo,
     InvocationInfo,
+    Packages,
     ProcessInfo,
     Result,
     SessionInfo,
@@ -343,6 +345,42 @@ class AsyncSession:
         """End those, with everything they started; what they were."""
         answer = await self._connection.call("DELETE", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
+
+    async def dependencies(self) -> Packages:
+        """Its own Python packages: what was asked for, what is installed, or how far that is."""
+        answer = await self._connection.call("GET", f"{self._path}/dependencies")
+        return decode(Packages, answer)
+
+    async def install(
+        self,
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
+        timeout: int | None = None,
+        allow_version_conflicts: bool = False,
+    ) -> Packages:
+        """
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
+        """
+        body = {
+            "dependencies": dependencies_body(dependencies),
+            "install_timeout": timeout or INSTALL_TIMEOUT,
+            "allow_version_conflicts": allow_version_conflicts,
+        }
+        answer = await self._connection.call(
+            "POST",
+            f"{self._path}/dependencies",
+            body=body,
+            wait=float(timeout or INSTALL_TIMEOUT),
+        )
+        return decode(Packages, answer)
+
+    async def install_log(self) -> str:
+        """What the last installation printed, while it goes on too."""
+        path = f"{self._path}/dependencies/log"
+        async with self._connection.stream("GET", path) as response:
+            return (await response.aread()).decode("utf-8", "replace")
 
     async def refresh(self) -> SessionInfo:
         """Ask the server how it is."""

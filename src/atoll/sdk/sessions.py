@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import NotFound
 from atoll.sdk.decode import decode
+from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
 from atoll.sdk.session import AsyncSession
@@ -36,9 +37,15 @@ class AsyncSessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        fail_on_dependency_error: bool | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -51,7 +58,15 @@ class AsyncSessions:
 
         `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
         `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
-        workspace is in the server's bucket itself, mounted by the node.
+        workspace is in the server's bucket itself, mounted by the node. With
+        `durability="execution"` files are saved before each result is final. With `started_from`
+        it begins with the files of that session, which may have ended.
+
+        `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
+        call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
+        `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
+        `allow_version_conflicts` is True.
 
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
@@ -65,15 +80,24 @@ class AsyncSessions:
             "max_processes": max_processes,
             "env_vars": dict(env) if env else None,
             "capacity": capacity,
+            "dependencies": dependencies_body(dependencies) or None,
+            "install_timeout": install_timeout,
+            "fail_on_dependency_error": fail_on_dependency_error,
+            "allow_version_conflicts": allow_version_conflicts,
             "secrets": dict(secrets) if secrets else None,
             "volumes": [asdict(mount) for mount in volumes] or None,
             "workspace_mode": workspace_mode,
+            "durability": durability,
+            "started_from": started_from,
         }
         given = {name: value for name, value in body.items() if value is not None}
+        wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0
         if idempotency_key is None:
-            creation = self._connection.call("POST", "sessions", body=given)
+            creation = self._connection.call("POST", "sessions", body=given, wait=wait)
         else:
-            creation = self._connection.call_once("sessions", key=idempotency_key, body=given)
+            creation = self._connection.call_once(
+                "sessions", key=idempotency_key, body=given, wait=wait
+            )
         answer = await undoable(creation, lambda answer: self.delete(answer["id"]))
         return AsyncSession(self._connection, decode(SessionInfo, answer))
 

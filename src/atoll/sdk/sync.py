@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Answer,
         Approval,
         Artifact,
+        BuildEvent,
         Checkpoint,
         ConsoleEvent,
         ConsoleExit,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         NodeHealth,
         NodeInfo,
         NodeMetrics,
+        Packages,
         ProcessInfo,
         Result,
         SessionInfo,
@@ -951,6 +953,33 @@ class Session:
         """End those, with everything they started; what they were."""
         return self._portal.call(self._async.end_processes)
 
+    def dependencies(self) -> Packages:
+        """Its own Python packages: what was asked for, what is installed, or how far that is."""
+        return self._portal.call(self._async.dependencies)
+
+    def install(
+        self,
+        dependencies: str | Sequence[str | Mapping[str, str]],
+        *,
+        timeout: int | None = None,
+        allow_version_conflicts: bool = False,
+    ) -> Packages:
+        """
+        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
+        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
+        the session keeps what it has.
+        """
+        return self._portal.call(
+            self._async.install,
+            dependencies,
+            timeout=timeout,
+            allow_version_conflicts=allow_version_conflicts,
+        )
+
+    def install_log(self) -> str:
+        """What the last installation printed, while it goes on too."""
+        return self._portal.call(self._async.install_log)
+
     def refresh(self) -> SessionInfo:
         """Ask the server how it is."""
         return self._portal.call(self._async.refresh)
@@ -978,9 +1007,15 @@ class Sessions:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        fail_on_dependency_error: bool | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -993,7 +1028,15 @@ class Sessions:
 
         `secrets` are variables as `env` is, which the server keeps encrypted and shows to nobody.
         `volumes` are shown inside where each `Mount` says. With `workspace_mode="mount"` the
-        workspace is in the server's bucket itself, mounted by the node.
+        workspace is in the server's bucket itself, mounted by the node. With
+        `durability="execution"` files are saved before each result is final. With `started_from`
+        it begins with the files of that session, which may have ended.
+
+        `dependencies` are Python packages of its own, such as "requests" or "pandas>=2,<3"; the
+        call waits for them, at most `install_timeout` seconds (300). When they cannot be installed
+        it raises `InvalidRequest` with the code `dependency_failed`, unless
+        `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
+        `allow_version_conflicts` is True.
 
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
@@ -1009,9 +1052,15 @@ class Sessions:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                fail_on_dependency_error=fail_on_dependency_error,
+                allow_version_conflicts=allow_version_conflicts,
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,
+                durability=durability,
+                started_from=started_from,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -1055,13 +1104,17 @@ class Templates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
         """
         A new template.
 
         `image` is a root file system directory on the node, `python` the interpreter, `preload` the
         modules it has imported before code arrives, `pool_size` how many instances are kept ready,
-        `require` what a node must be able to give.
+        `require` what a node must be able to give. `debian_packages` and `python_packages` are
+        installed on `base_image`: a root file system directory, `template:` and another template's
+        id, or nothing for the node's own Python. That takes a while: see `wait_ready`.
         """
         return self._portal.call(
             self._async.create,
@@ -1079,6 +1132,8 @@ class Templates:
             disk=disk,
             max_processes=max_processes,
             require=require,
+            debian_packages=debian_packages,
+            python_packages=python_packages,
         )
 
     def get(self, template_id: str) -> TemplateInfo:
@@ -1104,8 +1159,13 @@ class Templates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
-        """Change what is given and keep the rest; sessions that exist already are not touched."""
+        """
+        Change what is given and keep the rest, as a new version; sessions that exist already keep
+        theirs.
+        """
         return self._portal.call(
             self._async.update,
             template_id,
@@ -1122,7 +1182,35 @@ class Templates:
             disk=disk,
             max_processes=max_processes,
             require=require,
+            debian_packages=debian_packages,
+            python_packages=python_packages,
         )
+
+    def versions(self, template_id: str) -> Iterator[TemplateInfo]:
+        """What it is and was, newest first."""
+        yield from self._portal.iterate(self._async.versions(template_id))
+
+    def version(self, template_id: str, number: int) -> TemplateInfo:
+        return self._portal.call(self._async.version, template_id, number)
+
+    def build(self, template_id: str) -> TemplateInfo:
+        """Build the same again as a new version, with the packages that there are now."""
+        return self._portal.call(self._async.build, template_id)
+
+    def log(self, template_id: str, version: int | None = None) -> str:
+        """What the build of the newest version, or of another, has printed: its end."""
+        return self._portal.call(self._async.log, template_id, version)
+
+    def follow(self, template_id: str, version: int | None = None) -> Iterator[BuildEvent]:
+        """What a build prints, and how it goes, as it happens; ends with the build."""
+        yield from self._portal.iterate(self._async.follow(template_id, version))
+
+    def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
+        """
+        The template once its build has ended well. Raises `PermanentError` with code `build_failed`
+        when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
+        """
+        return self._portal.call(self._async.wait_ready, template_id, timeout)
 
     def delete(self, template_id: str) -> None:
         self._portal.call(self._async.delete, template_id)
@@ -1248,9 +1336,14 @@ class Atoll:
         max_processes: int | None = None,
         env: Mapping[str, str] | None = None,
         capacity: int | None = None,
+        dependencies: Sequence[str | Mapping[str, str]] = (),
+        install_timeout: int | None = None,
+        allow_version_conflicts: bool | None = None,
         secrets: Mapping[str, str] | None = None,
         volumes: Sequence[Mount] = (),
         workspace_mode: str | None = None,
+        durability: str | None = None,
+        started_from: str | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -1263,9 +1356,14 @@ class Atoll:
                 max_processes=max_processes,
                 env=env,
                 capacity=capacity,
+                dependencies=dependencies,
+                install_timeout=install_timeout,
+                allow_version_conflicts=allow_version_conflicts,
                 secrets=secrets,
                 volumes=volumes,
                 workspace_mode=workspace_mode,
+                durability=durability,
+                started_from=started_from,
             )
         ) as value:
             yield Session(value, self._portal)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from atoll.errors import PermanentError, TemporaryError
 from atoll.sdk.decode import decode
+from atoll.sdk.events import messages
 from atoll.sdk.paths import segment
-from atoll.sdk.values import TemplateInfo
+from atoll.sdk.patience import Patience
+from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
 
-_READ_ONLY = ("id", "version", "created_at", "updated_at")
+_READ_ONLY = (
+    "id",
+    "version",
+    "status",
+    "message",
+    "attempts",
+    "installed_packages",
+    "created_at",
+    "updated_at",
+)
+_SILENCE = 45.0
+"""Seconds without an event or a ping after which a line counts as dead; pings come every 15."""
 
 
 class AsyncTemplates:
@@ -39,16 +56,23 @@ class AsyncTemplates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
         """
         A new template.
 
         `image` is a root file system directory on the node, `python` the interpreter, `preload` the
         modules it has imported before code arrives, `pool_size` how many instances are kept ready,
-        `require` what a node must be able to give.
+        `require` what a node must be able to give. `debian_packages` and `python_packages` are
+        installed on `base_image`: a root file system directory, `template:` and another template's
+        id, or nothing for the node's own Python. That takes a while: see `wait_ready`.
         """
         body = {"name": name, "id": template_id}
-        changes = _changes(image, base_image, packages, python, preload, env, pool_size, require)
+        changes = _changes(
+            image, base_image, packages, python, preload, env, pool_size, require,
+            debian_packages, python_packages,
+        )  # fmt: skip
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
         given = {name: value for name, value in body.items() if value is not None}
@@ -79,12 +103,20 @@ class AsyncTemplates:
         disk: str | int | None = None,
         max_processes: int | None = None,
         require: Sequence[str] | None = None,
+        debian_packages: Sequence[str] | None = None,
+        python_packages: Sequence[str] | None = None,
     ) -> TemplateInfo:
-        """Change what is given and keep the rest; sessions that exist already are not touched."""
+        """
+        Change what is given and keep the rest, as a new version; sessions that exist already keep
+        theirs.
+        """
         path = f"templates/{segment(template_id)}"
         stored = await self._connection.call("GET", path)
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
-        changes = _changes(image, base_image, packages, python, preload, env, pool_size, require)
+        changes = _changes(
+            image, base_image, packages, python, preload, env, pool_size, require,
+            debian_packages, python_packages,
+        )  # fmt: skip
         body |= {key: value for key, value in changes.items() if value is not None}
         body["default_resources"] = {
             **stored["default_resources"],
@@ -92,6 +124,72 @@ class AsyncTemplates:
         }
         body["name"] = stored["name"] if name is None else name
         return decode(TemplateInfo, await self._connection.call("PUT", path, body=body))
+
+    async def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
+        """What it is and was, newest first."""
+        async for item in self._connection.pages(f"templates/{segment(template_id)}/versions"):
+            yield decode(TemplateInfo, item)
+
+    async def version(self, template_id: str, number: int) -> TemplateInfo:
+        path = f"templates/{segment(template_id)}/versions/{int(number)}"
+        return decode(TemplateInfo, await self._connection.call("GET", path))
+
+    async def build(self, template_id: str) -> TemplateInfo:
+        """Build the same again as a new version, with the packages that there are now."""
+        path = f"templates/{segment(template_id)}/build"
+        return decode(TemplateInfo, await self._connection.call("POST", path))
+
+    async def log(self, template_id: str, version: int | None = None) -> str:
+        """What the build of the newest version, or of another, has printed: its end."""
+        path = f"templates/{segment(template_id)}/log"
+        async with self._connection.stream("GET", path, query={"version": version}) as response:
+            return (await response.aread()).decode("utf-8", "replace")
+
+    async def follow(
+        self, template_id: str, version: int | None = None
+    ) -> AsyncIterator[BuildEvent]:
+        """What a build prints, and how it goes, as it happens; ends with the build."""
+        path = f"templates/{segment(template_id)}/log"
+        seen, ended = 0, False
+        patience = Patience()
+        while not ended:
+            skip = seen
+            try:
+                async with self._connection.stream(
+                    "GET", path, query={"version": version, "follow": True}, wait=_SILENCE
+                ) as response:
+                    async for message in messages(response.aiter_raw()):
+                        patience.renew()
+                        event = decode(BuildEvent, json.loads(message.data))
+                        if event.text is not None:
+                            text = event.text[skip:]
+                            skip = max(0, skip - len(event.text))
+                            seen += len(text)
+                            event = replace(event, text=text)
+                        ended = event.status in ("ready", "failed")
+                        if event.text != "":
+                            yield event
+                if not ended:
+                    raise TemporaryError(f"The log of {template_id} was cut.", code="stream_cut")
+            except TemporaryError as error:
+                if not ended:
+                    await patience.endure(error)
+
+    async def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
+        """
+        The template once its build has ended well. Raises `PermanentError` with code `build_failed`
+        when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            async for _ in self.follow(template_id):
+                pass
+            template = await self.get(template_id)
+        if template.status == "failed":
+            raise PermanentError(
+                f"Template {template_id} could not be built: {template.message}",
+                code="build_failed",
+            )
+        return template
 
     async def delete(self, template_id: str) -> None:
         await self._connection.call("DELETE", f"templates/{segment(template_id)}")
@@ -106,6 +204,8 @@ def _changes(
     env: Mapping[str, str] | None,
     pool_size: int | None,
     require: Sequence[str] | None,
+    debian_packages: Sequence[str] | None,
+    python_packages: Sequence[str] | None,
 ) -> dict[str, Any]:
     return {
         "image": image,
@@ -115,6 +215,8 @@ def _changes(
         "preload": None if preload is None else list(preload),
         "env": None if env is None else dict(env),
         "pool_size": pool_size,
+        "debian_packages": None if debian_packages is None else list(debian_packages),
+        "python_packages": None if python_packages is None else list(python_packages),
         "security_context": None if require is None else {"require": list(require)},
     }
 

@@ -547,6 +547,25 @@ class TemplateInfo:
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
+    debian_packages: tuple[str, ...] = ()
+    python_packages: tuple[str, ...] = ()
+    installed_packages: tuple[str, ...] = ()
+    """The Python packages that these came to, as `name==version`."""
+    status: str = "ready"
+    """pending, building, ready or failed; sessions start from the newest version that is ready."""
+    message: str | None = None
+    """Why the build failed, or what its last attempt came to."""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """Something that a build printed, or a change of how it goes."""
+
+    text: str | None = None
+    status: str | None = None
+    attempts: int = 0
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

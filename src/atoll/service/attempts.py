@@ -380,9 +380,14 @@ class Attempts:
             "event": request.event,
             "stdin": request.stdin,
             "args": request.args,
-            # A context has the session's since it was made, and may have changed them.
+            # A context has the session's since it was made, and may have changed them; packages can
+            # be others since.
             "env": {
-                **(self._provision.environment(session) if request.context_id is None else {}),
+                **(
+                    self._provision.environment(session)
+                    if request.context_id is None
+                    else self._provision.packages(session)
+                ),
                 **request.env,
                 **_told(execution),
             },

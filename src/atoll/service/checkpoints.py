@@ -11,12 +11,14 @@ kept for a while, for whoever comes for the files.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import secrets
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import NotFound, PermanentError, TemporaryError
+from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import Checkpoint
 from atoll.model.manifest import Entry, Manifest, read_manifest, read_page, spans
 from atoll.service.capture import Capture
@@ -24,12 +26,13 @@ from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import datetime
 
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.link.client import Link
+    from atoll.model.session import Session
     from atoll.service.leases import Leases
     from atoll.stores.base import Store
 
@@ -37,8 +40,14 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 2
 """Checkpoints that this process takes or restores at the same time; each needs up to 64 MiB."""
+NONE = 0
+"""The number of a record that names no checkpoint."""
 ZEROS = 1 << 20
 """Bytes of a hole that are sent at once."""
+
+
+async def _nothing(session: Session) -> None:
+    """No workspace is mounted here."""
 
 
 class Checkpoints:
@@ -51,6 +60,8 @@ class Checkpoints:
         self._clock = clock
         self._node_id = node_id
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self.discard_mounted: Callable[[Session], Awaitable[None]] = _nothing
+        """Removes what an ended session has in a workspace that was mounted."""
 
     # Taking
 
@@ -61,8 +72,10 @@ class Checkpoints:
         What the workspace holds now; None when that is nothing and there was nothing before.
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
-        owner = f"{self._leases.replica}/{session_id}"
-        async with self._slots, self._leases.lease(f"checkpoint:{session_id}", owner):
+        # Of this take alone: the same owner would be let in twice.
+        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
+        # The slot last: those in line for one session keep none from others.
+        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._slots:
             before = await self._store.checkpoints.get(session_id)
             manifest = await self._readable(before)
             objects = SessionObjects(self._blobs, session_id)
@@ -144,11 +157,12 @@ class Checkpoints:
     # Reading
 
     async def get(self, session_id: str) -> Checkpoint | None:
-        return await self._store.checkpoints.get(session_id)
+        found = await self._store.checkpoints.get(session_id)
+        return None if found is None or found.number == NONE else found
 
     async def restore(self, source: str, link: Link) -> Checkpoint:
         """Write the last checkpoint of session `source` into the new workspace behind the link."""
-        checkpoint = await self._store.checkpoints.get(source)
+        checkpoint = await self.get(source)
         if checkpoint is None:
             raise NotFound(f"Session {source} has no checkpoint.", code="checkpoint_not_found")
         manifest = await self._manifest(checkpoint)
@@ -177,7 +191,7 @@ class Checkpoints:
 
     async def find(self, session_id: str, path: str) -> Entry | None:
         """What the last checkpoint says of a path."""
-        checkpoint = await self._store.checkpoints.get(session_id)
+        checkpoint = await self.get(session_id)
         if checkpoint is None:
             return None
         manifest = await self._manifest(checkpoint)
@@ -205,7 +219,7 @@ class Checkpoints:
         What the last checkpoint holds, in order of path, from the page on that has `start`; all of
         it if that is empty.
         """
-        checkpoint = await self._store.checkpoints.get(session_id)
+        checkpoint = await self.get(session_id)
         if checkpoint is None:
             return
         objects = SessionObjects(self._blobs, session_id)
@@ -215,13 +229,28 @@ class Checkpoints:
 
     # Its end
 
-    async def keep_until(self, session_id: str, moment: datetime) -> None:
-        """The session has ended: its checkpoint goes at this time."""
+    async def keep_until(self, session_id: str, moment: datetime, *, mounted: bool) -> None:
+        """
+        The session has ended: what it has in the blob store goes at this time. One whose workspace
+        was mounted from there has no checkpoint, only a record that says when.
+        """
         found = await self._store.checkpoints.get(session_id)
         if found is not None and found.kept_until is None:
             await self._store.checkpoints.save(dataclasses.replace(found, kept_until=moment))
+        elif found is None and mounted:
+            now = self._clock.now()
+            record = Checkpoint(session_id, NONE, "", now, 0, 0, self._node_id, moment)
+            with contextlib.suppress(Conflict):  # Another sweep said so already.
+                await self._store.checkpoints.add(record)
 
     async def forget(self, session_id: str) -> None:
-        """Remove it and all its objects; the record last, so that one cut off is done again."""
-        await self._blobs.remove_all(prefix_of(session_id))
+        """
+        Remove all that the session has in the blob store; the record last, so that one that is cut
+        off is done again.
+        """
+        for kind in ("workspaces", "exports", "uploads"):
+            await self._blobs.remove_all(f"{kind}/{session_id}/")
+        session = await self._store.sessions.get(session_id)
+        if session is not None:
+            await self.discard_mounted(session)
         await self._store.checkpoints.remove(session_id)

@@ -23,7 +23,7 @@ from atoll.model.instance import State
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -39,7 +39,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ELSEWHERE = ("database_unavailable", "coordination_unavailable", "lease_lost", "node_not_reached")
+ELSEWHERE = (
+    "database_unavailable",
+    "coordination_unavailable",
+    "lease_lost",
+    "node_not_reached",
+    "dependency_failed",
+)
 """Codes that say more than that the session is not ready."""
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
@@ -88,6 +94,8 @@ class Lives:
         """Told when an instance is reached that may have results of before."""
         self.kept: Callable[[Session], None] = lambda session: None
         """Told of each session that is reached."""
+        self.equip: Callable[[Session], Awaitable[Session]] = _as_it_is
+        """Gives a session what it must have before an instance is made for it."""
 
     async def session(self, session_id: str) -> Session:
         session = await self._store.sessions.get(session_id)
@@ -103,10 +111,6 @@ class Lives:
     @property
     def count(self) -> int:
         return len(self._lives)
-
-    def all(self) -> list[Live]:
-        """Those that this process reaches right now."""
-        return [live for live in self._lives.values() if live.link.alive]
 
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
@@ -131,10 +135,10 @@ class Lives:
     async def usable(self, session_id: str) -> Session:
         """A session that has not ended and is on a node that this replica reaches."""
         session = await self._unended(session_id)
-        self._check_here(session)
+        self.check_here(session)
         return session
 
-    def _check_here(self, session: Session) -> None:
+    def check_here(self, session: Session) -> None:
         if session.runtime_node != self._node_id:
             raise TemporaryError(
                 f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
@@ -161,7 +165,7 @@ class Lives:
                         )
                         await self.remove_instance(session.instance_id)
                     try:
-                        live = await self._start_again(session)
+                        live = await self._start_again(await self.equip(session))
                     except Conflict:
                         # Ended meanwhile, or the replica that was making it has made it.
                         live = await self._found(await self._unended(session_id))
@@ -187,7 +191,7 @@ class Lives:
 
     async def _found(self, session: Session) -> Live | None:
         """The session's instance, reached again if it lives."""
-        self._check_here(session)
+        self.check_here(session)
         if session.instance_id is None:
             return None
         instance = await self._store.instances.get(session.instance_id)
@@ -225,7 +229,7 @@ class Lives:
         A new instance for the session, with its workspace when it has one; one that this node does
         not have comes from its last checkpoint.
         """
-        template = await self._templates.get(session.template_id)
+        template = await self._templates.numbered(session.template_id, session.template_version)
         prefix = mounted_at(session)
         make = functools.partial(
             self._pool.make,
@@ -346,6 +350,10 @@ class Lives:
         """Let go of the links; the instances stay."""
         for live in self._lives.values():
             live.link.close()
+
+
+async def _as_it_is(session: Session) -> Session:
+    return session
 
 
 def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:

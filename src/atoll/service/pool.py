@@ -17,7 +17,7 @@ from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from atoll.clock import Clock
@@ -61,7 +61,9 @@ class Pool:
         self._ephemeral = ephemeral
         self._callback = callback
         """Where the executor of an instance is to report, if anywhere."""
-        self._ready: dict[tuple[str, datetime], list[Ready]] = {}
+        self._ready: dict[tuple[str, datetime, int], list[Ready]] = {}
+        self.provide: Callable[[Template], Awaitable[None]] = _as_it_is
+        """Sees to it that the node has what the template's instances need, or raises."""
         self.changed = asyncio.Event()
         """Set when there may be something to refill."""
 
@@ -92,7 +94,7 @@ class Pool:
 
     def sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for (template_id, _), waiting in self._ready.items():
+        for (template_id, _, _), waiting in self._ready.items():
             alive = sum(ready.link.alive for ready in waiting)
             sizes[template_id] = sizes.get(template_id, 0) + alive
         return sizes
@@ -104,7 +106,7 @@ class Pool:
             for ready in waiting
         )
 
-    def drop(self, wanted: set[tuple[str, datetime]]) -> list[Ready]:
+    def drop(self, wanted: set[tuple[str, datetime, int]]) -> list[Ready]:
         """Take out all that belong to editions of templates that are not in `wanted`."""
         dropped: list[Ready] = []
         for key in [key for key in self._ready if key not in wanted]:
@@ -138,13 +140,14 @@ class Pool:
             volumes,
             prefix,
         )
+        await self.provide(template)
         handle = await self._driver.ensure(spec)
         try:
             instance = Instance(
                 id=spec.instance_id,
                 node_id=self._node_id,
                 template_id=template.id,
-                template_version=template.version,
+                template_version=template.number,
                 workspace=self._driver.workspace_of(handle),
                 handle=handle,
                 created_at=self._clock.now(),
@@ -190,3 +193,7 @@ class Pool:
     async def close(self) -> None:
         for ready in self.drop(set()):
             await self.destroy(ready)
+
+
+async def _as_it_is(template: Template) -> None:
+    """The node has it, or the driver says that it does not."""

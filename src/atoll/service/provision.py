@@ -73,6 +73,18 @@ class Provision:
         done = await self._packages.install(session.id, install, template)
         return dataclasses.replace(session, install=done)
 
+    async def ensure_packages(self, session: Session, template: Template) -> None:
+        """Make a session's packages again where this node does not have them."""
+        if session.install is not None:
+            await self._packages.ensure(session.id, session.install, template)
+
+    def packages(self, session: Session) -> dict[str, str]:
+        """The variables by which code finds the session's packages alone."""
+        install = session.install
+        if install is None or install.environment is None:
+            return {}
+        return self._packages.added({}, install.environment)
+
     async def ready(self, session: Session) -> None:
         """Before `environment`: what takes time the first time is done in a thread."""
         await self._secrets.ready(session)

@@ -23,18 +23,17 @@ from atoll.errors import (
     TemporaryError,
 )
 from atoll.model.packages import InstallStatus
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
     from atoll.service.lives import Lives
     from atoll.service.pool import Pool, Ready
     from atoll.service.provision import Extras, Provision
@@ -54,11 +53,11 @@ def _fits_ready_one(session: Session) -> bool:
     return not session.volumes and (
         session.workspace_mode is WorkspaceMode.SYNC
         and session.started_from is None
-        and not _is_installing(session)
+        and not is_installing(session)
     )
 
 
-def _is_installing(session: Session) -> bool:
+def is_installing(session: Session) -> bool:
     install = session.install
     return install is not None and install.status is InstallStatus.INSTALLING
 
@@ -93,6 +92,8 @@ class Sessions:
         """How many sessions were created, by how they started."""
         self.ended: Callable[[Session], None] = lambda session: None
         """Told when a session ends, before its instance goes."""
+        self.finish: Callable[[Session], Coroutine[Any, Any, Session]]
+        """Brings a session to run whose packages have to be installed first."""
         self.saves: Saves | None = None
         """What sees to their files; none where nothing is saved."""
 
@@ -108,11 +109,15 @@ class Sessions:
         capacity: int = 1,
         session_id: str | None = None,
         extras: Extras = NOTHING,
+        wait: bool = True,
     ) -> Session:
-        """A running session; the one that is there already when its id is given and known."""
+        """
+        A running session; the one that is there already when its id is given and known. Without
+        `wait`, one whose packages have to be installed is given back before they are.
+        """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
             return await self._known(known)
-        template = await self._templates.get(template_id or DEFAULT_TEMPLATE)
+        template = await self._templates.ready(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
             self._templates.check_resources(resources)
@@ -123,6 +128,7 @@ class Sessions:
         session = Session(
             id=session_id or ids.session_id(),
             template_id=template.id,
+            template_version=template.number,
             status=SessionStatus.CREATING,
             wanted=Wanted.RUNNING,
             runtime_type=self._driver.kind,
@@ -143,6 +149,10 @@ class Sessions:
             if extras.started_from is not None and self.saves is not None:
                 await self.saves.fresh(extras.started_from)
             session = await self._provision.granted(session, template, extras)
+        if is_installing(session) and extras.install is not None:
+            # Its life begins when they are installed.
+            later = session.expires_at + timedelta(seconds=extras.install.timeout)
+            session = dataclasses.replace(session, expires_at=later)
         ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
         if ready is not None:
             try:
@@ -158,30 +168,12 @@ class Sessions:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
             return await self._known(known)
-        if not _is_installing(session):
+        if not is_installing(session):
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
-        starting = self._start_with_packages(session, template)
-        return await asyncio.shield(self._tasks.start(starting, f"start {session.id}"))
-
-    async def _start_with_packages(self, session: Session, template: Template) -> Session:
-        return await self._start_cold(await self._install(session, template))
-
-    async def _install(self, session: Session, template: Template) -> Session:
-        """With its packages, or without them if it said that it can do so."""
-        session = await self._provision.installed(session, template)
-        install = session.install
-        assert install is not None
-        if install.status is not InstallStatus.FAILED:
-            return await self._store.sessions.save(session)
-        words = install.message or "Its packages could not be installed."
-        if install.fail_on_error:
-            await self._end(session, SessionStatus.FAILED, Cause.DEPENDENCY, words)
-            raise PermanentError(words, code="dependency_failed", session_id=session.id)
-        warning = Warning("dependency_failed", words)
-        return await self._store.sessions.save(
-            dataclasses.replace(session, warnings=(*session.warnings, warning))
-        )
+        self.schedule_end(session)
+        starting = self._tasks.start(self.finish(session), f"start {session.id}")
+        return await asyncio.shield(starting) if wait else session
 
     async def _known(self, session: Session) -> Session:
         """One that was created before, by a request that came to no answer."""
@@ -252,12 +244,12 @@ class Sessions:
         try:
             ready = await self._lives.make(session)
         except AtollError as error:
-            await self._end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
+            await self.end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
             raise
         except BaseException:
             # Cancelled, or broken here: nobody will come for it.
             words = "Its creation was broken off."
-            ending = self._end(session, SessionStatus.FAILED, Cause.DRIVER, words)
+            ending = self.end(session, SessionStatus.FAILED, Cause.DRIVER, words)
             self._tasks.start(ending, f"end {session.id}")
             raise
         running = dataclasses.replace(
@@ -354,11 +346,11 @@ class Sessions:
             if session.status.ended:
                 return session
             try:
-                return await self._end(session, status, cause, None)
+                return await self.end(session, status, cause, None)
             except Conflict:
                 continue  # It moved on meanwhile; decide again on what it is now.
 
-    async def _end(
+    async def end(
         self, session: Session, status: SessionStatus, cause: Cause, message: str | None
     ) -> Session:
         now = self._clock.now()

@@ -1,20 +1,36 @@
-"""Templates: what sessions start from."""
+"""
+Templates: what sessions start from.
+
+A template that is replaced, or built again, gets a new version. Sessions start from the newest one
+that is ready and keep it for life; the versions before stay for them. What a version is built from
+is settled when it is made, here; building it is the matter of `builds`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.model import packages
 from atoll.model.resources import Resources, format_cpu, format_size
 from atoll.model.session import SessionStatus
-from atoll.model.template import DEFAULT_TEMPLATE, Template
+from atoll.model.template import (
+    BASE_TEMPLATE,
+    DEFAULT_TEMPLATE,
+    Build,
+    Layer,
+    Template,
+    TemplateStatus,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -45,10 +61,15 @@ class Templates:
         self._clock = clock
         self._settings = settings
         self._known: dict[str, Template] = {}
-        """Read at every creation of a session; forgotten when any replica changes one."""
+        """
+        The newest that are ready: read at every creation of a session, and forgotten when any
+        replica changes one.
+        """
         self._changes = 0
         self.changed: Callable[[], None] = lambda: None
         """Told when a template was made, changed or removed."""
+        self.removed: Callable[[str], Awaitable[None]] = _nothing
+        """Told the id of a template that was removed."""
 
     @property
     def base_resources(self) -> Resources:
@@ -75,17 +96,19 @@ class Templates:
         ):
             # Its numbers are settings; the rest of it nobody can change.
             with contextlib.suppress(Conflict):
-                await self._store.templates.save(
-                    dataclasses.replace(wanted, created_at=found.created_at, version=found.version)
+                await self._store.templates.supersede(
+                    found, dataclasses.replace(wanted, created_at=found.created_at)
                 )
 
     async def create(self, template: Template) -> Template:
+        template = await self._settled(template)
         await self._check(template)
         await self._store.templates.add(template)
-        await self._tell()
+        await self.tell()
         return template
 
-    async def _tell(self) -> None:
+    async def tell(self) -> None:
+        """One was made, changed or removed: here and to the other replicas."""
         self.forget()
         try:
             await self._coordination.tell(CHANGED)
@@ -100,32 +123,146 @@ class Templates:
         self.changed()
 
     async def get(self, template_id: str) -> Template:
+        """Its newest version, as far as that has come."""
+        found = await self._store.templates.get(template_id)
+        if found is None:
+            raise _not_found(template_id)
+        return found
+
+    async def ready(self, template_id: str) -> Template:
+        """The version that a new session starts from."""
         known = self._known.get(template_id)
         if known is None:
             changes = self._changes
-            known = await self._store.templates.get(template_id)
+            known = await self._store.templates.ready(template_id)
             if known is None:
-                raise NotFound(f"No template is named {template_id}.", code="template_not_found")
+                raise _not_ready(await self.get(template_id))
             if changes == self._changes:  # Else what was read may be of before the change.
                 self._known[template_id] = known
         return known
+
+    async def numbered(self, template_id: str, number: int) -> Template:
+        known = self._known.get(template_id)
+        if known is not None and known.number == number:
+            return known
+        found = await self._store.templates.numbered(template_id, number)
+        if found is None:
+            raise NotFound(
+                f"Template {template_id} has no version {number}.", code="template_not_found"
+            )
+        return found
+
+    async def versions(
+        self, template_id: str, *, cursor: str | None, limit: int
+    ) -> tuple[list[Template], str | None]:
+        """Newest first; a cursor is the number of the last one that was seen."""
+        newest = await self.get(template_id)
+        if cursor is not None and (not cursor.isascii() or not cursor.isdigit()):
+            raise InvalidRequest(f"cursor: {cursor!r} is not of this list.", code="bad_cursor")
+        below = None if cursor is None else min(int(cursor), newest.number + 1)
+        found = [newest] if below is None or below > newest.number else []
+        if len(found) <= limit:
+            found += await self._store.templates.before(
+                template_id, number=below, limit=limit + 1 - len(found)
+            )
+        more = len(found) > limit
+        return found[:limit], str(found[limit - 1].number) if more else None
 
     async def list(self, *, cursor: str | None, limit: int) -> Page[Template]:
         return await self._store.templates.page(cursor=cursor, limit=limit)
 
     async def replace(self, template: Template) -> Template:
-        """PUT: all fields anew. Sessions that run keep what they started with."""
+        """PUT: all fields anew, as a new version. Sessions that run keep theirs."""
         old = await self.get(template.id)
         if template.id == DEFAULT_TEMPLATE:
             raise Conflict(
                 f"Template {DEFAULT_TEMPLATE} is set by the server's settings; create another one.",
                 code="template_built_in",
             )
-        template = dataclasses.replace(template, created_at=old.created_at, version=old.version)
+        template = dataclasses.replace(template, created_at=old.created_at)
+        template = await self._settled(template)
+        if _built_alike(old, template):
+            template = dataclasses.replace(template, status=old.status, build=old.build)
         await self._check(template)
-        template = await self._store.templates.save(template)
-        await self._tell()
+        return await self._supersede(old, template)
+
+    async def build(self, template_id: str) -> Template:
+        """The same again as a new version, with the packages that there are now."""
+        old = await self.get(template_id)
+        if old.build is None:
+            raise Conflict(
+                f"Template {template_id} has no packages to install.", code="template_not_built"
+            )
+        fresh = f"{old.id}/{old.created_at}/{old.number + 1}"
+        template = await self._settled(
+            dataclasses.replace(old, updated_at=self._clock.now()), fresh=fresh
+        )
+        return await self._supersede(old, template)
+
+    async def _supersede(self, old: Template, template: Template) -> Template:
+        if not old.status.settled:
+            # Whoever is at it finds that it has moved on.
+            old = dataclasses.replace(
+                old,
+                status=TemplateStatus.FAILED,
+                build=dataclasses.replace(
+                    old.build or Build(), message=f"Version {old.number + 1} took its place."
+                ),
+            )
+        template = await self._store.templates.supersede(old, template)
+        await self.tell()
         return template
+
+    async def _settled(self, template: Template, *, fresh: str = "") -> Template:
+        """
+        With its base looked up and its layers named, so that nothing which happens to another
+        template changes this one; to be built if it has packages. With `fresh`, its own layer is
+        like no other.
+        """
+        build = template.build
+        if build is None:
+            return template
+        if template.image:
+            raise InvalidRequest(
+                "image: packages are put on a base; name it as `base_image`.", field="image"
+            )
+        base = await self._base(template)
+        layers, root = base.layers, base.root
+        inherited = base.build.python_packages if base.build is not None else ()
+        if build.python_packages or inherited:
+            await self._driver.environments.check()
+        if build.debian_packages:
+            packages = tuple(sorted(set(build.debian_packages)))
+            made_from = [root, [layer.name for layer in layers], packages, fresh]
+            name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:40]
+            layers = (*layers, Layer(name, packages))
+        return dataclasses.replace(
+            template,
+            python=template.python or base.python,
+            status=TemplateStatus.PENDING,
+            build=Build(
+                debian_packages=build.debian_packages,
+                python_packages=_requirements(inherited, build.python_packages),
+                root=root,
+                layers=layers,
+                anew=bool(fresh),
+            ),
+        )
+
+    async def _base(self, template: Template) -> Template:
+        """What it is put on, as a template."""
+        name = template.base_image
+        if not name.startswith(BASE_TEMPLATE):
+            return dataclasses.replace(template, image=name, build=None, python="")
+        base_id = name.removeprefix(BASE_TEMPLATE)
+        if base_id == template.id:
+            raise InvalidRequest(
+                "base_image: a template is no base of its own.", field="base_image"
+            )
+        try:
+            return await self.ready(base_id)
+        except NotFound as error:
+            raise InvalidRequest(f"base_image: {error.message}", field="base_image") from error
 
     async def remove(self, template_id: str) -> None:
         if template_id == DEFAULT_TEMPLATE:
@@ -139,8 +276,12 @@ class Templates:
                     code="template_in_use",
                 )
         if not await self._store.templates.remove(template_id):
-            raise NotFound(f"No template is named {template_id}.", code="template_not_found")
-        await self._tell()
+            raise _not_found(template_id)
+        await self.tell()
+        try:
+            await self.removed(template_id)
+        except TemporaryError as error:
+            log.warning("template.log_left", template_id=template_id, error=error.message)
 
     async def _check(self, template: Template) -> None:
         if template.pool_size > self._settings.pool.max_size:
@@ -170,3 +311,44 @@ class Templates:
             )
         if resources.disk < 4 * 2**20:
             raise InvalidRequest("disk: less than 4Mi cannot hold a file system.", field="disk")
+
+
+def _requirements(inherited: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
+    """Written in one way, each package once, as the template itself has it."""
+    try:
+        merged = packages.merged(
+            [packages.read(each) for each in inherited],
+            [packages.read(each) for each in own],
+        )
+    except InvalidRequest as error:
+        words = error.message.replace("dependencies:", "python_packages:")
+        raise InvalidRequest(words, field="python_packages") from error
+    return tuple(each.requirement for each in merged)
+
+
+async def _nothing(template_id: str) -> None:
+    """Nobody has to be told."""
+
+
+def _not_found(template_id: str) -> NotFound:
+    return NotFound(f"No template is named {template_id}.", code="template_not_found")
+
+
+def _not_ready(template: Template) -> Conflict:
+    why = template.build.message if template.build is not None else None
+    words = f"Template {template.id} is not ready: its build is {template.status}."
+    return Conflict(
+        f"{words} {why}" if why else words,
+        code="template_not_ready",
+        template_status=template.status.value,
+    )
+
+
+def _built_alike(old: Template, new: Template) -> bool:
+    """Whether what was built of one is what the other needs."""
+    if old.build is None or new.build is None or old.status is not TemplateStatus.READY:
+        return False
+    return old.python == new.python and all(
+        getattr(old.build, name) == getattr(new.build, name)
+        for name in ("root", "layers", "debian_packages", "python_packages")
+    )

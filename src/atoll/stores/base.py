@@ -143,15 +143,40 @@ class Instances(Protocol):
 
 
 class Templates(Protocol):
+    """A template is its newest version; those before are kept until they are dropped."""
+
     async def add(self, template: Template) -> None: ...
 
-    async def get(self, template_id: str) -> Template | None: ...
+    async def get(self, template_id: str) -> Template | None:
+        """The newest version."""
 
     async def save(self, template: Template) -> Template:
-        """Compare-and-set; returns the template with its new version."""
+        """Compare-and-set of the newest version, which keeps its number."""
+
+    async def supersede(self, before: Template, template: Template) -> Template:
+        """
+        A new version, numbered one higher: compare-and-set by `before`, which is kept as it is
+        given here.
+        """
+
+    async def numbered(self, template_id: str, number: int) -> Template | None: ...
+
+    async def ready(self, template_id: str) -> Template | None:
+        """The newest version whose status is `ready`."""
+
+    async def before(
+        self, template_id: str, *, number: int | None = None, limit: int = 50
+    ) -> list[Template]:
+        """Versions that are not the newest, below `number` if one is given, newest first."""
+
+    async def drop(self, template_id: str, number: int) -> None:
+        """Forget a version that is not the newest; nothing happens when it is not there."""
+
+    async def unbuilt(self, *, limit: int, after: str = "") -> list[Template]:
+        """Those `pending` or `building`, in order of id, beyond the id `after`."""
 
     async def remove(self, template_id: str) -> bool:
-        """Whether it was there."""
+        """With all its versions; whether it was there."""
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]: ...
 

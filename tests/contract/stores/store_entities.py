@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from atoll import ids
+from atoll.model.checkpoint import Checkpoint
 from atoll.model.execution import (
     Artifact,
     Attempt,
@@ -34,8 +35,8 @@ from atoll.model.session import (
     Warning,
     WorkspaceMode,
 )
-from atoll.model.template import Template
-from atoll.model.volume import VolumeMount
+from atoll.model.template import Build, Layer, Template, TemplateStatus
+from atoll.model.volume import Volume, VolumeMount
 from atoll.stores.base import Store
 
 if TYPE_CHECKING:
@@ -148,6 +149,30 @@ def make_key(**given: Any) -> Key:
         "created_at": NOW,
     }
     return Key(**(fields | given))
+
+
+def make_checkpoint(**given: Any) -> Checkpoint:
+    fields: dict[str, Any] = {
+        "id": ids.session_id(),
+        "number": 1,
+        "manifest": "workspaces/sess_1/manifest/1",
+        "created_at": NOW,
+        "files": 3,
+        "size": 2**40,
+        "node_id": "local",
+    }
+    return Checkpoint(**(fields | given))
+
+
+def make_volume(**given: Any) -> Volume:
+    fields: dict[str, Any] = {
+        "id": f"vol-{ids.session_id()}",
+        "created_at": NOW,
+        "size": 2**40,
+        "kind": "local",
+        "node_id": "local",
+    }
+    return Volume(**(fields | given))
 
 
 async def walk(page: Callable[..., Awaitable[Page[Any]]], limit: int, **where: Any) -> list[Any]:
@@ -300,6 +325,18 @@ sessions = st.builds(
     warnings=st.lists(st.builds(Warning, texts, texts), max_size=3).map(tuple),
     version=st.integers(1, 2**31 - 2),
 )
+builds = st.builds(
+    Build,
+    debian_packages=tuples_of_text,
+    python_packages=tuples_of_text,
+    root=texts,
+    layers=st.lists(st.builds(Layer, texts, tuples_of_text), max_size=2).map(tuple),
+    environment=st.none() | texts,
+    installed=tuples_of_text,
+    attempts=st.integers(0, 100),
+    retry_at=st.none() | times,
+    message=st.none() | texts,
+)
 templates = st.builds(
     make_template,
     name=texts,
@@ -314,6 +351,9 @@ templates = st.builds(
     preload=tuples_of_text,
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
+    number=st.integers(1, 2**31 - 2),
+    status=st.sampled_from(TemplateStatus),
+    build=st.none() | builds,
 )
 instances = st.builds(
     make_instance,
@@ -335,4 +375,21 @@ keys = st.builds(
     digest=st.binary(min_size=32, max_size=32),
     scope=st.sampled_from(Scope),
     created_at=times,
+)
+checkpoints = st.builds(
+    make_checkpoint,
+    number=st.integers(1, 2**63 - 1),
+    created_at=times,
+    files=st.integers(0, 2**63 - 1),
+    size=st.integers(0, 2**63 - 1),
+    kept_until=st.none() | times,
+    version=st.integers(1, 2**31 - 2),
+)
+volumes = st.builds(
+    make_volume,
+    created_at=times,
+    size=st.integers(0, 2**63 - 1),
+    kind=st.sampled_from(("local", "s3")),
+    node_id=st.none() | st.just("local"),
+    version=st.integers(1, 2**31 - 2),
 )

@@ -245,6 +245,11 @@ def _with_new_columns(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 NOT_NULL = {
     ("sessions", "capacity"): 1,
+    ("sessions", "template_version"): 1,
+    ("sessions", "workspace_mode"): "sync",
+    ("sessions", "durability"): "background",
+    ("templates", "number"): 1,
+    ("templates", "status"): "ready",
     ("executions", "ordinal"): 1,
     ("executions", "superseded"): 0,
 }

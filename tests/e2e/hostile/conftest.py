@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,23 +48,32 @@ class Target:
 def target(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
-    if request.param == "root":
-        home = tmp_path_factory.mktemp("hostile")
-        yield from _attackable(Server, home, privileged=True)
+    with attackable(request.param, tmp_path_factory.mktemp("hostile")) as found:
+        yield found
+
+
+@contextmanager
+def attackable(variant: str, home: Path, **settings: str) -> Iterator[Target]:
+    """A server of its own, with these settings."""
+    if variant == "root":
+        yield from _attackable(Server, home, privileged=True, **settings)
         return
     missing = unprivileged.available()
     if missing:
         pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    with unprivileged.directory() as home:
-        yield from _attackable(unprivileged.UnprivilegedServer, home, privileged=False)
+    with unprivileged.directory() as place:
+        kind = unprivileged.UnprivilegedServer
+        yield from _attackable(kind, place, privileged=False, **settings)
 
 
-def _attackable(kind: type[Server], home: Path, *, privileged: bool) -> Iterator[Target]:
+def _attackable(
+    kind: type[Server], home: Path, *, privileged: bool, **settings: str
+) -> Iterator[Target]:
     data_dir = home / "data"
     data_dir.mkdir(mode=0o700)
     if unprivileged.ROOT and not privileged:
         os.chown(data_dir, unprivileged.UID, unprivileged.UID)
-    env = {"HOME": str(home), "SECRET": SECRET}
+    env = {"HOME": str(home), "SECRET": SECRET, **settings}
     if not privileged:
         env |= unprivileged.environment(home)
     with kind(data_dir, **env) as server, server.client() as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import sandbox, trees
+from atoll.drivers.local import install_program, sandbox, trees
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template
@@ -21,7 +21,8 @@ TREE = sandbox.Tree(
 def box(**changes: object) -> sandbox.Sandbox:
     fields: dict[str, object] = {
         "tree": TREE, "executor": "/data/executor.pyz", "inside": "/data/inside",
-        "workspace": "/data/workspace", "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
+        "workspace": "/data/workspace", "packages": "/data/packages",
+        "hidden": ("/proc/kcore", "/proc/scsi/"), "tmp_size": 4096,
     }  # fmt: skip
     return sandbox.Sandbox(**(fields | changes))  # type: ignore[arg-type]
 
@@ -32,6 +33,29 @@ def arguments(**changes: object) -> list[str]:
 
 def pairs(argv: list[str], option: str, count: int = 2) -> list[tuple[str, ...]]:
     return [tuple(argv[i + 1 : i + 1 + count]) for i, word in enumerate(argv) if word == option]
+
+
+def installation(gateway: str | None = "/data/gateway.sock") -> list[str]:
+    box = sandbox.Installation(
+        tree=TREE, program="/code/install.py", uv="/code/uv", gateway=gateway, build="/data/build",
+        hidden=("/proc/kcore",), tmp_size=4096,
+    )  # fmt: skip
+    return sandbox.installation_arguments("/usr/bin/bwrap", box, lambda path: f"/stage{path}")
+
+
+def test_an_installation_has_no_network_and_one_socket() -> None:
+    argv = installation()
+    assert "--unshare-net" in argv
+    assert ("/stage/data/gateway.sock", install_program.GATEWAY) in pairs(argv, "--ro-bind")
+    assert install_program.GATEWAY not in installation(gateway=None)
+
+
+def test_an_installation_writes_to_its_own_directory_and_ends_with_its_owner() -> None:
+    argv = installation()
+    assert pairs(argv, "--bind") == [("/stage/data/build", "/build")]
+    assert "--die-with-parent" in argv
+    assert pairs(argv, "--cap-drop", 1) == [("ALL",)]
+    assert sandbox.PACKAGES not in argv
 
 
 def test_every_namespace_is_its_own() -> None:
@@ -59,6 +83,7 @@ def test_only_the_workspace_is_bound_writable() -> None:
     assert ("/stage/usr", "/usr") in pairs(argv, "--ro-bind")
     assert ("/stage/data/executor.pyz", sandbox.EXECUTOR) in pairs(argv, "--ro-bind")
     assert ("/stage/data/inside", sandbox.INSIDE) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/packages", sandbox.PACKAGES) in pairs(argv, "--ro-bind")
     assert "--dev-bind" not in argv
 
 
@@ -183,3 +208,19 @@ def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> N
     assert {inside for _, inside in tree.binds} == {"/usr", "/etc"}
     assert tree.links == (("usr/bin", "/bin"),)
     assert tree.python == "/usr/bin/python3"
+
+
+def test_volumes_are_bound_before_the_root_is_closed_and_hide_what_has_their_top() -> None:
+    tree = sandbox.Tree(
+        binds=(*TREE.binds, ("/image/data", "/data"), ("/image/srv", "/srv")),
+        links=(*TREE.links, ("/elsewhere", "/mnt")),
+        python="/py",
+    )
+    volumes = (("/host/a", "/data/a", True), ("/host/b", "/mnt/x/b", False))
+    argv = arguments(tree=tree, volumes=volumes)
+    words = " ".join(argv)
+    bound = "--ro-bind /stage/host/a /data/a --bind /stage/host/b /mnt/x/b --remount-ro / "
+    assert bound in words
+    assert "/stage/image/data" not in argv
+    assert "/elsewhere" not in argv
+    assert "/stage/image/srv" in argv

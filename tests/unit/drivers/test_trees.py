@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers.local import trees
-from atoll.drivers.local.sandbox import Tree
+from atoll.drivers.local.sandbox import LAYERED, Tree
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template
@@ -139,3 +140,27 @@ def test_the_etc_of_sandboxes_can_be_read_whatever_the_umask_was(tmp_path: Path)
 
     for path in (etc, *etc.rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what an overlay takes for absence")
+def test_layers_are_seen_as_one(tmp_path: Path) -> None:
+    upper, lower, base = (tmp_path / name for name in ("upper", "lower", "base"))
+    for place in ("usr/bin", "etc", "opt/one", "var", "gone"):
+        (base / place).mkdir(parents=True)
+    (base / "usr/bin/python3").touch()
+    (base / "bin").symlink_to("usr/bin")
+    (lower / "opt/two").mkdir(parents=True)
+    (lower / "opt/atoll").mkdir()
+    os.mknod(lower / "gone", 0o600 | stat.S_IFCHR, os.makedev(0, 0))
+    (upper / "srv").mkdir(parents=True)
+
+    tree = trees.layered_tree((upper, lower, base), "")
+
+    assert [inside for _, inside in tree.binds] == ["/etc", "/srv", "/usr", "/opt/one", "/opt/two"]
+    assert all(source == f"{LAYERED}{inside}" for source, inside in tree.binds)
+    assert tree.links == (("usr/bin", "/bin"),)
+    assert tree.python == "/usr/bin/python3"
+    assert tree.layers == (str(upper), str(lower), str(base))
+    os.setxattr(lower / "opt", "trusted.overlay.opaque", b"y")
+    hidden = trees.layered_tree((upper, lower, base), "")
+    assert [inside for _, inside in hidden.binds if "opt" in inside] == ["/opt/two"]

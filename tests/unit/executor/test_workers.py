@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from atoll.executor.packing import MAX_IN_ZIP
 from atoll.link.client import ExecutorError, Link
 from tests.executors import Executor
 
@@ -593,3 +594,17 @@ async def test_a_worker_that_user_code_kills_is_one_failed_request(
         await anext(content)
     assert caught.value.code == "file_error"
     assert await tree(link) == []
+
+
+async def test_a_zip_of_as_many_as_it_may_have_fits_and_one_more_is_refused(
+    link: Link, root: Path
+) -> None:
+    (root / "many").mkdir()
+    for number in range(MAX_IN_ZIP):
+        os.close(os.open(root / "many" / f"{'n' * 60}{number}", os.O_CREAT))
+    data = await gathered(link, "pack", path="many", form="zip")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert len(archive.namelist()) == MAX_IN_ZIP
+    (root / "many" / "last").touch()
+    packing = link.fetch("pack", path="many", form="zip")
+    assert await refused(packing) == "too_many_entries"

@@ -14,6 +14,7 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.sessions import YOUNG, Sweep
+from atoll.service.dependencies import Dependencies
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
 from atoll.service.packages import Packages
@@ -86,13 +87,17 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
+    packages = Packages(node, leases, clock, settings.packages, "secret", "local")
     provision = Provision(
         Secrets(Sealing()),
         Volumes(store, node, LocalObjects(place / "blobs"), clock, settings.session, "local"),
-        Packages(),
+        packages,
     )
     sessions = Sessions(
         store, node, pool, templates, lives, tasks, clock, settings, "local", provision
+    )
+    dependencies = Dependencies(
+        store, sessions, lives, templates, provision, packages, leases, tasks, clock, "local"
     )
     await store.open()
     await coordination.open()
@@ -100,8 +105,8 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
         for instance in there:
             await store.instances.add(instance)
         sweep = Sweep(
-            store, node, sessions, pool, coordination, leases, clock, settings.session, "local",
-            await store.cluster(),
+            store, node, sessions, dependencies, pool, coordination, leases, clock,
+            settings.session, "local", await store.cluster(),
         )  # fmt: skip
         yield Ground(node, store, clock, sessions, sweep)
         await tasks.settle(30)

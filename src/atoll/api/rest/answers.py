@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.api.rest import names
 from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
+from atoll.model.template import Build, Template
 from atoll.service.bulk import shortened
 from atoll.service.displays import shaped
 from atoll.service.story import lines_of
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from atoll.model.packages import Install
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.model.template import Template
 
     Link = Callable[[str], str]
     """Where the file of a path is downloaded."""
+
+NO_BUILD = Build()
 
 
 def timestamp(moment: datetime | None) -> str | None:
@@ -270,6 +272,7 @@ def execution_out(
 
 
 def template_out(template: Template) -> dict[str, Any]:
+    build = template.build or NO_BUILD
     return {
         "id": template.id,
         "name": template.name,
@@ -282,7 +285,13 @@ def template_out(template: Template) -> dict[str, Any]:
         "preload": list(template.preload),
         "env": template.env,
         "pool_size": template.pool_size,
-        "version": template.version,
+        "debian_packages": list(build.debian_packages),
+        "python_packages": list(build.python_packages),
+        "installed_packages": list(build.installed),
+        "version": template.number,
+        "status": template.status.value,
+        "message": build.message,
+        "attempts": build.attempts,
         "created_at": timestamp(template.created_at),
         "updated_at": timestamp(template.updated_at),
     }

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from atoll.api.rest import (
     checkpoints,
     contexts,
+    dependencies,
     executions,
     files,
     invocations,
@@ -65,6 +66,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.include_router(probes.router)
     for module in (
         sessions,
+        dependencies,
         secrets,
         executions,
         invocations,

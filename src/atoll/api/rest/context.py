@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.service.artifacts import Artifacts
+    from atoll.service.builds import Builds
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
+    from atoll.service.dependencies import Dependencies
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
+    dependencies: Dependencies
     executions: Executions
     consoles: Consoles
     contexts: Contexts
@@ -47,6 +50,7 @@ class Services:
     templates: Templates
     secrets: SessionSecrets
     volumes: Volumes
+    builds: Builds
     nodes: Nodes
     store: Store
     blobs: Blobs

@@ -49,6 +49,8 @@ _BY_CODE = {
     "bad_json": HTTPStatus.BAD_REQUEST,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
     "session_crowded": HTTPStatus.TOO_MANY_REQUESTS,

@@ -22,7 +22,7 @@ from atoll.model.execution import Language, Mode, Request
 from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.session import Durability, WorkspaceMode
-from atoll.model.template import REQUIREMENTS
+from atoll.model.template import MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
 from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
@@ -89,13 +89,30 @@ class ResourcesIn(Wire):
 class DependencyIn(Wire):
     """A package of the index that the server's settings name."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}$")]
+    name: Annotated[
+        str,
+        StringConstraints(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}(\[[A-Za-z0-9._, -]{1,200}\])?$"
+        ),
+    ] = Field(
+        description="With extras in brackets, if any.", examples=["requests", "uvicorn[standard]"]
+    )
     version: Annotated[str, StringConstraints(max_length=200)] | None = Field(
         None, description="PEP 440 specifiers; any version when left out.", examples=["==2.31.0"]
     )
 
     def dependency(self) -> Dependency:
         return Dependency(self.name, "".join((self.version or "").split()))
+
+
+class AddDependencies(Wire):
+    dependencies: Annotated[
+        list[DependencyIn], Field(min_length=1, max_length=MOST_DEPENDENCIES)
+    ] = Field(description="Added to what the session has; of a package that it has, this version.")
+    install_timeout: int = Field(300, ge=30, le=1800, description="Seconds.")
+    allow_version_conflicts: bool = Field(
+        False, description="Whether they may take the place of the template's versions."
+    )
 
 
 class VolumeMountIn(Wire):
@@ -567,10 +584,36 @@ class SecurityContext(Wire):
     require: list[Literal[tuple(REQUIREMENTS)]] = []  # type: ignore[valid-type]
 
 
+DebianPackage = Annotated[
+    str,
+    StringConstraints(
+        max_length=200, pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+:~-]*)?$"
+    ),
+]
+"""A name of Debian's policy, with a version if need be; never an option, a path or a URL."""
+PythonPackage = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""A requirement of PEP 508 without URL and marker; the service reads it."""
+
+
 class TemplateIn(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     image: str = Field("", max_length=4096, description="Root file system directory on the node.")
-    base_image: str = Field("", max_length=4096)
+    base_image: str = Field(
+        "",
+        max_length=4096,
+        description="What packages are put on: a root file system directory on the node, "
+        "`template:` and the id of another template, or nothing for the node's own /usr. Without "
+        "packages, a note of what the image was made from.",
+    )
+    debian_packages: Annotated[list[DebianPackage], Field(max_length=MOST_PACKAGES)] = Field(
+        [], description="To be installed on the base, as `name` or `name=version`."
+    )
+    python_packages: Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)] = Field(
+        [], description="To be installed, as requirements (PEP 508)."
+    )
+    dockerfile: str | None = Field(
+        None, max_length=65_536, description="Not yet: it needs a node with Docker."
+    )
     pre_installed_packages: Annotated[list[str], Field(max_length=1000)] = []
     default_resources: ResourcesIn = ResourcesIn()
     security_context: SecurityContext = SecurityContext()
@@ -583,6 +626,13 @@ class TemplateIn(Wire):
     ] = []
     env: Env = {}
     pool_size: int = Field(0, ge=0, description="Ready instances to keep.")
+
+    def build(self) -> Build | None:
+        if not self.debian_packages and not self.python_packages:
+            return None
+        return Build(
+            debian_packages=tuple(self.debian_packages), python_packages=tuple(self.python_packages)
+        )
 
 
 class CreateTemplate(TemplateIn):

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from atoll.model.template import TemplateStatus
+
 _SHORTENED = "Fields of which only the beginning is here, or nothing."
 
 
@@ -348,7 +350,13 @@ class TemplateOut(BaseModel):
     preload: list[str]
     env: dict[str, str]
     pool_size: int
+    debian_packages: list[str]
+    python_packages: list[str]
+    installed_packages: list[str]
     version: int
+    status: TemplateStatus
+    message: str | None
+    attempts: int
     created_at: datetime
     updated_at: datetime
 

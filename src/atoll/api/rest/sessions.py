@@ -18,7 +18,12 @@ router = APIRouter(prefix="/sessions", tags=["sessions"])
 
 @router.post("", status_code=201, responses={201: {"model": SessionOut}})
 async def create_session(
-    request: Request, body: Annotated[CreateSession | None, Body()] = None
+    request: Request,
+    body: Annotated[CreateSession | None, Body()] = None,
+    wait: Annotated[
+        bool,
+        Query(description="With 0, a session whose packages are to be installed is `creating`."),
+    ] = True,
 ) -> Answer:
     """
     Create a session: from a ready instance if there is one, else from scratch. It is running when
@@ -34,6 +39,7 @@ async def create_session(
         capacity=body.capacity,
         session_id=None if seed is None else ids.session_id(seed),
         extras=body.extras(),
+        wait=wait,
     )
     return Answer(session_out(session), 201)
 

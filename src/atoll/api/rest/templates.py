@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import PlainTextResponse, Response
 
 from atoll import ids
+from atoll.api.rest import sse
 from atoll.api.rest.answers import template_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateTemplate, TemplateIn
 from atoll.api.rest.schemas import TemplateOut, TemplatePage
-from atoll.errors import Conflict
+from atoll.errors import Conflict, InvalidRequest
 from atoll.model.template import Template
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ router = APIRouter(prefix="/templates", tags=["templates"])
 
 
 def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
+    if body.dockerfile is not None:
+        raise InvalidRequest(
+            "dockerfile: no node here has Docker; give base_image and packages, or an image.",
+            code="dockerfile_unsupported",
+            field="dockerfile",
+        )
     now = found.clock.now()
     return Template(
         id=template_id,
@@ -37,12 +44,16 @@ def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
         preload=tuple(body.preload),
         env=body.env,
         pool_size=body.pool_size,
+        build=body.build(),
     )
 
 
 @router.post("", status_code=201, responses={201: {"model": TemplateOut}})
 async def create_template(request: Request, body: CreateTemplate) -> Answer:
-    """Create a template. What it demands and this node cannot give is refused, not weakened."""
+    """
+    Create a template. What it demands and this node cannot give is refused, not weakened. With
+    packages it is built first: its `status` tells.
+    """
     found = services(request)
     seed = request.scope.get("atoll.seed")
     wanted = _template(body.id or ids.template_id(seed), body, found)
@@ -71,9 +82,58 @@ async def get_template(request: Request, template_id: str) -> Answer:
 
 @router.put("/{template_id}", responses={200: {"model": TemplateOut}})
 async def replace_template(request: Request, template_id: str, body: TemplateIn) -> Answer:
-    """All fields anew. Sessions that run keep what they started with."""
+    """All fields anew, as a new version. Sessions that run keep what they started with."""
     found = services(request)
     return Answer(template_out(await found.templates.replace(_template(template_id, body, found))))
+
+
+@router.get("/{template_id}/versions", responses={200: {"model": TemplatePage}})
+async def list_versions(
+    request: Request,
+    template_id: str,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Answer:
+    """What the template is and was, newest first."""
+    found, following = await services(request).templates.versions(
+        template_id, cursor=cursor, limit=limit
+    )
+    return page_answer([template_out(template) for template in found], following)
+
+
+@router.get("/{template_id}/versions/{number}", responses={200: {"model": TemplateOut}})
+async def get_version(
+    request: Request, template_id: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)]
+) -> Answer:
+    return Answer(template_out(await services(request).templates.numbered(template_id, number)))
+
+
+_LOG: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}, sse.MEDIA_TYPE: {}}}}
+
+
+@router.get("/{template_id}/log", response_class=PlainTextResponse, responses=_LOG)
+async def get_log(
+    request: Request,
+    template_id: str,
+    version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    follow: bool = False,
+) -> Response:
+    """
+    What the build of the newest version, or of another, has printed: its end. With `follow`, as
+    server-sent events `log` and `status` until the build has ended.
+    """
+    builds = services(request).builds
+    text = await builds.log(template_id, version)
+    if follow:
+        return sse.answer(builds.follow(template_id, version))
+    headers = {"X-Content-Type-Options": "nosniff"}
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@router.post("/{template_id}/build", status_code=202, responses={202: {"model": TemplateOut}})
+async def build_template(request: Request, template_id: str) -> Answer:
+    """Build the same again as a new version, with the packages that there are now."""
+    return Answer(template_out(await services(request).templates.build(template_id)), 202)
 
 
 @router.delete("/{template_id}", status_code=204)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STAT_SECONDS = 10
 """How long s3fs believes what it knows of an object; another node may have changed it."""
 STAT_ENTRIES = 20_000
-DISK_FREE = 64
-"""MiB that s3fs leaves free where it keeps open files; a file of any size goes through the rest."""
 TRIES = 1
 """How often s3fs repeats a request that failed."""
 FUSE = Path("/dev/fuse")
@@ -102,7 +100,6 @@ class Buckets:
             f"stat_cache_expire={STAT_SECONDS}",
             f"max_stat_cache_size={STAT_ENTRIES}",
             f"tmpdir={scratch}",
-            f"ensure_diskfree={DISK_FREE}",
             "dbglevel=crit",
         ]
         if bucket.path_style:

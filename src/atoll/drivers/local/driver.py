@@ -27,9 +27,13 @@ import structlog
 
 from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
+from atoll.drivers.local import layers as layering
 from atoll.drivers.local.confinement import Confinement
+from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import Ground, Installer, uv_binary
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.places import Places
+from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import (
     AtollError,
@@ -43,9 +47,10 @@ from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation
 from atoll.model.node import NodeMetrics
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
+from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime, timedelta
 
     from atoll.drivers.local.buckets import Bucket
@@ -74,6 +79,8 @@ class LocalDriver:
         settings: LocalSettings,
         link: LinkSettings,
         bucket: Bucket | None = None,
+        *,
+        packages: PackageSettings | None = None,
     ) -> None:
         self._settings = settings
         self._link_settings = link
@@ -81,9 +88,12 @@ class LocalDriver:
         self._instances = self._node / "instances"
         self._roots = (*settings.template_roots, data_dir / "rootfs")
         self._root = os.geteuid() == 0
+        self._layers = layering.Layers(
+            self._node / "layers", settings, packages or PackageSettings()
+        )
         self._nursery = Nursery(link.start_timeout)
         self._groups: cgroups.Groups = cgroups.NoGroups()
-        self._trees: dict[tuple[str, datetime], sandbox.Tree] = {}
+        self._trees: dict[tuple[str, datetime, int], sandbox.Tree] = {}
         self._kills: dict[str, int] = {}
         self._new: set[str] = set()
         """Instances that nobody has been connected to yet."""
@@ -91,6 +101,7 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._cpu_seen: tuple[float, float] | None = None
         self.capabilities = Capabilities(frozenset())
+        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
         self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
@@ -122,6 +133,14 @@ class LocalDriver:
             trees.write_once(self._seccomp, program)
         hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
+        ground = layering.Ground(
+            bubblewrap=bubblewrap,
+            groups=self._groups,
+            hidden=self._hidden,
+            seccomp=None if program is None else self._seccomp,
+        )
+        self._layers.open(ground, host.layer_trouble(self._node))
+        self.environments.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
             provides.add("own_uid")
@@ -133,6 +152,26 @@ class LocalDriver:
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
         self.capabilities = Capabilities(frozenset(provides), missing)
+
+    def _installer(self, *, filtered: bool) -> Installer | None:
+        uv = uv_binary()
+        if uv is None:
+            return None
+        ground = Ground(
+            node=self._node,
+            bubblewrap=self._bubblewrap,
+            uv=uv,
+            nursery=self._nursery,
+            groups=self._groups,
+            settings=self._settings,
+            hidden=self._hidden,
+            seccomp=self._seccomp if filtered else None,
+            mounts=str(self.places.mounts),
+            stage=self._stage if self._root else None,
+        )
+        installer = Installer(ground)
+        installer.open()
+        return installer
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -151,15 +190,44 @@ class LocalDriver:
                 missing=missing,
             )
         await asyncio.to_thread(trees.check_allowed, template, self._roots)
-        trees.check_usable(await self._tree(template))
+        if template.layers:
+            await asyncio.to_thread(self._layers.check, template.root)
+        if await self.built(template):
+            # Not what is known of its edition: this one may never come to be stored.
+            trees.check_usable(await self._new_tree(template))
+
+    async def built(self, template: Template) -> bool:
+        return not await asyncio.to_thread(self._layers.missing, template.layers)
+
+    async def build(
+        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+    ) -> None:
+        found = template.layers
+        for layer in await asyncio.to_thread(self._layers.missing, found):
+            below = found[: found.index(layer)]
+            await self._layers.build(template.root, below, layer, timeout=timeout, say=say)
+
+    async def layers(self) -> list[str]:
+        return await asyncio.to_thread(self._layers.names)
+
+    async def discard_layer(self, name: str) -> None:
+        await asyncio.to_thread(self._layers.discard, name)
 
     async def _tree(self, template: Template) -> sandbox.Tree:
         key = template.edition
         if key not in self._trees:
-            self._trees[key] = await asyncio.to_thread(
-                trees.tree_of, template, self._etc, self._settings.python, self._roots
-            )
+            self._trees[key] = await self._new_tree(template)
         return self._trees[key]
+
+    async def _new_tree(self, template: Template) -> sandbox.Tree:
+        return await asyncio.to_thread(
+            trees.tree_of,
+            template,
+            self._etc,
+            self._settings.python,
+            self._roots,
+            tuple(self._layers.place(layer) for layer in reversed(template.layers)),
+        )
 
     # Instances
 
@@ -244,11 +312,13 @@ class LocalDriver:
             executor=str(self._executor),
             inside=str(self._inside),
             workspace=path,
+            packages=str(self.environments.place),
+            environment=self._environment(spec.template),
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,
             preload=spec.template.preload,
             # The default template is this machine's interpreter, without this machine's hooks.
-            hooks=bool(spec.template.image or spec.template.python),
+            hooks=bool(spec.template.root or spec.template.python),
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
             reports_as=spec.instance_id if spec.callback is not None else None,
@@ -261,6 +331,8 @@ class LocalDriver:
         def source(host_path: str) -> str:
             if stage is None:
                 return host_path
+            if host_path.startswith(sandbox.LAYERED):
+                return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
             if host_path == path and workspace.kind == IMAGE:
                 return f"{stage}/workspace"
             return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
@@ -282,18 +354,23 @@ class LocalDriver:
             },
             "stage": stage,
             "binds": list(binds.items()),
+            "layers": list(tree.layers),
             "mounts": str(self.places.mounts),
             "image": path if workspace.kind == IMAGE else None,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
 
+    def _environment(self, template: Template) -> str | None:
+        name = template.build.environment if template.build is not None else None
+        return None if name is None else self.environments.inside(name)
+
     @staticmethod
     def _stage(tree: sandbox.Tree, workspace: str) -> str:
         """
         A directory that any uid can reach and that hides nothing when something is mounted on it.
         """
-        used = [os.path.realpath(path) for path in (*dict(tree.binds), workspace)]
+        used = [os.path.realpath(path) for path in (*dict(tree.binds), *tree.layers, workspace)]
         for stage in STAGES:
             if os.path.isdir(stage) and not any(path.startswith(f"{stage}/") for path in used):
                 return stage

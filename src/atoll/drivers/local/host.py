@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from atoll.drivers.local.buckets import FUSE
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
+
+
+MAPPED_OVERLAYS = (5, 19)
+"""The first Linux whose overlays take directories with other owners than they have."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,17 @@ def image_trouble(directory: Path) -> str | None:
     if device not in _image_troubles:
         _image_troubles[device] = _try_image(directory)
     return _image_troubles[device]
+
+
+def layer_trouble(directory: Path) -> str | None:
+    """Why templates' Debian packages cannot be installed here; none when they can."""
+    if os.geteuid() != 0:
+        return "only root can install them"
+    release = platform.release()
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found is not None and (int(found[1]), int(found[2])) < MAPPED_OVERLAYS:
+        return f"that needs Linux {'.'.join(map(str, MAPPED_OVERLAYS))} or newer, not {release}"
+    return image_trouble(directory)
 
 
 _image_troubles: dict[int, str | None] = {}
@@ -143,6 +159,17 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             f"(no file system images: {trouble})",
             "" if images else _image_fix(),
             requirement="disk_quota",
+        )
+    )
+    trouble = layer_trouble(node)
+    result.append(
+        Check(
+            "Debian packages",
+            trouble is None,
+            "templates can have them"
+            if trouble is None
+            else f"no template can have them: {trouble}",
+            "" if root else "sudo atoll serve",
         )
     )
     filtered = seccomp.program() is not None

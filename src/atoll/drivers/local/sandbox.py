@@ -9,10 +9,11 @@ a read-only tmpfs with the template's top-level directories bound into it; what 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.drivers.bundle import BOOT, SOCKET
+from atoll.drivers.local import install_program
 from atoll.drivers.local.spawner import (
     CALLBACK_FD,
     INFO_FD,
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 UID = 1000
 ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
+LAYERED = "layered:"
 EXECUTOR = "/run/atoll/executor.pyz"
 INSIDE = "/run/atoll/inside"
+PACKAGES = "/opt/atoll/packages"
+"""All package environments of the node: to be entered by who knows a name, not listed."""
 HIDDEN = (
     "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/cmdline",
     "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
@@ -51,6 +55,11 @@ class Tree:
     python: str
     """Interpreter, as a path inside."""
     path: str = "/usr/local/bin:/usr/bin:/bin"
+    layers: tuple[str, ...] = ()
+    """
+    Directories that are one file system together, the highest first; sources in `binds` that begin
+    with `LAYERED` lie in it.
+    """
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class Sandbox:
     inside: str
     """Directory with what code in the sandbox may import and call."""
     workspace: str
+    packages: str
+    """Directory with the package environments."""
+    environment: str | None = field(default=None, kw_only=True)
+    """The template's own among them, as a path inside."""
     hidden: tuple[str, ...]
     """Files and directories of /proc to cover; directories end with a slash."""
     tmp_size: int
@@ -74,9 +87,26 @@ class Sandbox:
     """Source on the host, place inside, whether it is read-only."""
 
 
+@dataclass(frozen=True)
+class Installation:
+    """The sandbox in which packages are installed: as an instance's, but for what is bound."""
+
+    tree: Tree
+    program: str
+    """What runs in it."""
+    uv: str
+    gateway: str | None
+    """Socket of the only thing outside that can be reached; none when nothing needs to be."""
+    build: str
+    """Directory that it may write to."""
+    hidden: tuple[str, ...]
+    tmp_size: int
+    seccomp: bool = True
+
+
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
     """`source` says where bubblewrap finds a path of the host."""
-    tree = sandbox.tree
+    tree, own = sandbox.tree, sandbox.environment or ""
     config = json.dumps(
         {
             "listen_fd": LISTEN_FD,
@@ -86,10 +116,54 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
             # Address and token are in the file: a command line is open to user code.
             "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
             "inside": SOCKET,
+            "packages": own,
         }
     )
+    return [
+        bubblewrap,
+        *_confinement(seccomp=sandbox.seccomp, ephemeral=sandbox.ephemeral),
+        "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
+        "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
+        "--setenv", "ATOLL_PYTHON", tree.python,
+        *_root(_beside(tree, sandbox.volumes), sandbox.hidden, sandbox.tmp_size, source),
+        "--ro-bind", source(sandbox.executor), EXECUTOR,
+        "--ro-bind", source(sandbox.inside), INSIDE,
+        "--ro-bind", source(sandbox.packages), PACKAGES,
+        "--bind", source(sandbox.workspace), "/workspace",
+        *_volumes(sandbox, source),
+        "--remount-ro", "/",
+        "--chdir", "/workspace",
+        tree.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), config,
+    ]  # fmt: skip
+
+
+def installation_arguments(
+    bubblewrap: str, sandbox: Installation, source: Callable[[str], str]
+) -> list[str]:
+    tree = sandbox.tree
     argv = [
         bubblewrap,
+        # It ends with who started it: nobody would take what it makes.
+        *_confinement(seccomp=sandbox.seccomp, ephemeral=True),
+        "--setenv", "PATH", tree.path,
+        *_root(tree, sandbox.hidden, sandbox.tmp_size, source),
+        "--ro-bind", source(sandbox.program), install_program.PROGRAM,
+        "--ro-bind", source(sandbox.uv), install_program.UV,
+    ]  # fmt: skip
+    if sandbox.gateway is not None:
+        argv += ["--ro-bind", source(sandbox.gateway), install_program.GATEWAY]
+    return [
+        *argv,
+        "--bind", source(sandbox.build), install_program.BUILD,
+        "--remount-ro", "/",
+        "--chdir", install_program.BUILD,
+        tree.python, "-I", "-S", "-B", install_program.PROGRAM,
+    ]  # fmt: skip
+
+
+def _confinement(*, seccomp: bool, ephemeral: bool) -> list[str]:
+    """What is taken from every sandbox."""
+    argv = [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
         "--unshare-cgroup-try",
         "--uid", str(UID), "--gid", str(UID),
@@ -99,27 +173,33 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--new-session",
         "--info-fd", str(INFO_FD),
         "--clearenv",
-        "--setenv", "PATH", f"{tree.path}:{INSIDE}/bin",
-        "--setenv", "PYTHONPATH", f"{INSIDE}/lib",
-        "--setenv", "ATOLL_PYTHON", tree.python,
         *(word for name, value in ENV.items() for word in ("--setenv", name, value)),
     ]  # fmt: skip
-    if sandbox.seccomp:
+    if seccomp:
         argv += ["--seccomp", str(SECCOMP_FD)]
-    if sandbox.ephemeral:
+    if ephemeral:
         argv += ["--die-with-parent"]
+    return argv
+
+
+def _root(
+    tree: Tree, hidden: tuple[str, ...], tmp_size: int, source: Callable[[str], str]
+) -> list[str]:
+    """The template's tree, and what of it is the sandbox's own."""
+    argv: list[str] = []
     for host, inside in tree.binds:
         argv += ["--ro-bind", source(host), inside]
     for target, inside in tree.links:
         argv += ["--symlink", target, inside]
     argv += ["--proc", "/proc"]
-    for path in sandbox.hidden:
+    for path in hidden:
         if path.endswith("/"):
             argv += ["--perms", "0555", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
         else:
             argv += ["--ro-bind", "/dev/null", path]
-    size = str(sandbox.tmp_size)
-    argv += [
+    size = str(tmp_size)
+    return [
+        *argv,
         "--dev", "/dev",
         "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm",
         "--remount-ro", "/dev",
@@ -127,26 +207,21 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--dir", "/run",
         "--dir", "/var",
         "--symlink", "/tmp", "/var/tmp",
-        "--ro-bind", source(sandbox.executor), EXECUTOR,
-        "--ro-bind", source(sandbox.inside), INSIDE,
-        "--bind", source(sandbox.workspace), "/workspace",
-        *_volumes(sandbox, source),
-        "--remount-ro", "/",
-        "--chdir", "/workspace",
-        tree.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), config,
     ]  # fmt: skip
-    return argv
+
+
+def _beside(tree: Tree, volumes: tuple[tuple[str, str, bool], ...]) -> Tree:
+    """What the template has where volumes are is hidden: nothing could be mounted in it."""
+    tops = {f"/{path.split('/')[1]}" for _, path, _ in volumes}
+    return replace(
+        tree,
+        binds=tuple(item for item in tree.binds if item[1] not in tops),
+        links=tuple(item for item in tree.links if item[1] not in tops),
+    )
 
 
 def _volumes(sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
-    """Where the template has a directory of the same name, the one with the volumes hides it."""
     argv: list[str] = []
-    bound = {inside for _, inside in sandbox.tree.binds}
-    hidden = sorted({f"/{path.split('/')[1]}" for _, path, _ in sandbox.volumes} & bound)
-    for top in hidden:
-        argv += ["--perms", "0755", "--size", "65536", "--tmpfs", top]
     for host, path, read_only in sandbox.volumes:
         argv += ["--ro-bind" if read_only else "--bind", source(host), path]
-    for top in hidden:
-        argv += ["--remount-ro", top]
     return argv

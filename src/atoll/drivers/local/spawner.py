@@ -31,13 +31,17 @@ MESSAGE = 256 * 1024
 TRY = "try-image"
 """First argument, before an image and a directory, of a process that only tries to mount it."""
 
+ROOT = "root"
+"""In the stage: the root file system of a template with layers."""
+
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 JOURNAL_FDS = (6, 7)
 CALLBACK_FD = 8
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CLONE_NEWNS = 0x0002_0000
-_MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    1,
     2,
     4,
     1024,
@@ -49,26 +53,26 @@ _MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _mount(
+def mount(
     source: str, target: str, kind: str | None, flags: int, options: str | None = None
 ) -> None:
-    result = _libc.mount(
+    result = libc.mount(
         source.encode(),
         os.fsencode(target),
         kind.encode() if kind else None,
         ctypes.c_ulong(flags),
         options.encode() if options else None,
     )
-    _check(result, f"mounting {source} on {target}")
+    check(result, f"mounting {source} on {target}")
 
 
 def _attach_loop(image: str) -> tuple[str, int]:
@@ -97,9 +101,9 @@ def _attach_loop(image: str) -> tuple[str, int]:
     raise OSError(errno.EBUSY, "no loop device is free")
 
 
-def _own_mounts() -> None:
-    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+def own_mounts() -> None:
+    check(libc.unshare(_CLONE_NEWNS), "unshare")
+    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
 def mount_image(image: str, target: str) -> None:
@@ -111,7 +115,7 @@ def mount_image(image: str, target: str) -> None:
 
 
 def mount_device(device: str, target: str) -> None:
-    _mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
+    mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
 
 
 def unescaped(path: bytes) -> bytes:
@@ -130,20 +134,41 @@ def _let_go(directory: str) -> None:
         found = [unescaped(line.split()[4]) for line in file]
     for path in reversed(found):
         if path.startswith(prefix):
-            _check(_libc.umount2(path, _MNT_DETACH), f"unmounting {os.fsdecode(path)}")
+            check(libc.umount2(path, _MNT_DETACH), f"unmounting {os.fsdecode(path)}")
+
+
+def mount_stage(stage: str) -> None:
+    """A place of this process alone, which any uid can reach."""
+    own_mounts()
+    mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+
+
+def mount_layers(stage: str, directories: list[str]) -> None:
+    """A root file system out of several directories, the highest first, read-only."""
+    # By names of ours: a path may have colons and commas, and is as long as it likes.
+    names = []
+    for number, directory in enumerate(directories):
+        names.append(os.path.join(stage, f"layer{number}"))
+        os.mkdir(names[-1])
+        mount(directory, names[-1], None, _MS_BIND)
+    target = os.path.join(stage, ROOT)
+    os.mkdir(target)
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
+    mount("overlay", target, "overlay", flags, f"lowerdir={':'.join(names)}")
 
 
 def _prepare_mounts(request: dict[str, Any]) -> None:
     stage = request["stage"]
-    _own_mounts()
-    _mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+    mount_stage(stage)
+    if request["layers"]:
+        mount_layers(stage, request["layers"])
     for source, name in request["binds"]:
         target = os.path.join(stage, name)
         if os.path.isdir(source):
             os.mkdir(target)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        _mount(source, target, None, _MS_BIND | _MS_REC)
+        mount(source, target, None, _MS_BIND | _MS_REC)
     _let_go(request["mounts"])
     if request["image"]:
         target = os.path.join(stage, "workspace")
@@ -309,7 +334,7 @@ def main() -> None:
     if sys.argv[1] == TRY:
         # Whether this machine can do it: mounted for this process alone, and gone with it.
         try:
-            _own_mounts()
+            own_mounts()
             mount_image(*sys.argv[2:])
         except OSError as error:
             sys.exit(str(error))

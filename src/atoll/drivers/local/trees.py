@@ -7,11 +7,12 @@ read from the file system. Blocking file work; callers use a thread.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.sandbox import Tree
+from atoll.drivers.local.sandbox import LAYERED, Tree
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -175,14 +176,70 @@ def image_tree(image: Path, python: str) -> Tree:
         raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
-    for entry in sorted(os.scandir(image), key=lambda item: item.name):
-        if entry.name in OWN:
-            continue
+    for entry in [*_entries(image, OWN | {"opt"}), *_entries(image / "opt", {"atoll"})]:
+        inside = f"/{os.path.relpath(entry.path, image)}"
         if entry.is_symlink():
-            links.append((os.readlink(entry.path), f"/{entry.name}"))
+            links.append((os.readlink(entry.path), inside))
         else:
-            binds.append((entry.path, f"/{entry.name}"))
+            binds.append((entry.path, inside))
     return Tree(tuple(binds), tuple(links), _image_python(image, python))
+
+
+def layered_tree(directories: tuple[Path, ...], python: str) -> Tree:
+    """The same of several directories, one on the other, the highest first."""
+    binds: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
+    for place, without in (("", OWN | {"opt"}), ("opt", {"atoll"})):
+        for entry in _merged(directories, place, without):
+            inside = f"/{place}/{entry.name}" if place else f"/{entry.name}"
+            if entry.is_symlink():
+                links.append((os.readlink(entry.path), inside))
+            else:
+                binds.append((f"{LAYERED}{inside}", inside))
+    for number, directory in enumerate(directories):
+        try:
+            interpreter = _image_python(directory, python)
+            break
+        except InvalidRequest:
+            if number == len(directories) - 1:
+                raise
+    return Tree(tuple(binds), tuple(links), interpreter, layers=tuple(map(str, directories)))
+
+
+def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> list[os.DirEntry[str]]:
+    """What is in one directory of an overlay."""
+    found: dict[str, os.DirEntry[str]] = {}
+    gone = set(without)
+    for directory in directories:
+        for entry in _entries(directory / place, gone):
+            # A character device is what an overlay calls the absence of what lies below.
+            if not stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode):
+                found[entry.name] = entry
+            gone.add(entry.name)
+        if place and os.path.lexists(directory / place) and _hides(directory / place):
+            break
+    return [found[name] for name in sorted(found)]
+
+
+def _hides(directory: Path) -> bool:
+    """Whether what lies below a directory of an overlay's layer is not to be seen."""
+    if directory.is_symlink() or not directory.is_dir():
+        return True
+    try:
+        return os.getxattr(directory, "trusted.overlay.opaque") == b"y"
+    except OSError:
+        return False
+
+
+def _entries(directory: Path, without: set[str]) -> list[os.DirEntry[str]]:
+    """
+    What is in a directory of an image. Its /opt is not bound as a whole, because the package
+    environments have their place there.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return []
+    found = [entry for entry in os.scandir(directory) if entry.name not in without]
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def _image_python(image: Path, python: str) -> str:
@@ -201,10 +258,17 @@ def _image_python(image: Path, python: str) -> str:
 
 
 def tree_of(
-    template: Template, etc: Path, default_python: Path | None, roots: tuple[Path, ...]
+    template: Template,
+    etc: Path,
+    default_python: Path | None,
+    roots: tuple[Path, ...],
+    layers: tuple[Path, ...] = (),
 ) -> Tree:
-    if template.image:
-        return image_tree(Path(template.image), template.python)
+    """`layers` are the directories of the template's, the highest first."""
+    if layers:
+        return layered_tree((*layers, Path(template.root)), template.python)
+    if template.root:
+        return image_tree(Path(template.root), template.python)
     if template.python:
         return host_tree(etc, *_interpreter(Path(template.python), roots))
     if default_python is not None:
@@ -230,13 +294,13 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
     A template may name only places that the owner of the node allows: it shows them to its users.
     """
-    named = [("image", template.image)]
-    if not template.image:
+    named = [("image" if template.image else "base_image", template.root)]
+    if not template.root:
         named.append(("python", template.python))
     for field, value in named:
         if not value:
             continue
         path = Path(value)
-        real = path.resolve() if field == "image" else path.parent.resolve() / path.name
+        real = path.resolve() if field != "python" else path.parent.resolve() / path.name
         if not path.is_absolute() or not _beneath(real, _resolved(roots)):
             raise _not_allowed(f"{field}: {value}", roots, field)

@@ -28,6 +28,7 @@ CREATE TABLE templates (
 );
 
 CREATE INDEX templates_created ON templates (created_at, id);
+CREATE INDEX templates_status ON templates (status, id);
 
 CREATE TABLE sessions (
     id VARCHAR(64) NOT NULL,
@@ -156,8 +157,6 @@ CREATE TABLE template_versions (
     template_id VARCHAR(64) NOT NULL,
     number INTEGER NOT NULL,
     status VARCHAR(32) NOT NULL,
-    version INTEGER NOT NULL,
-    created_at BIGINT NOT NULL,
     template TEXT NOT NULL,
     PRIMARY KEY (template_id, number)
 );

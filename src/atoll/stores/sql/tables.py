@@ -68,19 +68,18 @@ templates = Table(
     Column("status", WORD, nullable=False, server_default=text("'ready'")),
     Column("build", JSON),
     Index("templates_created", "created_at", "id"),
+    Index("templates_status", "status", "id"),
 )
 
 template_versions = Table(
     "template_versions",
     metadata,
     Column("template_id", ID, primary_key=True),
-    Column("number", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
     Column("status", WORD, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("created_at", TIME, nullable=False),
     Column("template", JSON, nullable=False),
 )
-"""Each version that a template ever had: `template` is all of it."""
+"""What templates were before: `template` is the row in `templates` as it was, by columns."""
 
 sessions = Table(
     "sessions",

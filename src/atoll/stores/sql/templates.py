@@ -1,16 +1,17 @@
 """
-Templates.
+Templates and the versions that they had before.
 
-`add` and `save` may be repeated. `remove` may not: a second one would say that nothing was there.
+`add`, `save` and `drop` may be repeated. `remove` may not: a second one would say that nothing was
+there. Nor may `supersede`, which is several statements.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from atoll.model.resources import Resources
-from atoll.model.template import Template
+from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -21,6 +22,8 @@ from atoll.stores.sql.rows import (
     insert_again,
     micros,
     moment,
+    optional_micros,
+    optional_moment,
 )
 
 if TYPE_CHECKING:
@@ -30,10 +33,12 @@ if TYPE_CHECKING:
 _ADD = """
     INSERT INTO templates (
         id, version, created_at, updated_at, cpu, memory, disk, max_processes, pool_size, name,
-        image, base_image, pre_installed_packages, requirements, python, preload, env
+        image, base_image, pre_installed_packages, requirements, python, preload, env,
+        number, status, build
     ) VALUES (
         :id, :version, :created_at, :updated_at, :cpu, :memory, :disk, :max_processes, :pool_size,
-        :name, :image, :base_image, :pre_installed_packages, :requirements, :python, :preload, :env
+        :name, :image, :base_image, :pre_installed_packages, :requirements, :python, :preload, :env,
+        :number, :status, :build
     )
 """
 _GET = "SELECT * FROM templates WHERE id = :id"
@@ -43,10 +48,30 @@ _SAVE = """
         disk = :disk, max_processes = :max_processes, pool_size = :pool_size, name = :name,
         image = :image, base_image = :base_image, pre_installed_packages = :pre_installed_packages,
         requirements = :requirements, python = :python, preload = :preload, env = :env,
-        version = :version + 1
+        number = :number, status = :status, build = :build, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _REMOVE = "DELETE FROM templates WHERE id = :id"
+_REMOVE_VERSIONS = "DELETE FROM template_versions WHERE template_id = :id"
+_KEEP = """
+    INSERT INTO template_versions (template_id, number, status, template)
+    VALUES (:template_id, :number, :status, :template)
+"""
+_NUMBERED = "SELECT * FROM template_versions WHERE template_id = :id AND number = :number"
+_READY = """
+    SELECT * FROM template_versions WHERE template_id = :id AND status = 'ready'
+    ORDER BY number DESC LIMIT 1
+"""
+_BEFORE = """
+    SELECT * FROM template_versions WHERE template_id = :id AND number < :number
+    ORDER BY number DESC LIMIT :limit
+"""
+_DROP = "DELETE FROM template_versions WHERE template_id = :id AND number = :number"
+_UNBUILT = """
+    SELECT * FROM templates WHERE status IN ('pending', 'building') AND id > :after
+    ORDER BY id LIMIT :limit
+"""
+_LARGEST = 2**31 - 1
 
 
 class SqlTemplates:
@@ -77,10 +102,71 @@ class SqlTemplates:
         )
         return replace(template, version=template.version + 1)
 
-    async def remove(self, template_id: str) -> bool:
-        return await self._engine.write(
-            lambda connection: connection.execute(_REMOVE, {"id": template_id}).rowcount > 0
+    async def supersede(self, before: Template, template: Template) -> Template:
+        row = _row(replace(template, number=before.number + 1, version=before.version))
+        kept = {
+            "template_id": before.id,
+            "number": before.number,
+            "status": before.status,
+            "template": encode(_row(before)),
+        }
+
+        def write(connection: Connection) -> None:
+            compare_and_set(connection, _SAVE, row, "Template")
+            connection.execute(_KEEP, kept)
+
+        await self._engine.write(write)
+        return replace(template, number=before.number + 1, version=before.version + 1)
+
+    async def numbered(self, template_id: str, number: int) -> Template | None:
+        values = {"id": template_id, "number": number}
+
+        def read(connection: Connection) -> Template | None:
+            newest = connection.execute(_GET, values).fetchone()
+            if newest is not None and newest["number"] == number:
+                return _template(newest)
+            row = connection.execute(_NUMBERED, values).fetchone()
+            return None if row is None else _kept(row)
+
+        return await self._engine.read(read)
+
+    async def ready(self, template_id: str) -> Template | None:
+        def read(connection: Connection) -> Template | None:
+            newest = connection.execute(_GET, {"id": template_id}).fetchone()
+            if newest is None or newest["status"] == TemplateStatus.READY:
+                return None if newest is None else _template(newest)
+            row = connection.execute(_READY, {"id": template_id}).fetchone()
+            return None if row is None else _kept(row)
+
+        return await self._engine.read(read)
+
+    async def before(
+        self, template_id: str, *, number: int | None = None, limit: int = 50
+    ) -> list[Template]:
+        below = _LARGEST if number is None else number
+        values = {"id": template_id, "number": below, "limit": limit}
+        return await self._engine.read(
+            lambda connection: [_kept(row) for row in connection.execute(_BEFORE, values)]
         )
+
+    async def drop(self, template_id: str, number: int) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(_DROP, {"id": template_id, "number": number})
+
+        await self._engine.write(write, again=write)
+
+    async def unbuilt(self, *, limit: int, after: str = "") -> list[Template]:
+        values = {"after": after, "limit": limit}
+        return await self._engine.read(
+            lambda connection: [_template(row) for row in connection.execute(_UNBUILT, values)]
+        )
+
+    async def remove(self, template_id: str) -> bool:
+        def write(connection: Connection) -> bool:
+            connection.execute(_REMOVE_VERSIONS, {"id": template_id})
+            return connection.execute(_REMOVE, {"id": template_id}).rowcount > 0
+
+        return await self._engine.write(write)
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]:
         return await self._engine.read(
@@ -114,7 +200,32 @@ def _row(template: Template) -> dict[str, Any]:
         "python": encode(template.python),
         "preload": encode(template.preload),
         "env": encode(template.env),
+        "number": template.number,
+        "status": str(template.status),
+        "build": None if template.build is None else encode(_build_fields(template.build)),
     }
+
+
+def _build_fields(build: Build) -> dict[str, Any]:
+    return {**asdict(build), "retry_at": optional_micros(build.retry_at)}
+
+
+def _build(fields: dict[str, Any]) -> Build:
+    layers = [Layer(layer["name"], tuple(layer["packages"])) for layer in fields["layers"]]
+    return Build(
+        **{
+            **fields,
+            "debian_packages": tuple(fields["debian_packages"]),
+            "python_packages": tuple(fields["python_packages"]),
+            "layers": tuple(layers),
+            "installed": tuple(fields["installed"]),
+            "retry_at": optional_moment(fields["retry_at"]),
+        }
+    )
+
+
+def _kept(row: Row) -> Template:
+    return _template(decode(row["template"]))
 
 
 def _template(row: Row) -> Template:
@@ -132,5 +243,8 @@ def _template(row: Row) -> Template:
         preload=tuple(decode(row["preload"])),
         env=decode(row["env"]),
         pool_size=row["pool_size"],
+        number=row["number"],
+        status=TemplateStatus(row["status"]),
+        build=None if row["build"] is None else _build(decode(row["build"])),
         version=row["version"],
     )

@@ -55,13 +55,12 @@ def upgrade() -> None:
         steps.add_column("sessions", column)
     for column in template_columns():
         steps.add_column("templates", column)
+    steps.create_index("templates_status", "templates", ["status", "id"])
     steps.create_table(
         "template_versions",
         sa.Column("template_id", ID, primary_key=True),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("status", WORD, nullable=False),
-        sa.Column("version", sa.Integer, nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("template", JSON, nullable=False),
     )
     steps.create_table(
@@ -92,6 +91,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in ("volumes", "checkpoints", "template_versions"):
         steps.drop_table(name)
+    steps.drop_index("templates_status", "templates")
     for column in reversed(template_columns()):
         steps.drop_column("templates", column.name)
     for column in reversed(session_columns()):

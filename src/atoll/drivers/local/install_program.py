@@ -1,0 +1,255 @@
+"""
+What runs inside the sandbox of an installation: uv, and the way from uv to the gateway.
+
+A program of its own, run by the template's interpreter, which may be any from 3.8 on, and importing
+the standard library alone. It waits on the socket that it was given for its orders (one JSON
+document, up to the end of what is sent), does them, and answers there with another. What it and uv
+print is the log. There is no network: a port of this sandbox's own loopback leads to the one socket
+that is bound into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LISTEN_FD = 3
+BUILD = "/build"
+TARGET = BUILD + "/target"
+PROGRAM = "/run/atoll/install.py"
+UV = "/run/atoll/uv"
+GATEWAY = "/run/atoll/gateway.sock"
+PIECE = 256 * 1024
+LAST_WORDS = 4000
+"""Bytes of what uv says that are given as the reason of a failure."""
+
+
+def main() -> None:
+    listener = socket.socket(fileno=LISTEN_FD)
+    owner, _ = listener.accept()
+    listener.close()
+    with owner:
+        received = []
+        while True:
+            data = owner.recv(PIECE)
+            if not data:
+                break
+            received.append(data)
+        order = json.loads(b"".join(received))
+        answer = describe(order) if order["kind"] == "describe" else install(order)
+        owner.sendall(json.dumps(answer).encode())
+
+
+# What the interpreter has
+
+
+def describe(order: dict[str, Any]) -> dict[str, Any]:
+    from importlib import metadata
+
+    if order["hooks"]:
+        site.main()
+    else:
+        # As the executor does: packages, without the start-up code that they bring.
+        sys.path.extend(site.getsitepackages())
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name, version = distribution.metadata["Name"], distribution.version
+        if name and version:
+            # The first one on the path is the one that is imported.
+            found.setdefault(normalised(name), str(version))
+    return {
+        "version": "%s %s" % (sys.implementation.name, sys.version.split()[0]),
+        "platform": "%s %s" % (sysconfig.get_platform(), sysconfig.get_config_var("SOABI")),
+        "packages": found,
+    }
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# The way to the gateway
+
+
+def relay() -> int:
+    """The port at which the gateway is reached."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def _accept(listener: socket.socket) -> None:
+    while True:
+        client, _ = listener.accept()
+        gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            gateway.connect(GATEWAY)
+        except OSError:
+            client.close()
+            gateway.close()
+            continue
+        for pair in ((client, gateway), (gateway, client)):
+            threading.Thread(target=_pump, args=pair, daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while True:
+            data = source.recv(PIECE)
+            if not data:
+                break
+            target.sendall(data)
+    except OSError:
+        pass
+    for end, how in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        try:
+            end.shutdown(how)
+        except OSError:
+            pass
+
+
+# Installing
+
+
+def install(order: dict[str, Any]) -> dict[str, Any]:
+    for name, most in order["limits"].items():
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
+    for name in ("home", "tmp", "cache"):
+        os.makedirs(os.path.join(BUILD, name), exist_ok=True)
+    os.environ.update(
+        HOME=BUILD + "/home",
+        TMPDIR=BUILD + "/tmp",
+        UV_CACHE_DIR=BUILD + "/cache",
+        UV_CONCURRENT_DOWNLOADS="8",
+        UV_NO_PROGRESS="1",
+        NO_COLOR="1",
+    )
+    index = "http://127.0.0.1:%d/simple" % relay()
+    say("Looking for %s." % ", ".join(order["requirements"]))
+    pinned, words = resolve(order, index, order["constraints"])
+    if not pinned:
+        return {"error": told(order, index) or words or "uv found nothing to install."}
+    have = order["have"]
+    wanted = {
+        name: (version, lines)
+        for name, (version, lines) in pinned.items()
+        if have.get(name) != version
+    }
+    for name in sorted(set(pinned) - set(wanted)):
+        say("%s==%s is the template's." % (name, pinned[name][0]))
+    if wanted:
+        put("wanted.txt", "".join(lines for _, lines in wanted.values()))
+        status, words = uv(
+            "install", index, order, "--requirements", BUILD + "/wanted.txt", "--no-deps",
+            "--require-hashes", "--target", TARGET, "--compile-bytecode",
+        )  # fmt: skip
+        if status != 0:
+            return {"error": words or "uv ended with %d." % status}
+    shutil.rmtree(BUILD + "/cache", ignore_errors=True)
+    installed = ["%s==%s" % (name, pinned[name][0]) for name in sorted(pinned)]
+    return {"installed": installed, "own": bool(wanted)}
+
+
+def resolve(
+    order: dict[str, Any], index: str, constraints: list[str]
+) -> tuple[dict[str, tuple[str, str]], str]:
+    """
+    Version and lines for the installer of each package, by name; none when there is no way, and
+    then why.
+    """
+    put("asked.txt", "".join(line + "\n" for line in order["requirements"]))
+    put("constraints.txt", "".join(line + "\n" for line in constraints))
+    status, words = uv(
+        "compile", index, order, BUILD + "/asked.txt", "--constraints", BUILD + "/constraints.txt",
+        "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet",
+        "--output-file", BUILD + "/pinned.txt",
+        *(["--no-deps"] if order["exact"] else []),
+    )  # fmt: skip
+    pinned: dict[str, tuple[str, str]] = {}
+    if status != 0:
+        return pinned, words or "uv ended with %d." % status
+    with open(BUILD + "/pinned.txt", encoding="utf-8") as file:
+        text = file.read().replace("\\\n", " ")
+    for line in text.splitlines():
+        found = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)((?:\s+--hash=\S+)+)", line)
+        if found:
+            name, version, hashes = found.groups()
+            pinned[normalised(name)] = (version, "%s==%s%s\n" % (name, version, hashes))
+    return pinned, ""
+
+
+def told(order: dict[str, Any], index: str) -> str:
+    """Whether there is no way only for the template's packages, and for which."""
+    if not order["constraints"]:
+        return ""
+    say("Looking whether it is for the template's packages.")
+    free, _ = resolve(order, index, [])
+    if not free:
+        return ""
+    differing = [
+        "%s %s (the template has %s)" % (name, version, order["have"][name])
+        for name, (version, _) in sorted(free.items())
+        if order["have"].get(name, version) != version
+    ]
+    return (
+        "They conflict with the template's packages: they would bring %s. With "
+        "allow_version_conflicts these take the template's place." % ", ".join(differing)
+    )
+
+
+def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
+    """Its exit code, and the last that it said."""
+    words = [
+        UV, "pip", command, *arguments, "--python", order["python"], "--default-index", index,
+        "--no-config", "--no-python-downloads", "--keyring-provider", "disabled",
+    ]  # fmt: skip
+    if not order["source_builds"]:
+        words.append("--no-build")
+    said = b""
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=BUILD,
+        bufsize=0,
+    ) as process:
+        assert process.stdout is not None
+        while True:
+            data = process.stdout.read(PIECE)
+            if not data:
+                break
+            said = (said + data)[-LAST_WORDS:]
+            os.write(1, data)
+    text = said.decode("utf-8", "replace")
+    # What a build printed is in the log.
+    reason = re.split(r"\[std(?:out|err)\]", text[max(0, text.find("error: ")) :])[0]
+    return process.returncode, reason.strip()
+
+
+def put(name: str, text: str) -> None:
+    with open(os.path.join(BUILD, name), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""
+Installations on this machine: each in a sandbox of its own, which can write to one directory and
+reach one socket.
+
+Its directory is made before it starts and removed after it has ended, with all that it made; what
+is to be kept is moved away before. It ends with the process that started it, and what a process
+that was killed left is removed by the next one that opens the node. Memory, CPU and processes are
+limited as an instance's are; the size of what it writes is looked at while it runs, so that a fast
+writer can exceed it for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from atoll.drivers.local import cgroups, install_program, processes, sandbox
+from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.workspaces import remove_tree
+from atoll.errors import PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from atoll.drivers.base import Answer
+    from atoll.drivers.local.nursery import Nursery
+    from atoll.model.resources import Resources
+    from atoll.settings import LocalSettings
+
+ANSWER_LIMIT = 4 * 1024 * 1024
+"""Bytes of what the program inside may answer."""
+CONNECT_SECONDS = 30.0
+LOOK_SECONDS = 0.5
+"""Pause between two looks at the size of what is written, at least."""
+END_SECONDS = 10.0
+OWNER = "owner"
+LAST_WORDS = 16
+"""How often the log is read after the end: more than the pipe can hold."""
+
+log = structlog.get_logger(__name__)
+
+
+class InstallFailed(PermanentError):
+    code = "dependency_failed"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What of the node an installation needs."""
+
+    node: Path
+    bubblewrap: str
+    uv: str
+    nursery: Nursery
+    groups: cgroups.Groups
+    settings: LocalSettings
+    hidden: tuple[str, ...]
+    seccomp: Path | None
+    mounts: str
+    """Where other things are mounted, of which an installation keeps nothing in use."""
+    stage: Callable[[sandbox.Tree, str], str] | None
+    """Where the sources of mounts are bound, as root; none when Atoll is not root."""
+
+
+class Installer:
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._root = ground.node / "installs"
+
+    def open(self) -> None:
+        """Remove what those left that are no more."""
+        self._root.mkdir(exist_ok=True, mode=0o700)
+        for entry in list(os.scandir(self._root)):
+            try:
+                owner = (self._root / entry.name / OWNER).read_text().split()
+                alive = processes.start_time(int(owner[0])) == int(owner[1])
+            except (OSError, ValueError, IndexError):
+                # Just being made, by another replica that starts, or the rest of one.
+                alive = time.time() - entry.stat().st_mtime < 60
+            if not alive:
+                self._clear(entry.name)
+
+    @contextlib.asynccontextmanager
+    async def run(
+        self,
+        tree: sandbox.Tree,
+        order: dict[str, Any],
+        *,
+        resources: Resources,
+        answer: Answer | None,
+        hear: Callable[[bytes], None],
+    ) -> AsyncIterator[tuple[dict[str, Any], Path]]:
+        """
+        What the program inside answers to an order, and the directory that it could write to, which
+        goes when this is left. `answer` is who serves at the socket that it can reach.
+        """
+        name = f"install_{secrets.token_hex(10)}"
+        uid = None
+        if self._ground.stage is not None:
+            settings = self._ground.settings
+            uid = settings.uid_base + secrets.randbelow(settings.uid_count)
+        place = self._root / name
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._end, name)
+            await asyncio.to_thread(self._prepare, name, uid, resources)
+            if answer is not None:
+                stack.push_async_callback(_close, await self._serve(place, answer))
+            stack.callback(_Ear(place / "log", hear).close)
+            # Neither a thread nor a process under way can be called back.
+            starting = asyncio.ensure_future(
+                self._ground.nursery.spawn(
+                    self._request(name, tree, uid, resources, served=answer is not None)
+                )
+            )
+            stack.push_async_callback(self._kill, starting)
+            pids = await asyncio.shield(starting)
+            looking = asyncio.create_task(self._look(place / "build", resources.disk, pids))
+            stack.push_async_callback(_cancel, looking)
+            await asyncio.to_thread(self._ground.groups.confine, name, pids[1])
+            order = {**order, "python": tree.python, "limits": self._limits(resources)}
+            try:
+                answered = await self._ask(place, order)
+            except InstallFailed:
+                if looking.done():
+                    looking.result()  # It says why.
+                raise
+            await self._kill(starting)
+            yield answered, place / "build"
+
+    def _limits(self, resources: Resources) -> dict[str, int]:
+        limits = {"FSIZE": resources.disk}
+        if "cgroup_memory" not in self._ground.groups.provides:
+            limits["DATA"] = resources.memory
+        if "cgroup_pids" not in self._ground.groups.provides:
+            limits["NPROC"] = resources.max_processes
+        return limits
+
+    def _prepare(self, name: str, uid: int | None, resources: Resources) -> None:
+        place = self._root / name
+        place.mkdir(mode=0o700)
+        me = os.getpid()
+        (place / OWNER).write_text(f"{me} {processes.start_time(me)}")
+        os.mkfifo(place / "log", 0o600)
+        (place / "build").mkdir(mode=0o700)
+        if uid is not None:
+            os.chown(place / "build", uid, uid)
+        self._ground.groups.make(name, resources)
+
+    async def _serve(self, place: Path, answer: Answer) -> asyncio.Server:
+        directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Through the descriptor: the whole path may be longer than a socket's name can be.
+            server = await asyncio.start_unix_server(
+                answer, f"/proc/self/fd/{directory}/gateway.sock", limit=64 * 1024
+            )
+        finally:
+            os.close(directory)
+        # Only who has it bound into its sandbox can come so far.
+        (place / "gateway.sock").chmod(0o666)
+        return server
+
+    def _request(
+        self, name: str, tree: sandbox.Tree, uid: int | None, resources: Resources, *, served: bool
+    ) -> dict[str, Any]:
+        ground, place = self._ground, self._root / name
+        build = str(place / "build")
+        stage = None if ground.stage is None else ground.stage(tree, build)
+        binds: dict[str, str] = {}
+
+        def source(host_path: str) -> str:
+            if stage is None:
+                return host_path
+            if host_path.startswith(sandbox.LAYERED):
+                return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
+            return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
+
+        box = sandbox.Installation(
+            tree=tree,
+            program=install_program.__file__,
+            uv=ground.uv,
+            gateway=str(place / "gateway.sock") if served else None,
+            build=build,
+            hidden=ground.hidden,
+            tmp_size=ground.settings.tmp_size,
+            seccomp=ground.seccomp is not None,
+        )
+        return {
+            "instance": name,
+            "argv": sandbox.installation_arguments(ground.bubblewrap, box, source),
+            "directory": str(place),
+            "log": str(place / "log"),
+            "seccomp": None if ground.seccomp is None else str(ground.seccomp),
+            "groups": ground.groups.join_files(name),
+            "uid": uid,
+            "rlimits": {
+                "CORE": 0,
+                "NOFILE": ground.settings.open_files,
+                "MEMLOCK": 65_536,
+                "MSGQUEUE": 819_200,
+            },
+            "stage": stage,
+            "binds": list(binds.items()),
+            "mounts": ground.mounts,
+            "layers": list(tree.layers),
+            "image": None,
+            "callback": None,
+            "journal": [],
+        }
+
+    async def _ask(self, place: Path, order: dict[str, Any]) -> dict[str, Any]:
+        directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(
+                    f"/proc/self/fd/{directory}/link.sock"
+                )
+        finally:
+            os.close(directory)
+        try:
+            writer.write(json.dumps(order).encode())
+            await writer.drain()
+            writer.write_eof()
+            said = bytearray()
+            while data := await reader.read(65_536):
+                said += data
+                if len(said) > ANSWER_LIMIT:
+                    raise InstallFailed("The installation answered with more than it may.")
+            answered = json.loads(bytes(said)) if said else None
+        except (ConnectionError, ValueError):
+            answered = None
+        finally:
+            writer.close()
+        if not isinstance(answered, dict):
+            raise InstallFailed(
+                "The installation ended before it was done; it may have run out of memory or of "
+                "room on the disk."
+            )
+        return answered
+
+    async def _look(self, build: Path, most: int, pids: tuple[int, int]) -> None:
+        """End it when it has written more than it may."""
+        pause = LOOK_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            size = await asyncio.to_thread(tree_size, build)
+            if size > most:
+                await asyncio.to_thread(_kill_all, pids)
+                raise InstallFailed(
+                    f"The packages take more than {most} bytes of disk while they are installed."
+                )
+            pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
+
+    async def _kill(self, starting: asyncio.Future[tuple[int, int]]) -> None:
+        await asyncio.wait([starting])
+        if starting.cancelled() or starting.exception() is not None:
+            return
+        pids = starting.result()
+        await asyncio.to_thread(_kill_all, pids)
+        self._ground.nursery.exits.pop(pids[0], None)
+
+    async def _end(self, name: str) -> None:
+        await asyncio.shield(asyncio.to_thread(self._clear, name))
+
+    def _clear(self, name: str) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                self._ground.groups.remove(name)
+                break
+            except cgroups.BusyGroup:
+                for pid in self._ground.groups.processes(name):
+                    processes.kill(pid, processes.start_time(pid) or 0)
+                if time.monotonic() > deadline:
+                    log.warning("install.does_not_end", install=name)
+                    return
+                time.sleep(0.002)
+        remove_tree(self._root / name)
+
+
+def tree_size(top: Path) -> int:
+    """Bytes on the disk of all that is beneath; each file and directory counts for one block."""
+    total = 0
+    waiting = [str(top)]
+    seen: set[int] = set()
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
+                        if status.st_ino in seen:
+                            continue
+                        seen.add(status.st_ino)
+                    total += max(4096, status.st_blocks * 512)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:
+            continue  # It went meanwhile.
+    return total
+
+
+def _kill_all(pids: tuple[int, int]) -> None:
+    """With its PID 1 the kernel ends every process of the namespace."""
+    started = {pid: processes.start_time(pid) for pid in pids}
+    for pid, when in started.items():
+        if when is not None:
+            processes.kill(pid, when)
+    deadline = time.monotonic() + END_SECONDS
+    for pid, when in started.items():
+        while when is not None and processes.start_time(pid) == when:
+            if time.monotonic() > deadline:
+                raise TemporaryError(f"Process {pid} does not end.", code="instance_stuck")
+            time.sleep(0.001)
+
+
+class _Ear:
+    """What it prints, as it comes: a pipe, so that nothing of it takes room on the disk."""
+
+    def __init__(self, fifo: Path, hear: Callable[[bytes], None]) -> None:
+        self._hear = hear
+        # For both, so that it is open before anybody writes and stays so.
+        self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def _read(self) -> bool:
+        try:
+            self._hear(os.read(self._fd, 65_536))
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._fd)
+        for _ in range(LAST_WORDS):
+            if not self._read():
+                break
+        os.close(self._fd)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, InstallFailed):
+        await task
+
+
+async def _close(server: asyncio.Server) -> None:
+    server.close()
+
+
+def uv_binary() -> str | None:
+    """The uv that is installed beside Atoll, else the one on the PATH."""
+    try:
+        import uv
+
+        return os.fspath(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv")

@@ -1,0 +1,95 @@
+"""
+Package environments that nobody needs: the least recently used go when a node keeps more than it
+may.
+
+One that a session has is never removed, whichever replica the session was made by, nor one that was
+used a moment ago and is on its way into a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import TemporaryError
+from atoll.reconcile.builds import versions_needed
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.drivers.base import Environments
+    from atoll.service.leases import Leases
+    from atoll.settings import PackageSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+YOUNG = timedelta(minutes=10)
+LOGS_KEPT = timedelta(days=2)
+BATCH = 100
+
+
+class PackageSweep:
+    def __init__(
+        self,
+        store: Store,
+        environments: Environments,
+        leases: Leases,
+        clock: Clock,
+        settings: PackageSettings,
+        node_id: str,
+    ) -> None:
+        self._store = store
+        self._environments = environments
+        self._leases = leases
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep.total_seconds())
+            try:
+                lease = await self._leases.try_lease(f"packages:{self._node_id}")
+                if lease is not None:
+                    async with lease:
+                        await self.once()
+            except TemporaryError as error:
+                log.warning("packages.sweep_failed", code=error.code, error=error.message)
+            except Exception as error:
+                log.error("packages.sweep_failed", exc_info=error)
+
+    async def once(self) -> None:
+        now = self._clock.now()
+        await self._environments.forget(now - max(LOGS_KEPT, self._settings.cache_ttl))
+        listed = await self._environments.listed()
+        total = sum(info.size for info in listed)
+        if total <= self._settings.cache_size:
+            return
+        # After the list: what came to be in use since is young.
+        needed = await self._needed()
+        for info in listed:
+            if total <= self._settings.cache_size:
+                return
+            if info.name in needed:
+                continue
+            if await self._environments.remove(info.name, unless_used_since=now - YOUNG):
+                log.info("packages.removed", environment=info.name, size=info.size)
+                total -= info.size
+
+    async def _needed(self) -> set[str]:
+        """Environments of templates, and of sessions of this node that have not ended."""
+        found: set[str] = set()
+        after = ""
+        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+            for session in batch:
+                install = session.install
+                if session.runtime_node == self._node_id and install is not None:
+                    found.add(install.environment or "")
+            after = batch[-1].id
+        async for template in versions_needed(self._store):
+            if template.build is not None:
+                found.add(template.build.environment or "")
+        return found

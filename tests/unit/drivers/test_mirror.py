@@ -1,0 +1,129 @@
+"""The mirror, as a build reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.drivers.local.mirror import Mirror
+from atoll.settings import PackageSettings
+from tests.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+LARGE = bytes(range(256)) * 8192
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("If-Modified-Since")))  # type: ignore[attr-defined]
+        port: int = self.server.server_port  # type: ignore[attr-defined]
+        status, headers, body = {
+            "/debian/large": (200, {}, LARGE),
+            "/debian/moved": (302, {"Location": "/debian/large"}, b""),
+            "/debian/away": (302, {"Location": "http://elsewhere.example/"}, b""),
+            "/debian/round": (302, {"Location": "/debian/round"}, b""),
+            "/debian/port": (302, {"Location": f"http://127.0.0.1:{port + 1}/"}, b""),
+            "/debian/broken": (503, {}, b"sorry"),
+        }.get(self.path, (404, {}, b""))
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@contextmanager
+def upstream() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def asked(mirror: Mirror, head: str) -> tuple[int, bytes]:
+    """Status and body of the answer to one request."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with mirror.serve(listener), asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(f"{head}\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+    told, _, body = answer.partition(b"\r\n\r\n")
+    return int(told.split()[1]), body
+
+
+async def test_what_is_asked_for_is_passed_on_whole() -> None:
+    with upstream() as server:
+        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian/"], PackageSettings())
+        head = "GET /0/large HTTP/1.1\r\nHost: x\r\nIf-Modified-Since: then\r\nCookie: no"
+
+        assert await asked(mirror, head) == (200, LARGE)
+        assert server.asked == [("/debian/large", "then")]  # type: ignore[attr-defined]
+        assert await asked(mirror, "GET /0/moved HTTP/1.1") == (200, LARGE)
+        assert (await asked(mirror, "GET /0/nothing HTTP/1.1"))[0] == 404
+        assert mirror.trouble is None
+
+
+@pytest.mark.parametrize("path", ["away", "round", "port"])
+async def test_nothing_leads_to_another_host(path: str) -> None:
+    with upstream() as server:
+        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
+
+        assert await asked(mirror, f"GET /0/{path} HTTP/1.1") == (403, b"")
+
+
+async def test_an_upstream_that_is_broken_or_away_is_remembered() -> None:
+    with upstream() as server:
+        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
+        assert (await asked(mirror, "GET /0/broken HTTP/1.1"))[0] == 503
+        assert mirror.trouble == "127.0.0.1 answered 503"
+
+    nowhere = Mirror([f"http://127.0.0.1:{free_port()}/debian"], PackageSettings())
+    assert (await asked(nowhere, "GET /0/x HTTP/1.1"))[0] == 502
+    assert nowhere.trouble is not None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /0/../x HTTP/1.1",
+        "GET /0/%2e%2e/x HTTP/1.1",
+        "GET /0/a%00b HTTP/1.1",
+        "GET /7/x HTTP/1.1",
+        "GET /x HTTP/1.1",
+        "PUT /0/x HTTP/1.1",
+        "CONNECT other:443 HTTP/1.1",
+        "GET http://other/ HTTP/1.1",
+        "nonsense",
+    ],
+)
+async def test_nothing_else_can_be_asked_for(head: str) -> None:
+    with upstream() as server:
+        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
+
+        assert (await asked(mirror, head))[0] in (400, 403)
+        assert server.asked == []  # type: ignore[attr-defined]

@@ -1,0 +1,245 @@
+"""The gateway of an installation, against an index over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from atoll.service.package_gateway import Gateway
+from atoll.service.package_index import JSON_PAGE, find_index, index_at, read_page
+from atoll.settings import PackageSettings
+from tests.servers.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+WHEEL = "plain-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with Index(password="index-password") as running:
+        yield running.add("plain", "1.0")
+
+
+class World:
+    def __init__(self, client: httpx.AsyncClient, said: list[str]) -> None:
+        self.client = client
+        self.said = said
+
+    async def link(self, name: str = "plain") -> str:
+        """Where the gateway says that the first file of a package is."""
+        page = (await self.client.get(f"/simple/{name}/")).json()
+        return str(page["files"][0]["url"])
+
+
+@asynccontextmanager
+async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[World]:
+    said: list[str] = []
+    given = PackageSettings(**settings)
+    async with Gateway(index_at(index.url, None), given, said.append) as running:
+        server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
+        way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
+        async with httpx.AsyncClient(transport=way, base_url="http://gateway") as client:
+            yield World(client, said)
+        server.close()
+
+
+async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -> None:
+    async with gateway(index, tmp_path) as world:
+        answer = await world.client.get("/simple/plain/")
+        assert answer.headers["content-type"] == JSON_PAGE
+        assert "index-password" not in answer.text
+        assert str(index.port) not in answer.text
+        [file] = answer.json()["files"]
+        assert file["filename"] == WHEEL
+        assert file["url"].startswith("/files/")
+        assert file["hashes"]["sha256"]
+        whole = await world.client.get(file["url"])
+        assert whole.content == index.packages["plain"][WHEEL]
+        metadata = await world.client.get(file["url"] + ".metadata")
+        assert metadata.content == index.metadata[WHEEL]
+
+
+async def test_html_becomes_the_same(tmp_path: Path) -> None:
+    with Index(html=True) as index:
+        index.add("plain", "1.0")
+        async with gateway(index, tmp_path) as world:
+            [file] = (await world.client.get("/simple/plain/")).json()["files"]
+            assert file["filename"] == WHEEL
+            assert file["core-metadata"] is True
+            assert (await world.client.get(file["url"])).status_code == 200
+
+
+async def test_parts_and_sizes_of_files_can_be_asked_for(index: Index, tmp_path: Path) -> None:
+    content = index.packages["plain"][WHEEL]
+    async with gateway(index, tmp_path) as world:
+        link = await world.link()
+        head = await world.client.head(link)
+        assert (head.status_code, head.headers["content-length"]) == (200, str(len(content)))
+        part = await world.client.get(link, headers={"Range": "bytes=0-3"})
+        assert (part.status_code, part.content) == (206, content[:4])
+        last = await world.client.get(link, headers={"Range": "bytes=-4"})
+        assert last.content == content[-4:]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/simple/"),
+        ("GET", "/simple/plain"),
+        ("GET", "/simple/Plain/"),
+        ("GET", "/simple/plain/?to=elsewhere"),
+        ("GET", "/simple/plain/json/"),
+        ("GET", f"/files/{WHEEL}"),
+        ("GET", f"/files/{'0' * 32}/{WHEEL}"),
+        ("POST", "/simple/plain/"),
+        ("DELETE", "/simple/plain/"),
+    ],
+)
+async def test_all_else_is_refused(index: Index, tmp_path: Path, method: str, path: str) -> None:
+    async with gateway(index, tmp_path) as world:
+        assert (await world.client.request(method, path)).status_code == 403
+        assert index.asked == []
+
+
+async def test_a_link_is_for_its_file_alone(index: Index, tmp_path: Path) -> None:
+    async with gateway(index, tmp_path) as world:
+        link = await world.link()
+        asked = len(index.asked)
+        other = link.rpartition("/")[0] + "/other-1.0-py3-none-any.whl"
+        assert (await world.client.get(other)).status_code == 403
+        assert len(index.asked) == asked
+
+
+async def test_what_is_not_there_is_not_found(index: Index, tmp_path: Path) -> None:
+    async with gateway(index, tmp_path) as world:
+        assert (await world.client.get("/simple/absent/")).status_code == 404
+        link = await world.link()
+        index.packages["plain"].clear()
+        assert (await world.client.get(link)).status_code == 404
+
+
+async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path: Path) -> None:
+    with Index() as elsewhere:
+        elsewhere.add("moved", "1.0")
+        index.odd["/simple/moved/"] = (302, {"Location": "/simple/plain/"}, b"")
+        index.odd["/simple/away/"] = (302, {"Location": f"{elsewhere.url}moved/"}, b"")
+        index.odd["/simple/round/"] = (302, {"Location": "/simple/round/"}, b"")
+        async with gateway(index, tmp_path) as world:
+            assert (await world.client.get("/simple/moved/")).status_code == 200
+            assert (await world.client.get("/simple/away/")).status_code == 403
+            assert (await world.client.get("/simple/round/")).status_code == 502
+            link = await world.link()
+            file = (302, {"Location": f"{elsewhere.url}{WHEEL}"}, b"")
+            index.odd[f"/files/{WHEEL}"] = file
+            assert (await world.client.get(link)).status_code == 403
+            assert any("elsewhere" in words for words in world.said)
+        assert elsewhere.asked == []
+
+
+async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
+    index: Index, tmp_path: Path
+) -> None:
+    with Index(password="another") as elsewhere:
+        elsewhere.add("plain", "1.0")
+        link = {"filename": WHEEL, "url": f"http://127.0.0.1:{elsewhere.port}/files/{WHEEL}"}
+        page = json.dumps({"meta": {}, "name": "plain", "files": [{**link, "hashes": {}}]})
+        index.odd["/simple/plain/"] = (200, {"Content-Type": JSON_PAGE}, page.encode())
+        async with gateway(index, tmp_path) as world:
+            # It asks for a password, and was given none.
+            assert (await world.client.get(await world.link())).status_code == 502
+        assert elsewhere.asked == [f"/files/{WHEEL}"]
+        elsewhere.password = None
+        async with gateway(index, tmp_path / "..") as world:
+            assert (await world.client.get(await world.link())).status_code == 200
+
+
+async def test_files_have_a_largest_size(index: Index, tmp_path: Path) -> None:
+    index.add("large", "1.0", files={"large.txt": "x" * (2 * 1024 * 1024)})
+    async with gateway(index, tmp_path, max_file=1024 * 1024) as world:
+        assert (await world.client.get(await world.link("large"))).status_code == 413
+        assert any("larger than" in words for words in world.said)
+
+
+async def test_an_index_that_lies_about_the_size_is_cut_off(index: Index, tmp_path: Path) -> None:
+    index.add("large", "1.0", files={"large.txt": "x" * (40 * 1024 * 1024)})
+    async with gateway(index, tmp_path, disk=16 * 1024 * 1024) as world:
+        with pytest.raises(httpx.HTTPError):
+            await world.client.get(await world.link("large"))
+        assert any("than is allowed" in words for words in world.said)
+
+
+async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Path) -> None:
+    index.odd["/simple/broken/"] = (500, {}, b"oh")
+    index.odd["/simple/garbled/"] = (200, {"Content-Type": JSON_PAGE}, b"[")
+    async with gateway(index, tmp_path) as world:
+        assert (await world.client.get("/simple/broken/")).status_code == 502
+        assert (await world.client.get("/simple/garbled/")).status_code == 502
+        assert len(world.said) == 2
+        assert (await world.client.get("/simple/plain/")).status_code == 200
+
+
+async def test_an_index_that_is_away_or_silent_is_said_to_be(index: Index, tmp_path: Path) -> None:
+    index.hold("/simple/plain/")
+    async with gateway(index, tmp_path, read_timeout=0.2) as world:
+        assert (await world.client.get("/simple/plain/")).status_code == 502
+        assert world.said == ["The package index does not answer (ReadTimeout)."]
+
+
+async def test_what_talks_something_else_is_left(index: Index, tmp_path: Path) -> None:
+    async with gateway(index, tmp_path) as world:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
+        writer.write(b"\x16\x03\x01 hello\r\n\r\n" + b"x" * 100_000)
+        assert await reader.read() == b""
+        writer.close()
+        assert (await world.client.get("/simple/plain/")).status_code == 200
+
+
+# Which index
+
+
+async def test_settings_name_the_index_and_nobody_is_shown_its_password() -> None:
+    settings = PackageSettings(index_url="http://me:a%20word@host.invalid:8080/simple/")
+    found = await find_index(settings)
+    assert found.url == "http://host.invalid:8080/simple"
+    assert found.page("x") == "http://host.invalid:8080/simple/x/"
+    assert found.auth == ("me", "a word")
+    assert found.auth_for("http://host.invalid:8080/files/x") == ("me", "a word")
+    assert found.auth_for("https://host.invalid:8080/files/x") is None
+    assert found.auth_for("http://other.invalid/") is None
+    assert "word" not in repr(found) + repr(settings)
+
+
+async def test_uvs_and_pips_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://pip.invalid/simple")
+    assert (await find_index(PackageSettings())).url == "http://pip.invalid/simple"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "named=http://uv.invalid/simple/")
+    assert (await find_index(PackageSettings())).url == "http://uv.invalid/simple"
+
+
+def test_links_of_a_page_are_those_that_can_be_fetched() -> None:
+    page = (
+        b'<base href="/deep/"><a href="a-1.tar.gz#sha256=ab">a</a>'
+        b'<a href="javascript:alert(1)">b</a><a href="file:///etc/passwd">c</a>'
+        b'<a href="https://other.invalid/d-1.zip" data-requires-python="&gt;=3.8" data-yanked>d</a>'
+    )
+    files = read_page(page, "text/html", "http://host.invalid/simple/a/")
+    assert [(file.name, file.url) for file in files] == [
+        ("a-1.tar.gz", "http://host.invalid/deep/a-1.tar.gz"),
+        ("d-1.zip", "https://other.invalid/d-1.zip"),
+    ]
+    assert files[0].about["hashes"] == {"sha256": "ab"}
+    assert files[1].about["requires-python"] == ">=3.8"
+    assert files[1].about["yanked"] is True

@@ -1,0 +1,253 @@
+"""Sets of packages on a node: installed once, remembered, made again, and removed when unused."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.local.driver import LocalDriver
+from atoll.errors import Conflict
+from atoll.model.packages import Dependency, Install, InstallStatus
+from atoll.model.session import SessionStatus
+from atoll.reconcile.packages import YOUNG, PackageSweep
+from atoll.service.leases import Leases
+from atoll.service.packages import Packages
+from atoll.settings import Settings
+from atoll.stores.sql.store import SqlStore
+from tests.contract.drivers.conftest import template
+from tests.contract.stores.store_entities import make_session
+from tests.servers.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from datetime import datetime
+    from pathlib import Path
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("bubblewrap")]
+
+TEMPLATE = template()
+MiB = 1024 * 1024
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with Index() as running:
+        yield running.add("one", "1.0").add("two", "1.0", requires=["one"])
+
+
+class ShiftedClock(SystemClock):
+    """The system's, moved on by the test."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.ahead
+
+
+class World:
+    def __init__(self, packages: Packages, driver: LocalDriver, clock: ShiftedClock) -> None:
+        self.packages = packages
+        self.driver = driver
+        self.clock = clock
+
+    async def install(self, *names: str, timeout: int = 60, **about: Any) -> Install:
+        """As a session that is created has them."""
+        dependencies = tuple(Dependency(*name.split(" ")) for name in names)
+        install = Install(dependencies, timeout, **about)
+        install = await self.packages.begin(install, TEMPLATE)
+        if install.status is InstallStatus.INSTALLING:
+            install = await self.packages.install("sess_1", install, TEMPLATE)
+        return install
+
+
+@asynccontextmanager
+async def world(place: Path, index: Index, **given: Any) -> AsyncIterator[World]:
+    settings = Settings(data_dir=place, packages={"index_url": index.url, **given})
+    clock = ShiftedClock()
+    coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
+    leases = Leases(coordination, clock, settings.coordination)
+    driver = LocalDriver(place, settings.local, settings.link)
+    await coordination.open()
+    await leases.start()
+    await driver.open()
+    try:
+        yield World(
+            Packages(driver, leases, clock, settings.packages, "secret", "local"), driver, clock
+        )
+        assert list((place / "node" / "installs").iterdir()) == []
+    finally:
+        await driver.close()
+        await coordination.close()
+
+
+async def test_a_set_is_installed_once_and_known_after_a_restart(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path, index) as found:
+        first = await found.install("two")
+        assert first.installed == ("one==1.0", "two==1.0")
+        asked = len(index.asked)
+        assert await found.install("two") == first
+    async with world(tmp_path, index) as found:
+        assert await found.install("two") == first
+        # Another set that comes to the same packages is the same directory.
+        again = await found.install("one", "two ==1.0")
+        assert (again.environment, len(index.asked) > asked) == (first.environment, True)
+
+
+async def test_a_set_that_leaves_versions_open_is_looked_up_anew_after_a_day(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path, index) as found:
+        before, pinned = await found.install("one"), await found.install("one ==1.0")
+        index.add("one", "2.0")
+        assert (await found.install("one")).installed == ("one==1.0",)
+        found.clock.ahead = timedelta(hours=25)
+        after = await found.install("one")
+        assert after.installed == ("one==2.0",)
+        assert after.environment != before.environment
+        asked = len(index.asked)
+        assert await found.install("one ==1.0") == pinned
+        assert len(index.asked) == asked
+
+
+async def test_one_that_takes_too_long_is_ended_and_leaves_nothing(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path, index) as found:
+        held = index.hold("/simple/one/")
+        failed = await found.install("one", timeout=1)
+        assert failed.status is InstallStatus.FAILED
+        assert failed.message == "The packages were not installed within 1 seconds."
+        assert b"Looking for one" in await found.packages.log("sess_1")
+        assert await found.driver.environments.listed() == []
+        held.go.set()
+        assert (await found.install("one")).status is InstallStatus.INSTALLED
+
+
+async def test_who_waits_longer_is_not_let_down_by_who_does_not(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path, index) as found:
+        held = index.hold("/simple/one/")
+        async with asyncio.TaskGroup() as group:
+            hasty = group.create_task(found.install("one", timeout=2))
+            patient = group.create_task(found.install("one", timeout=60))
+            assert (await hasty).status is InstallStatus.FAILED
+            held.go.set()
+            assert (await patient).status is InstallStatus.INSTALLED
+        assert index.asked.count("/files/one-1.0-py3-none-any.whl") == 1
+
+
+async def test_a_cancelled_installation_leaves_nothing(index: Index, tmp_path: Path) -> None:
+    async with world(tmp_path, index) as found:
+        held = index.hold("/simple/one/")
+        installing = asyncio.create_task(found.install("one"))
+        await asyncio.to_thread(held.asked.wait, 30)
+        installing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await installing
+
+
+async def test_what_was_left_by_a_process_that_is_no_more_is_removed(
+    index: Index, tmp_path: Path
+) -> None:
+    left = tmp_path / "node" / "installs" / "install_0000"
+    left.mkdir(parents=True)
+    (left / "owner").write_text("999999999 1")
+    (left / "build").mkdir()
+    async with world(tmp_path, index) as found:
+        assert not left.exists()
+        assert found.driver.environments
+
+
+async def test_packages_are_made_again_on_a_node_that_lacks_them(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path / "a", index) as found:
+        first = await found.install("two")
+    index.add("one", "2.0")
+    async with world(tmp_path / "b", index) as found:
+        await found.packages.ensure("sess_1", first, TEMPLATE)
+        name = first.environment
+        assert name is not None
+        assert await found.driver.environments.use(name)
+        place = tmp_path / "b" / "node" / "packages" / name
+        assert "1.0" in (place / "one.py").read_text()
+
+
+async def test_another_database_gives_other_names(index: Index, tmp_path: Path) -> None:
+    async with world(tmp_path, index) as found:
+        mine = (await found.install("one")).environment
+        found.packages._secret = b"another"
+        assert (await found.install("one")).environment != mine
+
+
+async def test_conflicts_are_told_by_package(index: Index, tmp_path: Path) -> None:
+    async with world(tmp_path, index) as found:
+        has = (await found.driver.environments.interpreter(TEMPLATE)).packages["pip"]
+        with pytest.raises(Conflict) as raised:
+            await found.install("pip <1")
+        assert raised.value.code == "version_conflict"
+        told = [{"name": "pip", "requested": "<1", "template_has": has}]
+        assert raised.value.details["conflicts"] == told
+
+
+async def test_a_log_without_end_keeps_its_beginning_and_its_end(
+    index: Index, tmp_path: Path
+) -> None:
+    code = "for i in range(60000): print('line', i)\nraise SystemExit(1)"
+    index.add_source("talks", code=code)
+    async with world(tmp_path, index, allow_source_builds=True) as found:
+        assert (await found.install("talks")).status is InstallStatus.FAILED
+        said = await found.packages.log("sess_1")
+        assert said.startswith(b"Looking for talks")
+        assert b"line 59999" in said
+        assert len(said) < 300 * 1024
+
+
+# What is kept
+
+
+async def test_the_least_recently_used_go_first_and_those_in_use_never(
+    index: Index, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        index.add(name, "1.0", files={f"{name}.txt": name * MiB})
+    async with world(tmp_path, index) as found:
+        made = {name: await found.install(f"{name} ==1.0") for name in ("a", "b", "c")}
+        names = {name: install.environment for name, install in made.items()}
+        settings = Settings(data_dir=tmp_path)
+        url = f"sqlite:///{tmp_path / 'atoll.db'}"
+        store = SqlStore([url], sqlite=settings.sqlite, database=settings.database)
+        await store.open()
+        session = make_session(
+            status=SessionStatus.RUNNING, runtime_node="local", install=made["a"]
+        )
+        await store.sessions.add(session)
+        small = settings.packages.model_copy(update={"cache_size": 2 * MiB + MiB // 2})
+        sweep = PackageSweep(
+            store, found.driver.environments, found.packages._leases, found.clock, small, "local"
+        )
+
+        async def left() -> set[str | None]:
+            await sweep.once()
+            return {info.name for info in await found.driver.environments.listed()}
+
+        assert len(await left()) == 3  # All were used a moment ago.
+        found.clock.ahead = YOUNG + timedelta(seconds=5)
+        assert await left() == {names["a"], names["c"]}
+        assert await found.install("b ==1.0") == made["b"]  # Installed again.
+        ended = replace(session, status=SessionStatus.TERMINATED, ended_at=found.clock.now())
+        await store.sessions.save(ended)
+        found.clock.ahead *= 2
+        assert await left() == {names["c"], names["b"]}
+        await store.close()
