@@ -257,8 +257,8 @@ class AsyncFiles:
         progress: ProgressCallback | None = None,
     ) -> Path | None:
         """
-        Copy a file to this machine: into `target` if that is a directory, else under that name, and
-        say where to; or into an open binary file, which is not closed. A line that breaks is taken
+        Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
+        under that name, and say where to; or into an open binary file, which is not closed. A line that breaks is taken
         up where it broke, unless the file is no longer the same: `Conflict` (`file_changed`).
         """
         name = path.path if isinstance(path, Artifact) else path
@@ -266,9 +266,7 @@ class AsyncFiles:
         if not isinstance(target, str | os.PathLike):
             await pour(getting, target, progress)
             return None
-        local = Path(target)
-        if await asyncio.to_thread(local.is_dir):
-            local /= _last(workspace_path(name))
+        local = await asyncio.to_thread(_place, os.fspath(target), workspace_path(name))
         await save(getting, local, progress)
         return local
 
@@ -370,6 +368,13 @@ def _octal(mode: int) -> str:
 def _conditions(overwrite: bool, if_match: str | None) -> dict[str, str]:
     headers = {} if if_match is None else {"if-match": if_match}
     return headers if overwrite else headers | {"if-none-match": "*"}
+
+
+def _place(target: str, path: str) -> Path:
+    local = Path(target)
+    if target.endswith("/"):
+        local.mkdir(parents=True, exist_ok=True)
+    return local / _last(path) if local.is_dir() else local
 
 
 def _last(path: str) -> str:

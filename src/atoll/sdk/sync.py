@@ -469,8 +469,8 @@ class Files:
         progress: ProgressCallback | None = None,
     ) -> Path | None:
         """
-        Copy a file to this machine: into `target` if that is a directory, else under that name, and
-        say where to; or into an open binary file, which is not closed. A line that breaks is taken
+        Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
+        under that name, and say where to; or into an open binary file, which is not closed. A line that breaks is taken
         up where it broke, unless the file is no longer the same: `Conflict` (`file_changed`).
         """
         function: Any = self._async.download
