@@ -29,7 +29,7 @@ PAGE_ENTRIES = 4096
 """A page has no more than these."""
 PAGE_BYTES = 2**20
 """Nor more than so much text."""
-FILE, DIRECTORY, LINK = "f", "d", "l"
+FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
 
 class Part(NamedTuple):
@@ -52,7 +52,7 @@ class Entry:
     """Inode and change time are the node's: the same again means that nothing changed."""
     inode: int
     target: str = ""
-    """Of a link."""
+    """Of a symbolic link."""
     parts: tuple[Part, ...] = ()
 
     @property

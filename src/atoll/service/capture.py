@@ -22,7 +22,6 @@ from atoll.model.manifest import (
     Manifest,
     PageWriter,
     Part,
-    read_page,
     told,
 )
 from atoll.service.objects import AT_ONCE, digest
@@ -134,7 +133,7 @@ class Capture:
         if self._before is None:
             return
         for _, name in self._before.pages:
-            for entry in await asyncio.to_thread(_entries, await self._objects.get(name)):
+            for entry in await self._objects.page(name):
                 yield entry
 
     async def _scanned(self) -> AsyncIterator[Entry]:
@@ -326,10 +325,6 @@ class _Reading:
         self.data = bytearray()
         self.parts: list[Part] = []
         self.place = 0
-
-
-def _entries(page: bytes) -> list[Entry]:
-    return list(read_page(page))
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

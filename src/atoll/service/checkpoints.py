@@ -20,7 +20,7 @@ import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import Checkpoint
-from atoll.model.manifest import Entry, Manifest, read_manifest, read_page, spans
+from atoll.model.manifest import Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
@@ -198,8 +198,8 @@ class Checkpoints:
         page = manifest.page_of(path)
         if page is None:
             return None
-        data = await SessionObjects(self._blobs, session_id).get(page)
-        return next((entry for entry in read_page(data) if entry.path == path), None)
+        entries = await SessionObjects(self._blobs, session_id).page(page)
+        return next((entry for entry in entries if entry.path == path), None)
 
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
@@ -224,7 +224,7 @@ class Checkpoints:
             return
         objects = SessionObjects(self._blobs, session_id)
         for page in (await self._manifest(checkpoint)).pages_from(start):
-            for entry in read_page(await objects.get(page)):
+            for entry in await objects.page(page):
                 yield entry
 
     # Its end

@@ -156,7 +156,7 @@ class LocalEnvironments:
             _make_plain(target, own=self._root)
             size = tree_size(target)
             with self._locked():
-                with contextlib.suppress(FileExistsError, OSError):
+                with contextlib.suppress(OSError):
                     # Fails when another replica was faster: a directory that is not empty stays.
                     target.rename(self.place / _checked(name))
                 _write(self._about / name, {"size": size, "installed": installed})
