@@ -258,8 +258,9 @@ class AsyncFiles:
     ) -> Path | None:
         """
         Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
-        under that name, and say where to; or into an open binary file, which is not closed. A line that breaks is taken
-        up where it broke, unless the file is no longer the same: `Conflict` (`file_changed`).
+        under that name, and say where to; or into an open binary file, which is not closed. A line
+        that breaks is taken up where it broke, unless the file is no longer the same: `Conflict`
+        (`file_changed`).
         """
         name = path.path if isinstance(path, Artifact) else path
         getting = Getting(self._connection, self._url(name))

@@ -470,8 +470,9 @@ class Files:
     ) -> Path | None:
         """
         Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
-        under that name, and say where to; or into an open binary file, which is not closed. A line that breaks is taken
-        up where it broke, unless the file is no longer the same: `Conflict` (`file_changed`).
+        under that name, and say where to; or into an open binary file, which is not closed. A line
+        that breaks is taken up where it broke, unless the file is no longer the same: `Conflict`
+        (`file_changed`).
         """
         function: Any = self._async.download
         value: Path | None = self._portal.call(function, path, target, progress=progress)
