@@ -72,7 +72,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
     (source / "link").symlink_to("sub/run")
     bad = os.fsencode(source) + b"/bad\xff"
     Path(os.fsdecode(bad)).write_bytes(b"bytes")
-    assert atoll("cp", source, f"{session}:") == (
+    assert atoll("cp", "-r", source, f"{session}:") == (
         0, b"", "atoll: 2 file(s) copied, 15 bytes.\n",
     )  # fmt: skip
     code, out, _ = atoll("cp", f"{session}:tree", tmp_path / "out", "--json")

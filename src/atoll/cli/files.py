@@ -31,6 +31,9 @@ def place(text: str) -> tuple[str, str]:
 def cp(
     source: Annotated[str, typer.Argument(help="A local path, or SESSION:PATH; - is stdin.")],
     target: Annotated[str, typer.Argument(help="The other of the two; - is stdout.")],
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="For those used to it: it always is.")
+    ] = False,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,

@@ -130,10 +130,14 @@ def parsed(dependency: Dependency) -> Requirement:
     try:
         # Each by itself: together, a part of one can be taken for the other's.
         requirement = Requirement(dependency.name)
+    except InvalidRequirement:
+        raise _invalid(f"{dependency.name[:120]!r} is not the name of a package.") from None
+    try:
         specifier = SpecifierSet(dependency.version)
-    except (InvalidRequirement, InvalidSpecifier):
+    except InvalidSpecifier:
         raise _invalid(
-            f"{shown!r} is not a package name with PEP 440 versions, like {_EXAMPLE}."
+            f"{dependency.version[:120]!r}, for {dependency.name[:120]}, says nothing of versions "
+            f"in the way of PEP 440, like {_EXAMPLE}."
         ) from None
     if requirement.url is not None:
         raise _invalid(f"{shown!r} names an address; packages come from the server's index.")
@@ -147,7 +151,7 @@ def parsed(dependency: Dependency) -> Requirement:
     return requirement
 
 
-_EXAMPLE = '"requests" and ">=2.31,<3"'
+_EXAMPLE = '"==1.4.2" or ">=2.31,<3"'
 
 
 def _invalid(words: str) -> InvalidRequest:

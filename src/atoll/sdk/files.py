@@ -62,7 +62,8 @@ class AsyncFiles:
         `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
         version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
         """
-        content = data.encode() if isinstance(data, str) else bytes(data)
+        # By a view: bytes(3) would be three zeros.
+        content = data.encode() if isinstance(data, str) else bytes(memoryview(data))
         answer = await self._connection.call(
             "PUT",
             self._url(path),

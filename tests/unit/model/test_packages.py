@@ -51,6 +51,15 @@ def test_anything_but_names_extras_and_versions_is_refused(name: str, version: s
         normalised([Dependency(name, version)])
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "told"),
+    [("ht tp", "", "'ht tp' is not the name"), ("six", "1.16", "'1.16', for six, says nothing")],
+)
+def test_what_is_wrong_is_told_as_it_was_written(name: str, version: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        normalised([Dependency(name, version)])
+
+
 def test_a_package_is_named_once() -> None:
     with pytest.raises(InvalidRequest, match="twice"):
         normalised([Dependency("a-b"), Dependency("A_B", "==1")])
