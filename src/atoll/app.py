@@ -286,7 +286,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings,
         )
         files = Files(
-            lives, driver, work_timeout=settings.link.work_timeout, kept=KeptFiles(checkpoints)
+            lives,
+            driver,
+            work_timeout=settings.link.work_timeout,
+            kept=KeptFiles(checkpoints, saves.left),
         )
         files.changed = saves.touched
         found = Services(

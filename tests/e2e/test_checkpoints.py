@@ -184,7 +184,7 @@ def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     api.end(session)
 
     files = f"{V1}/sessions/{session}/files"
-    eventually(lambda: api.http.get(f"{files}/out/plot.svg").status_code == 200)
+    assert api.http.get(f"{files}/out/plot.svg").status_code == 200, "though it is being saved"
     assert api.http.get(f"{files}/link").text == "<svg/>" * 10
     part = api.http.get(f"{files}/out/plot.svg", headers={"Range": "bytes=6-11"})
     assert (part.status_code, part.text) == (206, "<svg/>")
@@ -204,6 +204,16 @@ def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     for path in ("away", "../x", "out/absent", "absent"):
         assert api.http.get(f"{files}/{path}").status_code in (400, 404, 409)
     problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")
+
+
+def test_who_comes_right_after_the_end_has_what_was_there_last(api: Api) -> None:
+    session = api.create()["id"]
+    api.run(session, "for n in range(2000): open(str(n), 'w').write('old')")
+    answer(api.http.post(path_of(session)))
+    api.run(session, "for n in range(2000): open(str(n), 'w').write('last')")
+    api.end(session)
+    after = api.create(started_from=session)["id"]
+    assert api.run(after, "print(open('1999').read())")["stdout"] == "last\n"
 
 
 def test_the_sdk_and_the_command_line_begin_with_files(server: Server, api: Api) -> None:

@@ -15,7 +15,7 @@ from atoll.model import manifest
 from atoll.service.files import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from atoll.service.checkpoints import Checkpoints
 
@@ -25,12 +25,15 @@ _TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.SYMLI
 
 
 class KeptFiles:
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, left: Callable[[str], Awaitable[None]]) -> None:
+        """`left` waits until a session that ends is saved."""
         self._checkpoints = checkpoints
+        self._left = left
 
     async def open(
         self, session_id: str, path: str, start: int, end: int | None
     ) -> tuple[Entry, AsyncIterator[bytes]] | None:
+        await self._left(session_id)
         found = await self._resolved(session_id, path)
         if found is None or found.kind != manifest.FILE:
             return None
@@ -39,6 +42,7 @@ class KeptFiles:
     async def list(
         self, session_id: str, path: str, *, after: str | None, limit: int
     ) -> tuple[list[Entry], str | None] | None:
+        await self._left(session_id)
         name = _name(path)
         if name is None or await self._checkpoints.get(session_id) is None:
             return None

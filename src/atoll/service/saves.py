@@ -79,6 +79,8 @@ class Saves:
         """How often something began or ended in sessions that are not saved as they are."""
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._saving: set[str] = set()
+        self._leaving: dict[str, asyncio.Event] = {}
+        """Sessions that have ended and are saved for the last time; set when that is over."""
         self._warned: set[str] = set()
         self.busy: Callable[[], Collection[str]] = tuple
         """The sessions in which something runs."""
@@ -163,6 +165,7 @@ class Saves:
                 if error.code != "node_not_reached":
                     raise
                 # What it saved last will have to do.
+        await self.left(session_id)
         if await self._checkpoints.get(session_id) is None:
             raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
 
@@ -195,6 +198,23 @@ class Saves:
 
     async def last(self, session: Session) -> None:
         """Save what an ended session leaves behind, before its instance goes."""
+        over = self._leaving.setdefault(session.id, asyncio.Event())
+        try:
+            await self._last(session)
+        finally:
+            over.set()
+            self._leaving.pop(session.id, None)
+
+    async def left(self, session_id: str) -> None:
+        """
+        Until what an ended session leaves is saved, if this process is at it: who comes at once for
+        its files would else be told of none, or of old ones.
+        """
+        over = self._leaving.get(session_id)
+        if over is not None:
+            await over.wait()
+
+    async def _last(self, session: Session) -> None:
         timer = self._due.pop(session.id, None)
         if timer is not None:
             timer.cancel()
