@@ -133,6 +133,9 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     result = api.run(before, "open('second', 'w').write('2'); print('went on')")
     assert result["stdout"] == "went on\n"
     assert codes(api, before) == ["workspace_not_saved"]
+    assert (checkpoint(api, before) or {})["files"] == 2, "saved on the node before its result"
+    copied = api.create(started_from=before)["id"]
+    assert api.run(copied, "print(open('second').read())")["stdout"] == "2\n"
     new = api.create(durability="execution")
     assert [warning["code"] for warning in new["warnings"]] == ["workspace_not_saved"]
     content = "abc" * 100_000
@@ -148,6 +151,22 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     eventually(lambda: codes(api, before) == [], 60)
     eventually(lambda: any("manifests" in key for key in stored(own_s3, new["id"])), 60)
     eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
+
+
+def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
+    own: S3Server, server: Server, api: Api
+) -> None:
+    session = api.create(durability="execution")["id"]
+    api.run(session, "open('kept', 'w').write('1')")
+    own.kill()
+    api.run(session, "open('kept', 'w').write('2'); open('more', 'w').write('3')")
+    api.end(session)
+
+    own.start()
+    eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
+    later = api.create(started_from=session)["id"]
+    shown = api.run(later, "print(open('kept').read(), open('more').read())")
+    assert shown["stdout"] == "2 3\n"
 
 
 def test_what_waits_for_a_dead_server_outlives_a_kill(

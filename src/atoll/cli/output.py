@@ -67,6 +67,18 @@ def age(moment: datetime) -> str:
     return f"{seconds}s"
 
 
+def size(number: float) -> str:
+    """Bytes, in the unit that people would choose."""
+    if number < 1024:
+        return f"{number:.0f} bytes"
+    units = iter(("KiB", "MiB", "GiB"))
+    for unit in units:
+        number /= 1024
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} TiB"
+
+
 def _short(value: object) -> str:
     if dataclasses.is_dataclass(value):
         value = plain(value)

@@ -154,6 +154,8 @@ def build(
         try:
             template = atoll.templates.get(name)
         except NotFound:
+            if not given:
+                raise  # Nothing to build: more likely a slip than a template without packages.
             template = atoll.templates.create(name, template_id=name, **given)
         else:
             if given:

@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE = 2
 """Checkpoints that this process takes or restores at the same time; each needs up to 64 MiB."""
+AWAY = "blobs_unavailable"
 NONE = 0
 """The number of a record that names no checkpoint."""
 ZEROS = 1 << 20
@@ -77,16 +78,28 @@ class Checkpoints:
         # The slot last: those in line for one session keep none from others.
         async with self._leases.lease(f"checkpoint:{session_id}", owner), self._slots:
             before = await self._store.checkpoints.get(session_id)
-            manifest = await self._readable(before)
-            objects = SessionObjects(self._blobs, session_id)
-            capture = Capture(link, objects, manifest)
             began = self._clock.monotonic()
-            await capture.run()
+            capture = await self._captured(session_id, link, before)
             if before is None and not capture.entries:
                 return None
-            if before is not None and manifest is not None and not capture.changed:
+            if before is not None and not capture.changed:
                 return before
             return await self._record(session_id, before, capture, quiet(), began)
+
+    async def _captured(self, session_id: str, link: Link, before: Checkpoint | None) -> Capture:
+        try:
+            manifest = await self._readable(before)
+            capture = Capture(link, SessionObjects(self._blobs, session_id), manifest)
+            await capture.run()
+        except TemporaryError as error:
+            if before is None or error.code != AWAY:
+                raise
+            # What the store has of it cannot be asked, but what is put waits on the node's disk:
+            # all of it, once. The next one can build on that.
+            log.info("checkpoint.anew", session_id=session_id, error=error.message)
+            capture = Capture(link, SessionObjects(self._blobs, session_id), None)
+            await capture.run()
+        return capture
 
     async def _readable(self, checkpoint: Checkpoint | None) -> Manifest | None:
         """To build on; one that is lost is no reason not to take another."""
@@ -128,7 +141,7 @@ class Checkpoints:
             checkpoint = await self._store.checkpoints.save(
                 dataclasses.replace(checkpoint, kept_until=kept, version=before.version)
             )
-            await self._clean(session_id, before)
+            await self._clean(session_id, before, manifest)
         log.info(
             "checkpoint.taken",
             session_id=session_id,
@@ -140,15 +153,18 @@ class Checkpoints:
         )
         return checkpoint
 
-    async def _clean(self, session_id: str, before: Checkpoint) -> None:
+    async def _clean(self, session_id: str, before: Checkpoint, last: Manifest) -> None:
         """
-        Remove what the checkpoint before the last one had no use for, and its manifest. What stays
-        because the store is away goes with all the rest, in `forget`.
+        Remove what the checkpoint before the last one had no use for, and its manifest; not what
+        the last one uses again, for a content that came back. What stays because the store is away
+        goes with all the rest, in `forget`.
         """
         try:
             data = await self._blobs.get(before.manifest)
             if data is not None:
-                await SessionObjects(self._blobs, session_id).remove(read_manifest(data).dropped)
+                used = last.objects.keys() | {name for _, name in last.pages}
+                unused = set(read_manifest(data).dropped) - used
+                await SessionObjects(self._blobs, session_id).remove(unused)
             if before.number > 1:
                 older = f"{prefix_of(session_id)}manifests/{before.number - 1:08d}"
                 await self._blobs.remove(older)

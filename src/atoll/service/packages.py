@@ -29,6 +29,7 @@ from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
 from atoll.model import packages as model
 from atoll.model.packages import InstallStatus
 from atoll.model.resources import Resources
+from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.package_gateway import Gateway
 from atoll.service.package_index import find_index
 
@@ -91,7 +92,7 @@ class Packages:
         )
         interpreter = await self._interpreter(template)
         if not install.allow_conflicts:
-            _refuse_conflicts(model.conflicts(dependencies, interpreter.packages), template)
+            _refuse_conflicts(model.conflicts(dependencies, interpreter.held), template)
         own = model.covered(dependencies, interpreter.packages)
         if own is not None:
             return _installed(install, None, own)
@@ -226,6 +227,8 @@ class Packages:
             known = self._interpreters.get(edition)
             if known is None:
                 known = await self._environments.interpreter(template)
+                if template.id == DEFAULT_TEMPLATE:
+                    known = dataclasses.replace(known, gives_way=True)
                 self._interpreters[edition] = known
         if template.build is None or template.build.environment is None:
             return known
@@ -335,7 +338,7 @@ class Packages:
                     answer=gateway.answer,
                     hear=running.hear,
                     has=dict(interpreter.packages),
-                    keep_versions=not install.allow_conflicts and not exact,
+                    held={} if install.allow_conflicts or exact else dict(interpreter.held),
                     exact=exact,
                     source_builds=settings.allow_source_builds,
                 )

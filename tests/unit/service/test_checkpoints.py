@@ -240,6 +240,15 @@ async def test_what_is_no_longer_needed_goes_with_the_checkpoint_after_the_next(
     assert len(list(ground.blobs.glob("*/*/manifests/*"))) <= 2
 
 
+async def test_content_that_comes_back_is_not_removed_with_what_went(ground: Ground) -> None:
+    workspace, link = await ground.node("a")
+    for content in ("first", "second", "first", "third", "first"):
+        (workspace / "file").write_text(content)
+        await ground.checkpoints.take(SESSION, link)
+    restored = await ground.restored("b")
+    assert (restored / "file").read_text() == "first"
+
+
 async def test_objects_that_are_mostly_out_of_use_are_left_behind(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(100):

@@ -129,9 +129,7 @@ class LocalEnvironments:
         order = {
             "kind": "install",
             "requirements": list(spec.requirements),
-            "constraints": [f"{name}=={version}" for name, version in spec.has.items()]
-            if spec.keep_versions
-            else [],
+            "constraints": [f"{name}=={version}" for name, version in spec.held.items()],
             "have": spec.has,
             "exact": spec.exact,
             "source_builds": spec.source_builds,
