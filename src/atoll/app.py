@@ -266,6 +266,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         sessions.saves = saves
         checkpoints.discard_mounted = volumes.discard_mounted
+        saves.busy = runs.sessions
         runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")

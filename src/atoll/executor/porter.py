@@ -342,8 +342,10 @@ class Arrival:
                     os.utime(name, ns=(modified, modified), dir_fd=parent, follow_symlinks=False)
                 else:
                     self._file = os.open(name, _NEW, 0o600, dir_fd=parent)
-                    os.ftruncate(self._file, size)
                     self._entry, self._extents = entry, [list(extent) for extent in more]
+                    # Each change of an inode costs: the size only where the data does not make it.
+                    if not more or more[-1][0] + more[-1][1] != size:
+                        os.ftruncate(self._file, size)
             finally:
                 os.close(parent)
         except OSError as error:

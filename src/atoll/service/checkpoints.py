@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 from typing import TYPE_CHECKING
 
 import structlog
@@ -71,8 +72,10 @@ class Checkpoints:
         What the workspace holds now; None when that is nothing and there was nothing before.
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
-        owner = f"{self._leases.replica}/{session_id}"
-        async with self._slots, self._leases.lease(f"checkpoint:{session_id}", owner):
+        # Of this take alone: the same owner would be let in twice.
+        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
+        # The slot last: those in line for one session keep none from others.
+        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._slots:
             before = await self._store.checkpoints.get(session_id)
             manifest = await self._readable(before)
             objects = SessionObjects(self._blobs, session_id)

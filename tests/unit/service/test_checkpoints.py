@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -188,6 +189,16 @@ async def test_a_workspace_that_did_not_change_is_not_written_again(ground: Grou
 
     assert await ground.checkpoints.take(SESSION, link) == first
     assert ground.objects() == stored
+
+
+async def test_of_two_at_the_same_time_the_second_builds_on_the_first(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    (workspace / "file").write_text("first")
+    await ground.checkpoints.take(SESSION, link)
+    (workspace / "file").write_text("second")
+    taken = await asyncio.gather(*(ground.checkpoints.take(SESSION, link) for _ in range(3)))
+    assert [each.number for each in taken if each is not None] == [2, 2, 2]
+    assert tree(await ground.restored("two")) == tree(workspace)
 
 
 async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
