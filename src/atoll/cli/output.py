@@ -31,6 +31,15 @@ def line(text: str) -> None:
     typer.echo(visible(text))
 
 
+def removed(ids: list[str], *, json: bool) -> None:
+    """What a command took away."""
+    if json:
+        as_json({"removed": ids})
+        return
+    for one in ids:
+        line(one)
+
+
 def error(message: str, code: str) -> None:
     typer.echo(f"error: {visible(message).rstrip()} ({code})", err=True)
 

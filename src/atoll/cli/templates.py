@@ -226,8 +226,4 @@ def rm(
     with connect(url, api_key) as atoll:
         for one in template_id:
             atoll.templates.delete(one)
-    if json:
-        output.as_json({"removed": template_id})
-        return
-    for one in template_id:
-        output.line(one)
+    output.removed(template_id, json=json)

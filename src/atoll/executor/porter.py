@@ -17,9 +17,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import time
 
-from . import files, frames, minijson, removal
+from . import files, frames, minijson, removal, rights
 from .connection import Stream
 from .loop import Loop
 
@@ -34,7 +35,11 @@ MAX_DEPTH = 200
 """Each level has a descriptor while it is walked."""
 MAX_NAMES = 250_000
 """Of one directory; they are sorted in memory."""
-MAX_HEADER = 64 * 1024
+MAX_PATH = 16 * 1024
+"""Characters; each is up to six bytes where it is told."""
+MAX_HEADER = 256 * 1024
+EXTENT = struct.Struct("!QI")
+"""Where bytes of a file belong and how many follow; none at its end."""
 FILE, DIRECTORY, LINK = "f", "d", "l"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -124,13 +129,13 @@ class Walk:
         """One at a time; None where a step took time and gave nothing."""
         stack: list[tuple[int, int, str, list[str]]] = []
         try:
-            top = self._workspace.directory("")
+            top = os.dup(self._workspace.root)
             stack.append((top, -1, "", self._names(top, top=True)))
             while stack:
-                fd, rights, prefix, names = stack[-1]
+                fd, mode, prefix, names = stack[-1]
                 if not names:
                     stack.pop()
-                    files.close_own(fd, rights)
+                    rights.close(fd, mode)
                     yield None
                     continue
                 name = names.pop()
@@ -146,14 +151,19 @@ class Walk:
                 if entry[1] == "":
                     yield None  # A pipe, a socket: it has no content to keep.
                     continue
+                if len(path) > MAX_PATH:
+                    # User code that goes down step by step can make paths of any length.
+                    self.cut = True
+                    yield None
+                    continue
                 yield entry
                 if entry[1] == DIRECTORY:
-                    below, rights = self._below(fd, name, len(stack))
+                    below, mode = self._below(fd, name, len(stack))
                     if below >= 0:
-                        stack.append((below, rights, path + "/", self._names(below)))
+                        stack.append((below, mode, path + "/", self._names(below)))
         finally:
-            for fd, rights, _, _ in reversed(stack):
-                files.close_own(fd, rights)
+            for fd, mode, _, _ in reversed(stack):
+                rights.close(fd, mode)
 
     def _below(self, fd: int, name: str, depth: int) -> tuple[int, int]:
         """A directory, opened, and the rights to give back to it; -1 when it cannot be entered."""
@@ -161,7 +171,7 @@ class Walk:
             self.cut = True
             return -1, -1
         try:
-            return files.open_directory(name, fd)
+            return rights.open_directory(name, fd)
         except OSError:
             self.cut = True
             return -1, -1
@@ -221,7 +231,7 @@ def _contents(workspace: files.Workspace, paths: list[str], stream: Stream) -> I
     """
     for index, path in enumerate(paths):
         try:
-            fd = workspace.open_own(path)
+            fd = rights.open_file(workspace.root, path)
         except files.FileError as error:
             stream.event({"event": "gone", "index": index, "why": error.code})
             yield
@@ -276,7 +286,7 @@ def _extents(fd: int, size: int) -> Iterator[tuple[int | None, int]]:
 
 class Arrival:
     """
-    Entries on their way in: for each a length, JSON, and for files the bytes of their extents.
+    Entries on their way in: for each a length, JSON, and for files their extents.
     """
 
     def __init__(self, workspace: files.Workspace) -> None:
@@ -284,7 +294,8 @@ class Arrival:
         self._buffer = bytearray()
         self._file = -1
         self._entry: list[Any] = []
-        self._extents: list[list[int]] = []
+        self._place = self._left = 0
+        """Of the extent that comes: where it goes on, and how many bytes."""
         self._directories: list[list[Any]] = []
         self._made = 0
 
@@ -296,22 +307,24 @@ class Arrival:
     def _take(self) -> bool:
         """Whether there may be more to take."""
         buffer = self._buffer
-        if self._file >= 0:
-            if not self._extents:
-                self._close()
-                return True
-            offset, length = self._extents[0]
-            piece = bytes(buffer[:length])
+        if self._left:
+            piece = bytes(buffer[: self._left])
             if not piece:
                 return False
             del buffer[: len(piece)]
-            written = os.pwrite(self._file, piece, offset)
-            while written < len(piece):
-                written += os.pwrite(self._file, piece[written:], offset + written)
-            if len(piece) == length:
-                self._extents.pop(0)
-            else:
-                self._extents[0] = [offset + len(piece), length - len(piece)]
+            self._left -= len(piece)
+            while piece:
+                written = os.pwrite(self._file, piece, self._place)
+                self._place += written
+                piece = piece[written:]
+            return True
+        if self._file >= 0:
+            if len(buffer) < EXTENT.size:
+                return False
+            self._place, self._left = EXTENT.unpack(bytes(buffer[: EXTENT.size]))
+            del buffer[: EXTENT.size]
+            if not self._left:
+                self._close()
             return True
         if len(buffer) < 4:
             return False
@@ -329,7 +342,7 @@ class Arrival:
         path, kind, mode, size, modified, more = entry
         self._made += 1
         try:
-            parent, name = self._workspace.parent(path)
+            parent, name = self._workspace.reach_parent(path, make=True)
             try:
                 if kind == DIRECTORY:
                     try:
@@ -342,10 +355,8 @@ class Arrival:
                     os.utime(name, ns=(modified, modified), dir_fd=parent, follow_symlinks=False)
                 else:
                     self._file = os.open(name, _NEW, 0o600, dir_fd=parent)
-                    self._entry, self._extents = entry, [list(extent) for extent in more]
-                    # Each change of an inode costs: the size only where the data does not make it.
-                    if not more or more[-1][0] + more[-1][1] != size:
-                        os.ftruncate(self._file, size)
+                    os.ftruncate(self._file, size)
+                    self._entry = entry
             finally:
                 os.close(parent)
         except OSError as error:
@@ -360,14 +371,12 @@ class Arrival:
             os.close(fd)
 
     def finish(self) -> int:
-        if self._file >= 0 and not self._extents:
-            self._close()
         if self._file >= 0 or self._buffer:
             self.abandon()
             raise ValueError("the entries end in the middle of one")
         # The deepest first: what is above may be closed to us afterwards.
         for path, mode, modified in reversed(self._directories):
-            fd = self._workspace.directory(path)
+            fd = files.open_below(self._workspace.root, files.split(path))
             try:
                 os.utime(fd, ns=(modified, modified))
                 os.fchmod(fd, mode)

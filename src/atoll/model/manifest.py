@@ -29,6 +29,11 @@ PAGE_ENTRIES = 4096
 """A page has no more than these."""
 PAGE_BYTES = 2**20
 """Nor more than so much text."""
+MOST_PARTS = 40_000
+"""Of one file: that is 312 GiB without a hole."""
+LONGEST_PATH = 16 * 1024
+"""Characters; what lies deeper is left out."""
+LARGEST = 2**63 - 1
 FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
 
@@ -119,18 +124,26 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def told(fields: Sequence[Any]) -> Entry:
-    """An entry as an executor tells it: without parts."""
+    """
+    An entry as an executor tells it: without parts. Raises `ValueError` or `TypeError` for what no
+    file system can have.
+    """
     path, kind, mode, size, modified, changed, inode, *rest = fields
-    return Entry(
-        str(path),
-        str(kind),
-        int(mode),
-        int(size),
-        int(modified),
-        int(changed),
-        int(inode),
-        str(rest[0]) if rest else "",
-    )
+    target = rest[0] if rest else ""
+    if not isinstance(path, str) or not isinstance(target, str):
+        raise TypeError("a path is text")
+    if len(path) > LONGEST_PATH or len(target) > LONGEST_PATH or "\0" in path or "\0" in target:
+        raise ValueError("not a path")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError("not a path beneath the workspace")
+    if kind not in (FILE, DIRECTORY, SYMLINK):
+        raise ValueError("not a kind")
+    numbers = (mode, size, modified, changed, inode)
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("not a number")
+    if not 0 <= size <= LARGEST or not 0 <= mode <= 0o7777:
+        raise ValueError("not a size or a mode")
+    return Entry(path, kind, mode, size, modified, changed, inode, target)
 
 
 class PageWriter:

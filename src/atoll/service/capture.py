@@ -2,9 +2,13 @@
 A checkpoint being taken: what changed is read through the link and stored, the rest is referred to.
 
 The executor tells all entries in order, the checkpoint before has them in the same order, so the
-two are compared side by side, a window at a time: neither is ever whole in memory. Small files
-share objects; a large one is cut at fixed places, so a change in the middle stores one piece anew.
-An object that is mostly out of use is left behind: what of it is in use is read again.
+two are compared side by side, a window at a time: neither is ever whole in memory. Files with
+little data share objects; a large one is cut at fixed places, so a change in the middle stores one
+piece anew. An object that is mostly out of use is left behind: what of it is in use is read again.
+
+What an executor tells is checked: one that tells nonsense spoils its own checkpoint, as `LinkLost`,
+and nothing else. User code decides how many names, how long names and how many holes there are, so
+each has a bound; what lies beyond is left out, and the checkpoint is told as cut.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ import asyncio
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from atoll.link.client import LinkLost
 from atoll.model.manifest import (
     FILE,
     MAX_OBJECT,
+    MOST_PARTS,
     Entry,
     Manifest,
     PageWriter,
@@ -27,15 +33,21 @@ from atoll.model.manifest import (
 from atoll.service.objects import AT_ONCE, digest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from atoll.link.client import Link
     from atoll.service.objects import SessionObjects
 
 WINDOW = 2000
 """Entries that are looked at together."""
+WINDOW_TEXT = 4 * 2**20
+"""Characters of their paths, which travel in one request."""
+WINDOW_SIZE = 512 * 2**20
+"""Bytes of their files, each 8 KiB of which may be a piece of data and a hole."""
+MAX_LINE = 2**20
+"""Bytes by which an executor tells of one entry."""
 SMALL = 128 * 1024
-"""Bytes of a file that still shares an object with others."""
+"""Bytes of data of a file that still shares an object with others."""
 TRIES = 3
 """For a file that changes while it is read."""
 SAME = 10_000
@@ -80,12 +92,15 @@ class Capture:
             self._objects.know(name for _, name in self._before.pages)
         writer = PageWriter()
         window: list[tuple[Entry, Entry | None]] = []
+        text = size = 0
         try:
             async for pair in self._compared():
                 window.append(pair)
-                if len(window) >= WINDOW:
+                text += len(pair[0].path)
+                size += pair[0].size
+                if len(window) >= WINDOW or text >= WINDOW_TEXT or size >= WINDOW_SIZE:
                     await self._window(window, writer)
-                    window = []
+                    window, text, size = [], 0, 0
             await self._window(window, writer)
             await self._page(writer.end())
             await self._written(0)
@@ -120,8 +135,12 @@ class Capture:
     async def _compared(self) -> AsyncIterator[tuple[Entry, Entry | None]]:
         old = self._old()
         known = await anext(old, None)
+        last: list[str] = []
         async for entry in self._scanned():
             order = entry.order
+            if order <= last:
+                raise _nonsense(f"{entry.path!r} comes behind {'/'.join(last)!r}")
+            last = order
             while known is not None and known.order < order:
                 known = await anext(old, None)
             if known is not None and known.path == entry.path:
@@ -140,11 +159,13 @@ class Capture:
         rest = b""
         async for item in self._link.pull("scan"):
             if isinstance(item, dict):
-                self.cut = bool(item.get("cut"))
+                self.cut |= bool(item.get("cut"))
                 continue
             *lines, rest = (rest + item).split(b"\n")
+            if len(rest) > MAX_LINE:
+                raise _nonsense("an entry that does not end")
             for line in lines:
-                yield told(json.loads(line))
+                yield _told(line)
 
     # A window
 
@@ -161,10 +182,10 @@ class Capture:
                 entries.append(entry)
         packed = await self._collected(entries, wanted)
         await self._end_pack()
-        for index, (pack, offset, length) in packed.items():
+        for index, (pack, start) in packed.items():
             found = entries[index]
             assert found is not None
-            parts = (Part(pack.name, offset, length),) if length else ()
+            parts = tuple(_placed(found.parts, pack.name, start))
             entries[index] = replace(found, parts=parts)
         for each in entries:
             if each is not None:
@@ -194,12 +215,12 @@ class Capture:
 
     async def _collected(
         self, entries: list[Entry | None], wanted: list[int]
-    ) -> dict[int, tuple[_Pack, int, int]]:
+    ) -> dict[int, tuple[_Pack, int]]:
         """
-        Fill in the parts of these entries; those that are gone become none. Small ones are in an
-        object that has no name yet: where in it.
+        Fill in the parts of these entries; those that are gone become none. Those with little data
+        are in an object that has no name yet: from where on.
         """
-        packed: dict[int, tuple[_Pack, int, int]] = {}
+        packed: dict[int, tuple[_Pack, int]] = {}
         for left in range(TRIES - 1, -1, -1):
             again: list[int] = []
             async for index, entry, small, same in self._contents(entries, wanted):
@@ -208,7 +229,7 @@ class Capture:
                     continue
                 self.settled &= same or entry is None
                 entries[index] = entry
-                if small is not None:
+                if small:
                     packed[index] = await self._packed(small)
             if not again:
                 break
@@ -217,67 +238,102 @@ class Capture:
 
     async def _contents(
         self, entries: list[Entry | None], wanted: list[int]
-    ) -> AsyncIterator[tuple[int, Entry | None, bytes | None, bool]]:
-        """Of each: its entry with its parts, its content if it is small, whether it kept still."""
+    ) -> AsyncIterator[tuple[int, Entry | None, bytes, bool]]:
+        """
+        Of each: its entry with its parts, its data if that is little, whether it kept still. The
+        parts of little data have no object yet.
+        """
         if not wanted:
             return
         paths = [entry.path for index in wanted if (entry := entries[index]) is not None]
         reading: _Reading | None = None
         async for item in self._link.pull("collect", paths=paths):
             if isinstance(item, bytes):
-                assert reading is not None
+                if reading is None:
+                    raise _nonsense("data of no file")
                 await self._read(reading, item)
-            elif item.get("event") == "file":
-                reading = _Reading(told(item["entry"]))
-            elif item.get("event") == "hole" and reading is not None:
-                await self._hole(reading, int(item["length"]))
-            elif item.get("event") == "gone":
-                yield wanted[int(item["index"])], None, None, True
-            elif item.get("event") == "over" and reading is not None:
-                index, same = wanted[int(item["index"])], bool(item["same"])
-                if reading.small:
-                    yield index, reading.entry, bytes(reading.data), same
-                else:
-                    await self._cut(reading)
-                    yield index, replace(reading.entry, parts=tuple(reading.parts)), None, same
-                reading = None
+                continue
+            event = item.get("event")
+            if event is None:
+                continue  # Its answer: that was all.
+            if event == "hole":
+                if reading is None:
+                    raise _nonsense("a hole in no file")
+                await self._hole(reading, _number(item, "length", 2**63))
+                continue
+            index = wanted[_number(item, "index", len(wanted))]
+            if event == "gone":
+                yield index, None, b"", True
+            elif event == "file":
+                reading = _Reading(_checked(item.get("entry")))
+                asked = entries[index]
+                if asked is None or reading.entry.path != asked.path or reading.entry.kind != FILE:
+                    raise _nonsense(f"{reading.entry.path!r}, which was not asked for")
+            elif event == "over" and reading is not None:
+                done, reading = reading, None
+                found, small = await self._whole(done)
+                yield index, found, small, bool(item.get("same"))
+
+    async def _whole(self, reading: _Reading) -> tuple[Entry | None, bytes]:
+        """The file with its parts, and its data if that is little."""
+        if reading.pieces > MOST_PARTS:
+            self.cut = True
+            return None, b""
+        small = b""
+        if reading.stored or len(reading.data) > SMALL:
+            await self._cut(reading)
+        else:
+            small = bytes(reading.data)
+            reading.parts += reading.waiting
+        # What it was read as: it may have changed meanwhile.
+        size = reading.place if reading.place < reading.entry.size else reading.entry.size
+        return replace(reading.entry, size=size, parts=tuple(reading.parts)), small
 
     async def _read(self, reading: _Reading, data: bytes) -> None:
-        if reading.small and len(reading.data) + len(data) > SMALL:
-            reading.small = False  # It grew since it was looked at.
+        if reading.place + len(data) > reading.entry.size:
+            raise _nonsense(f"more of {reading.entry.path!r} than it has")
         view = memoryview(data)
         while view:
-            room = MAX_OBJECT - reading.place % MAX_OBJECT
+            room = min(MAX_OBJECT - reading.place % MAX_OBJECT, MAX_OBJECT - len(reading.data))
             piece = view[:room]
-            reading.data += piece
-            reading.place += len(piece)
+            reading.add(piece)
             view = view[len(piece) :]
-            if reading.place % MAX_OBJECT == 0:
-                await self._cut(reading)
+            if len(reading.data) == MAX_OBJECT or reading.place % MAX_OBJECT == 0:
+                await self._cut(reading, least=SMALL)
 
     async def _hole(self, reading: _Reading, length: int) -> None:
-        if reading.small and reading.entry.size <= SMALL:
-            reading.data += bytes(length)
-            reading.place += length
+        if reading.place + length > reading.entry.size:
+            raise _nonsense(f"more of {reading.entry.path!r} than it has")
+        if reading.entry.size <= SMALL:
+            reading.add(bytes(length))
             return
-        reading.small = False
-        await self._cut(reading)
-        reading.parts.append(Part(None, 0, length))
-        reading.place += length
+        crosses = reading.place // MAX_OBJECT != (reading.place + length) // MAX_OBJECT
+        reading.skip(length)
+        if crosses:
+            await self._cut(reading, least=SMALL)
 
-    async def _cut(self, reading: _Reading) -> None:
-        """Store what was gathered of a large file."""
-        if reading.data:
-            data = bytes(reading.data)
+    async def _cut(self, reading: _Reading, least: int = 1) -> None:
+        """
+        Store what was gathered of a large file, holes left out: so many pieces of data as there may
+        be, objects are not small.
+        """
+        if len(reading.data) < least:
+            return
+        if reading.pieces > MOST_PARTS:
             reading.data.clear()
-            reading.parts.append(Part(await self._named(data), 0, len(data)))
+            return
+        data = bytes(reading.data)
+        reading.data.clear()
+        reading.stored = True
+        reading.parts += _placed(reading.waiting, await self._named(data), 0)
+        reading.waiting.clear()
 
-    async def _packed(self, data: bytes) -> tuple[_Pack, int, int]:
+    async def _packed(self, data: bytes) -> tuple[_Pack, int]:
+        """Where in which pack the data is."""
         name = digest(data)
         if name in self._same:
-            pack, offset = self._same[name]
             self._same.move_to_end(name)
-            return pack, offset, len(data)
+            return self._same[name]
         if len(self._pack.data) + len(data) > MAX_OBJECT:
             await self._end_pack()
         pack, offset = self._pack, len(self._pack.data)
@@ -285,7 +341,7 @@ class Capture:
         self._same[name] = (pack, offset)
         if len(self._same) > SAME:
             self._same.popitem(last=False)
-        return pack, offset, len(data)
+        return pack, offset
 
     async def _end_pack(self) -> None:
         pack, self._pack = self._pack, _Pack()
@@ -321,10 +377,72 @@ class _Reading:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.small = entry.size <= SMALL
         self.data = bytearray()
+        self.waiting: list[Part] = []
+        """What is in `data`, which has no name yet, and the holes between."""
         self.parts: list[Part] = []
+        self.pieces = 0
+        """All parts so far; they are not kept when they are too many."""
         self.place = 0
+        self.stored = False
+
+    def add(self, data: bytes | memoryview) -> None:
+        last = self.waiting[-1] if self.waiting else None
+        start, length = len(self.data), len(data)
+        self.data += data
+        if last is not None and last.object is not None:
+            self.waiting[-1] = Part("", last.offset, last.length + length)
+            self.place += length
+        else:
+            self._append(Part("", start, length))
+
+    def skip(self, length: int) -> None:
+        self._append(Part(None, 0, length))
+
+    def _append(self, part: Part) -> None:
+        self.place += part.length
+        self.pieces += 1
+        if self.pieces > MOST_PARTS:
+            self.parts.clear()
+            self.waiting.clear()
+        else:
+            self.waiting.append(part)
+
+
+def _placed(parts: Iterable[Part], name: str, start: int) -> Iterator[Part]:
+    """The parts, with the object that those which are no holes are in from `start` on."""
+    for part in parts:
+        if part.object is None or part.object:
+            yield part
+        else:
+            yield Part(name, start + part.offset, part.length)
+
+
+def _nonsense(what: str) -> LinkLost:
+    return LinkLost(f"The executor tells of {what[:200]}.")
+
+
+def _told(line: bytes) -> Entry:
+    try:
+        return _checked(json.loads(line))
+    except (ValueError, RecursionError):
+        raise _nonsense("something that is no entry") from None
+
+
+def _checked(fields: object) -> Entry:
+    try:
+        if isinstance(fields, list):
+            return told(fields)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise _nonsense("something that is no entry")
+
+
+def _number(item: dict[str, Any], name: str, below: int) -> int:
+    number = item.get(name)
+    if not isinstance(number, int) or not 0 <= number < below:
+        raise _nonsense(f"{name} {number!r}")
+    return number
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

@@ -20,7 +20,7 @@ import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import Checkpoint
-from atoll.model.manifest import Entry, Manifest, read_manifest, spans
+from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
@@ -130,7 +130,8 @@ class Checkpoints:
             manifest=key,
             created_at=now,
             files=capture.files,
-            size=capture.size,
+            # Holes count, so user code can make it larger than a database's numbers are.
+            size=min(capture.size, LARGEST),
             node_id=self._node_id,
         )
         if before is None:

@@ -30,6 +30,7 @@ from atoll.model import packages as model
 from atoll.model.packages import InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.installation import Installation
 from atoll.service.package_gateway import Gateway
 from atoll.service.package_index import find_index
 
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "ATOLL_PACKAGES"
 """Tells the executor of a session's packages, for PYTHONPATH and PATH."""
-LOG_LIMIT = 256 * 1024
-"""Bytes of the log that are kept; of a longer one its beginning and its end."""
 LOG_SECONDS = 0.5
 """Pause between two times that the log is written down while it grows."""
 MOST_EDITIONS = 1000
@@ -77,7 +76,7 @@ class Packages:
         self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
         self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._running: dict[str, _Installation] = {}
+        self._running: dict[str, Installation] = {}
 
     # What sessions ask for
 
@@ -271,7 +270,7 @@ class Packages:
         """The log is kept by the session's id, where there is one, and told to `hear`."""
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = _Installation()
+            running = self._running[key] = Installation()
             work = self._run(key, running, install, template, interpreter, exact=exact, since=since)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -306,7 +305,7 @@ class Packages:
     async def _run(
         self,
         key: str,
-        running: _Installation,
+        running: Installation,
         install: Install,
         template: Template,
         interpreter: Interpreter,
@@ -352,7 +351,7 @@ class Packages:
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
 
-    async def _write_log(self, session_id: str | None, running: _Installation) -> None:
+    async def _write_log(self, session_id: str | None, running: Installation) -> None:
         """While it grows, so that every replica of the node can show it."""
         written = None
         while True:
@@ -360,39 +359,6 @@ class Packages:
                 written = running.size
                 await self._environments.write_log(session_id, running.text)
             await asyncio.sleep(LOG_SECONDS)
-
-
-class _Installation:
-    """One that is under way, and what it has printed."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[PackageSet] | None = None
-        self.waiting = 0
-        self.size = 0
-        self.away = False
-        """Whether the index did not answer."""
-        self.heard: list[Callable[[bytes], None]] = []
-        """Told what is printed."""
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    def hear(self, data: bytes) -> None:
-        for hear in self.heard:
-            hear(data)
-        self.size += len(data)
-        room = LOG_LIMIT // 2 - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        del self._tail[: -LOG_LIMIT // 2]
-
-    def say(self, words: str) -> None:
-        self.hear(f"atoll: {words}\n".encode())
-
-    @property
-    def text(self) -> bytes:
-        lost = self.size - len(self._head) - len(self._tail)
-        between = f"\n... {lost} bytes are left out ...\n".encode() if lost else b""
-        return bytes(self._head) + between + bytes(self._tail)
 
 
 def _installed(install: Install, environment: str | None, installed: tuple[str, ...]) -> Install:

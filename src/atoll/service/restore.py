@@ -11,6 +11,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+from atoll.executor.porter import EXTENT
 from atoll.model.manifest import DIRECTORY, FILE, SYMLINK, Entry
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from atoll.service.objects import SessionObjects
 
 STREAMS = 4
-AHEAD = 256
-"""Entries that wait for a stream."""
+AHEAD = 16
+"""Entries that wait for a stream; one may have many parts."""
 TOGETHER = 64 * 1024
 """Bytes that are sent together at least."""
 
@@ -70,16 +71,16 @@ class Restore:
 
     async def _contents(self) -> AsyncIterator[bytes]:
         while (entry := await self._files.get()) is not None:
-            place, extents = 0, []
-            for part in entry.parts:
-                if part.object is not None:
-                    extents.append([place, part.length])
-                place += part.length
-            yield _header(entry, extents)
+            yield _header(entry, None)
+            place = 0
             for part in entry.parts:
                 if part.object is not None:
                     data = await self._objects.get(part.object)
+                    # With its place in front: all of them together may be very many.
+                    yield EXTENT.pack(place, part.length)
                     yield data[part.offset : part.offset + part.length]
+                place += part.length
+            yield EXTENT.pack(place, 0)
 
 
 async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -30,6 +31,7 @@ from atoll.model.manifest import (
     read_page,
     spans,
 )
+from atoll.service import capture
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.leases import Leases
 from atoll.settings import Settings
@@ -74,6 +76,9 @@ class Ground:
 
     def objects(self) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self.blobs.glob("*/*/data/*")}
+
+    def manifest(self) -> Manifest:
+        return read_manifest(max(self.blobs.glob("*/*/manifests/*")).read_bytes())
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -483,3 +488,109 @@ async def test_a_manifest_of_another_version_is_refused() -> None:
     other = {**json.loads(manifest.encoded()), "version": 99}
     with pytest.raises(PermanentError):
         read_manifest(json.dumps(other).encode())
+
+
+# What user code can make large
+
+
+async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    with (workspace / "sparse").open("wb") as file:
+        for number in range(15_000):
+            file.seek(number * 3 * 4096)
+            file.write(b"%d" % number)
+        file.truncate(1 << 30)
+    with (workspace / "wide").open("wb") as file:
+        # At the end of each of the places where a file is cut.
+        for number in range(1, 300):
+            file.seek(number * MAX_OBJECT - 4)
+            file.write(b"here")
+
+    await ground.checkpoints.take(SESSION, link)
+
+    assert len(ground.objects()) < 30
+    other = await ground.restored("two")
+    for name in ("sparse", "wide"):
+        same = await asyncio.create_subprocess_exec("cmp", workspace / name, other / name)
+        assert await same.wait() == 0
+        assert (other / name).stat().st_blocks == (workspace / name).stat().st_blocks
+
+
+async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MOST_PARTS", 100)
+    workspace, link = await ground.node("one")
+    with (workspace / "sparse").open("wb") as file:
+        for number in range(200):
+            file.seek(number * 3 * 4096)
+            file.write(b"%d" % number)
+    (workspace / "other").write_text("kept")
+
+    await ground.checkpoints.take(SESSION, link)
+
+    assert ground.manifest().cut
+    assert tree(await ground.restored("two")) == {"other": tree(workspace)["other"]}
+
+
+async def test_sizes_that_no_number_holds_are_no_obstacle(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    largest = 1 << 40
+    with contextlib.suppress(OSError):
+        for each in (41, 42, 43, 50, 60, 62):
+            with (workspace / "probe").open("wb") as file:
+                file.truncate(1 << each)
+                largest = 1 << each
+    (workspace / "probe").unlink()
+    for number in range(4):
+        with (workspace / f"{number}").open("wb") as file:
+            file.truncate(largest)
+
+    taken = await ground.checkpoints.take(SESSION, link)
+
+    assert taken is not None
+    assert taken.size == min(4 * largest, 2**63 - 1)
+
+
+async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Ground) -> None:
+    workspace, link = await ground.node("one")
+    _down(workspace, "\udcff" * 250, 40, {"end": b"deep"})
+
+    await ground.checkpoints.take(SESSION, link)
+
+    assert not ground.manifest().cut
+    other = await ground.restored("two")
+    here = os.open(other, os.O_RDONLY)
+    for _ in range(40):
+        here = os.open("\udcff" * 250, os.O_RDONLY, dir_fd=here)
+    assert os.read(os.open("end", os.O_RDONLY, dir_fd=here), 10) == b"deep"
+
+
+async def test_many_names_at_the_end_of_a_very_long_path_do_not_break_the_link(
+    ground: Ground,
+) -> None:
+    workspace, link = await ground.node("one")
+    _down(workspace, "\udcff" * 255, 60, {f"{number}": b"x" for number in range(2500)})
+    _down(workspace, "d" * 255, 150, {f"{number}": b"x" for number in range(2500)})
+
+    taken = await ground.checkpoints.take(SESSION, link)
+
+    assert link.alive
+    assert taken is not None
+    assert taken.files == 2500
+    assert ground.manifest().cut
+
+
+def _down(top: Path, name: str, levels: int, files: dict[str, bytes]) -> None:
+    """Step by step, as user code can."""
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    for each, content in files.items():
+        fd = os.open(each, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=here)
+        os.write(fd, content)
+        os.close(fd)
+    os.close(here)
