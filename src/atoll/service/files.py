@@ -14,15 +14,16 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge
 from atoll.link.client import ExecutorError
 from atoll.model.page import Page
+from atoll.model.times import moment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from datetime import datetime, timedelta
 
     from atoll.drivers.base import Driver
     from atoll.service.lives import Live, Lives
@@ -397,7 +398,7 @@ def _after(cursor: str | None, kind: str) -> str | None:
             path, line = json.loads(text[1:])
             if not (isinstance(path, str) and isinstance(line, int)):
                 raise ValueError
-    except (ValueError, TypeError, binascii.Error):
+    except (ValueError, TypeError, RecursionError, binascii.Error):
         text = ""
     if text[:1] != kind:
         raise InvalidRequest(
@@ -414,6 +415,6 @@ def _entry(item: dict[str, Any]) -> Entry:
         type=str(item["type"]),
         size=int(item["size"]),
         mode=int(item["mode"]),
-        modified_at=datetime.fromtimestamp(int(item["modified"]) // 1000 / 1e6, UTC),
+        modified_at=moment(int(item["modified"])),
         etag=None if etag is None or item["type"] != "file" else str(etag),
     )
