@@ -45,6 +45,8 @@ WINDOW_TEXT = 4 * 2**20
 """Characters of their paths, which travel in one request."""
 WINDOW_SIZE = 512 * 2**20
 """Bytes of their files, each 8 KiB of which may be a piece of data and a hole."""
+MOST_ENTRIES = 5_000_000
+"""Code that makes directories while they are walked would make a walk without end."""
 MAX_LINE = 2**20
 """Bytes by which an executor tells of one entry."""
 SMALL = 128 * 1024
@@ -137,7 +139,12 @@ class Capture:
         old = self._old()
         known = await anext(old, None)
         last: list[str] = []
+        seen = 0
         async for entry in self._scanned():
+            seen += 1
+            if seen > MOST_ENTRIES:
+                self.cut = True
+                return
             order = entry.order
             if order <= last:
                 raise _nonsense(f"{entry.path!r} comes behind {'/'.join(last)!r}")
