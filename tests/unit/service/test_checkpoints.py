@@ -493,7 +493,8 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
     other = await ground.restored("two")
     for name in ("sparse", "wide"):
         assert filecmp.cmp(workspace / name, other / name, shallow=False)
-        assert (other / name).stat().st_blocks == (workspace / name).stat().st_blocks
+        # Not the same: when the file system gives out its blocks is its own affair.
+        assert (other / name).stat().st_blocks * 512 < 200 * MEGABYTE
 
 
 async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
