@@ -45,6 +45,14 @@ def delete(client: Client, session: str) -> None:
     client.call("DELETE", f"/api/v1/sessions/{session}")
 
 
+def run(client: Client, session: str, code: str) -> None:
+    """Code that has to succeed."""
+    path = f"/api/v1/sessions/{session}/execute"
+    status, content = client.send(client.prepare("POST", path, {"code": code, "wait": 300}))
+    if status != 200 or b'"success"' not in content:
+        raise RuntimeError(content.decode()[:500])
+
+
 def wait_for_pool(client: Client, template: str, size: int, node: str = "local") -> None:
     deadline = time.monotonic() + 120
     while client.call("GET", f"/api/v1/runtimes/{node}/metrics")["pool"].get(template, 0) < size:

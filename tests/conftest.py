@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -79,4 +80,11 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """For tests that leave it running, each beneath a prefix of its own."""
     with S3Server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_s3(tmp_path: Path) -> Iterator[S3Server]:
+    """One for a test to kill."""
+    with S3Server(tmp_path) as running:
         yield running

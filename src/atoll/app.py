@@ -63,7 +63,6 @@ from atoll.service.invocations import Invocations
 from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
-from atoll.service.links import Links
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
@@ -75,6 +74,7 @@ from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
 from atoll.service.sessions import Sessions
+from atoll.service.signed_links import SignedLinks
 from atoll.service.signing import Signing
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
@@ -266,6 +266,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         sessions.saves = saves
         checkpoints.discard_mounted = volumes.discard_mounted
+        saves.busy = runs.sessions
         runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
         node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
@@ -296,7 +297,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=files,
-            links=Links(files, lives, Signing(await store.secret(), clock), blobs),
+            links=SignedLinks(files, lives, Signing(await store.secret(), clock), blobs),
             artifacts=Artifacts(store, lives),
             checkpoints=checkpoints,
             saves=saves,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,6 +81,23 @@ class Api:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")
             yield from heard(response)
+
+
+@contextmanager
+def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
+    """One with these volumes, which ends with the block."""
+    made = api.create(volumes=list(volumes), **fields)["id"]
+    try:
+        yield made
+    finally:
+        api.end(made)
+
+
+def sh(api: Api, session_id: str, line: str) -> str:
+    """What the line printed; it is to go well."""
+    told = api.run(session_id, command=["sh", "-c", line])
+    assert told["exit_code"] == 0, told
+    return str(told["stdout"])
 
 
 def heard(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -19,6 +19,9 @@ EMBEDDED = {
     "hello.py": "42\n\n",
     "handler.py": "{'message': 'Hello', 'input': 'Alice'}\nworking\nfailed 1 ZeroDivisionError\n",
     "files.py": "artifacts: report.txt\n2 rows, 7 in all\n",
+    "trees.py": "3 files, 30 bytes\n"
+    "project/0.upper 1 THIS IS 0\nproject/1.upper 1 THIS IS 1\nproject/2.upper 1 THIS IS 2\n"
+    "0.txt 0.upper 1.txt 1.upper 2.txt 2.upper\n",
     "async_many.py": "[0, 1, 4, 9, 16, 25, 36, 49]\n",
     "stream.py": "hello\nheard one\nsuccess\ncancelled\n",
     "invocations.py": "succeeded 7\nfailed out of stock 1\nsucceeded order 17 is on its way 2\n",

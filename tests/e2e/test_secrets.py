@@ -318,4 +318,6 @@ def test_the_command_line_takes_values_from_the_environment_and_files_only(
     refused = create("--secret", "TOKEN=on-the-command-line")
     assert refused.returncode == 2
     assert "--secret-file" in refused.stderr
-    assert create("--secret", "NOT_SET_ANYWHERE").returncode == 1
+    not_set = create("--secret", "NOT_SET_ANYWHERE")
+    assert not_set.returncode == 2
+    assert "NOT_SET_ANYWHERE is not set" in " ".join(not_set.stderr.split())

@@ -329,6 +329,9 @@ def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> 
     again = atoll(server, "template", "build", "by-cli", "--json")
     assert (again.returncode, json.loads(again.stdout)["version"]) == (0, 2)
 
+    slip = atoll(server, "template", "build", "by-cil")
+    assert slip.returncode == 1
+    assert "template_not_found" in slip.stderr
     failed = atoll(server, "template", "build", "by-cli", "--python", "not-on-the-index")
     assert failed.returncode == 1
     assert "build_failed" in failed.stderr

@@ -16,7 +16,7 @@ import pytest
 
 from atoll import Atoll, Mount
 from tests import unprivileged
-from tests.e2e.api import V1, Api, answer, eventually, problem
+from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
 
 if TYPE_CHECKING:
@@ -49,21 +49,6 @@ def volume(api: Api) -> Iterator[str]:
     make(api, name)
     yield name
     eventually(lambda: api.http.delete(f"{V1}/volumes/{name}").status_code in (204, 404))
-
-
-@contextmanager
-def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
-    made = api.create(volumes=list(volumes), **fields)["id"]
-    try:
-        yield made
-    finally:
-        api.end(made)
-
-
-def sh(api: Api, session_id: str, line: str) -> str:
-    told = api.run(session_id, command=["sh", "-c", line])
-    assert told["exit_code"] == 0, told
-    return str(told["stdout"])
 
 
 def mounted(server: Server) -> list[str]:

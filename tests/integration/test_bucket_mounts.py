@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, problem
+from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -88,21 +88,6 @@ def volume(api: Api, name: str) -> Iterator[str]:
         yield name
     finally:
         eventually(lambda: api.http.delete(f"{V1}/volumes/{name}").status_code == 204)
-
-
-@contextmanager
-def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
-    made = api.create(volumes=list(volumes), **fields)["id"]
-    try:
-        yield made
-    finally:
-        api.end(made)
-
-
-def sh(api: Api, session_id: str, line: str) -> str:
-    told = api.run(session_id, command=["sh", "-c", line])
-    assert told["exit_code"] == 0, told
-    return str(told["stdout"])
 
 
 def fails(api: Api, session_id: str, line: str) -> str:

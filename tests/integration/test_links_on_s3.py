@@ -19,17 +19,10 @@ MiB = 1024 * 1024
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[S3Server]:
-    """One for a test to kill."""
-    with S3Server(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def api(bubblewrap: str, own: S3Server, tmp_path: Path) -> Iterator[Api]:
+def api(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Api]:
     place = tmp_path / "data"
     place.mkdir()
-    env = own.environment(ATOLL_POOL__SIZE="1")
+    env = own_s3.environment(ATOLL_POOL__SIZE="1")
     with Server(place, **env) as server, server.client() as http:
         yield Api(http)
 
@@ -43,7 +36,7 @@ def presign(api: Api, session: str, **body: Any) -> dict[str, Any]:
     return answer(api.http.post(f"{V1}/sessions/{session}/files/presign", json=body))
 
 
-def test_a_file_is_exchanged_with_s3_itself(api: Api, own: S3Server) -> None:
+def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
     session = api.create()["id"]
     content = bytes(range(256)) * (20 * MiB // 256)
     api.put(session, "out", content)
@@ -51,32 +44,32 @@ def test_a_file_is_exchanged_with_s3_itself(api: Api, own: S3Server) -> None:
     again = presign(api, session, path="out")
 
     assert first["native"] is True
-    assert first["url"].startswith(own.endpoint)
+    assert first["url"].startswith(own_s3.endpoint)
     assert httpx.get(first["url"]).content == content
     assert httpx.get(again["url"], headers={"Range": "bytes=1-2"}).content == content[1:3]
-    assert len(keys(own, "exports", session)) == 1
+    assert len(keys(own_s3, "exports", session)) == 1
     api.put(session, "out", b"another")
     assert httpx.get(presign(api, session, path="out")["url"]).content == b"another"
-    assert len(keys(own, "exports", session)) == 2
+    assert len(keys(own_s3, "exports", session)) == 2
 
     put = presign(api, session, path="in/file", method="PUT", direct=True)
     assert (put["native"], put["method"]) == (True, "PUT")
     problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
     assert httpx.put(put["url"], content=content).status_code == 200
-    assert len(keys(own, "uploads", session)) == 1
+    assert len(keys(own_s3, "uploads", session)) == 1
     done = httpx.post(put["complete_url"], timeout=60)
     assert answer(done, 201)["size"] == len(content)
-    assert keys(own, "uploads", session) == set()
+    assert keys(own_s3, "uploads", session) == set()
     problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
     problem(httpx.get(put["complete_url"]), 403, "signed_url_invalid")
     assert api.http.get(f"{V1}/sessions/{session}/files/in/file").content == content
     assert presign(api, session, path="a", method="PUT")["native"] is False
 
 
-def test_links_lead_here_while_s3_is_dead(api: Api, own: S3Server) -> None:
+def test_links_lead_here_while_s3_is_dead(api: Api, own_s3: S3Server) -> None:
     session = api.create()["id"]
     api.put(session, "out", b"content")
-    own.kill()
+    own_s3.kill()
     link = presign(api, session, path="out")
 
     assert link["native"] is False

@@ -25,17 +25,10 @@ QUICK = {"ATOLL_WORKSPACE__DELAY": "0.1", "ATOLL_POOL__SIZE": "1"}
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[S3Server]:
-    """One for a test to kill."""
-    with S3Server(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def server(bubblewrap: str, own: S3Server, tmp_path: Path) -> Iterator[Server]:
+def server(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Server]:
     place = tmp_path / "data"
     place.mkdir()
-    with Server(place, **own.environment(**QUICK)) as running:
+    with Server(place, **own_s3.environment(**QUICK)) as running:
         yield running
 
 
@@ -60,22 +53,24 @@ def codes(api: Api, session_id: str) -> list[str]:
     return [warning["code"] for warning in api.get(session_id)["warnings"]]
 
 
-def test_what_an_execution_and_an_upload_change_is_saved_by_itself(own: S3Server, api: Api) -> None:
+def test_what_an_execution_and_an_upload_change_is_saved_by_itself(
+    own_s3: S3Server, api: Api
+) -> None:
     session = api.create()["id"]
     api.run(session, "open('made', 'w').write('1')")
     eventually(lambda: checkpoint(api, session))
     api.put(session, "uploaded", b"by hand")
     eventually(lambda: (checkpoint(api, session) or {}).get("files") == 2)
-    assert stored(own, session)
+    assert stored(own_s3, session)
     assert codes(api, session) == []
 
 
 def test_a_long_execution_is_saved_while_it_runs(
-    bubblewrap: str, own: S3Server, tmp_path: Path
+    bubblewrap: str, own_s3: S3Server, tmp_path: Path
 ) -> None:
     place = tmp_path / "long"
     place.mkdir()
-    env = own.environment(**QUICK, ATOLL_WORKSPACE__INTERVAL="1")
+    env = own_s3.environment(**QUICK, ATOLL_WORKSPACE__INTERVAL="1")
     with Server(place, **env) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -128,16 +123,19 @@ def test_a_session_goes_on_from_what_another_node_saved(
 
 
 def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
-    own: S3Server, server: Server, api: Api
+    own_s3: S3Server, server: Server, api: Api
 ) -> None:
     before = api.create(durability="execution")["id"]
     api.run(before, "open('first', 'w').write('1')")
-    assert stored(own, before)
-    own.kill()
+    assert stored(own_s3, before)
+    own_s3.kill()
 
     result = api.run(before, "open('second', 'w').write('2'); print('went on')")
     assert result["stdout"] == "went on\n"
     assert codes(api, before) == ["workspace_not_saved"]
+    assert (checkpoint(api, before) or {})["files"] == 2, "saved on the node before its result"
+    copied = api.create(started_from=before)["id"]
+    assert api.run(copied, "print(open('second').read())")["stdout"] == "2\n"
     new = api.create(durability="execution")
     assert [warning["code"] for warning in new["warnings"]] == ["workspace_not_saved"]
     content = "abc" * 100_000
@@ -149,26 +147,42 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     kept = api.create(started_from=new["id"])["id"]
     assert api.run(kept, "print(len(open('made').read()))")["stdout"] == "300000\n"
 
-    own.start()
+    own_s3.start()
     eventually(lambda: codes(api, before) == [], 60)
-    eventually(lambda: any("manifests" in key for key in stored(own, new["id"])), 60)
+    eventually(lambda: any("manifests" in key for key in stored(own_s3, new["id"])), 60)
     eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
 
 
-def test_what_waits_for_a_dead_server_outlives_a_kill(
+def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
     own: S3Server, server: Server, api: Api
+) -> None:
+    session = api.create(durability="execution")["id"]
+    api.run(session, "open('kept', 'w').write('1')")
+    own.kill()
+    api.run(session, "open('kept', 'w').write('2'); open('more', 'w').write('3')")
+    api.end(session)
+
+    own.start()
+    eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
+    later = api.create(started_from=session)["id"]
+    shown = api.run(later, "print(open('kept').read(), open('more').read())")
+    assert shown["stdout"] == "2 3\n"
+
+
+def test_what_waits_for_a_dead_server_outlives_a_kill(
+    own_s3: S3Server, server: Server, api: Api
 ) -> None:
     import signal
 
     session = api.create(durability="execution")["id"]
-    own.kill()
+    own_s3.kill()
     text = hashlib.sha256(b"x").hexdigest() * 1000
     api.run(session, f"open('made', 'w').write({text!r})")
     server.stop(signal.SIGKILL)
     server.start()
-    own.start()
+    own_s3.start()
     with server.client() as http:
         again = Api(http)
-        eventually(lambda: any("manifests" in key for key in stored(own, session)), 60)
+        eventually(lambda: any("manifests" in key for key in stored(own_s3, session)), 60)
         copy = again.create(started_from=session)["id"]
         assert again.run(copy, "print(len(open('made').read()))")["stdout"] == "64000\n"

@@ -1,6 +1,7 @@
 """What a session is given on the command line beside its limits."""
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +24,22 @@ def secrets(names: Iterable[str] | None, files: Iterable[str] | None) -> dict[st
                 "the variable of that name, asked for, or read by --secret-file.",
                 param_hint="--secret",
             )
-        found[name] = os.environ.get(name) or typer.prompt(name, hide_input=True, err=True)
+        found[name] = os.environ.get(name) or _asked(name)
     for pair in files or ():
         name, equals, path = pair.partition("=")
         if not name or not equals or not path:
             raise typer.BadParameter(f"{pair!r} is not NAME=PATH.", param_hint="--secret-file")
         found[name] = _read(Path(path))
     return found
+
+
+def _asked(name: str) -> str:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            f"the variable {name} is not set, and there is no terminal to ask for its value at.",
+            param_hint="--secret",
+        )
+    return str(typer.prompt(name, hide_input=True, err=True))
 
 
 def _read(path: Path) -> str:

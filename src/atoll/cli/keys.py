@@ -76,7 +76,7 @@ def rm(
 
     if not _run(removed()):
         raise NotFound(f"There is no key {key_id}.", code="key_not_found")
-    output.as_json({"removed": [key_id]}) if json else output.line(key_id)
+    output.removed([key_id], json=json)
 
 
 def _shown(key: Key) -> dict[str, object]:

@@ -31,6 +31,15 @@ def line(text: str) -> None:
     typer.echo(visible(text))
 
 
+def removed(ids: list[str], *, json: bool) -> None:
+    """What a command took away."""
+    if json:
+        as_json({"removed": ids})
+        return
+    for one in ids:
+        line(one)
+
+
 def error(message: str, code: str) -> None:
     typer.echo(f"error: {visible(message).rstrip()} ({code})", err=True)
 
@@ -65,6 +74,18 @@ def age(moment: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def size(number: float) -> str:
+    """Bytes, in the unit that people would choose."""
+    if number < 1024:
+        return f"{number:.0f} bytes"
+    units = iter(("KiB", "MiB", "GiB"))
+    for unit in units:
+        number /= 1024
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} TiB"
 
 
 def _short(value: object) -> str:

@@ -1,11 +1,11 @@
 """`atoll session …`."""
 
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import given, output
+from atoll.cli import files, given, output
 from atoll.cli.complete import session_ids, template_ids
 from atoll.cli.options import (
     ApiKey,
@@ -21,6 +21,9 @@ from atoll.cli.options import (
     environment,
 )
 from atoll.cli.shell import shell
+
+if TYPE_CHECKING:
+    from atoll.sdk.values import SessionInfo
 
 app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -273,33 +276,31 @@ def exec_(
 
 
 @app.command()
-def cp(
-    source: Annotated[str, typer.Argument(help="A local path, or SESSION:PATH.")],
-    target: Annotated[str, typer.Argument(help="The other of the two.")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
-    """Copy a file or directory into a session or out of one."""
-    from atoll.cli.copy import copy
-
-    with connect(url, api_key) as atoll:
-        copied = copy(atoll, source, target)
-    output.as_json(copied) if json else output.note(f"{len(copied)} file(s) copied.")
-
-
-@app.command()
 def rm(
-    session_id: Annotated[
-        list[str], typer.Argument(metavar="SESSION...", autocompletion=session_ids)
+    which: Annotated[
+        list[str], typer.Argument(metavar="SESSION[:PATH]...", autocompletion=session_ids)
     ],
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Directories with all in them.")
+    ] = False,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """End sessions; their records and results stay readable."""
+    """
+    End sessions; their records and results stay readable. With a PATH, remove that file of the
+    session, which goes on.
+    """
+    places = [(*files.place(one), ":" in one) for one in which]
+    if any(named and not path for _, path, named in places):
+        raise typer.BadParameter("there is no path behind the colon.", param_hint="SESSION:PATH")
+    infos: list[SessionInfo] = []
     with connect(url, api_key) as atoll:
-        infos = [atoll.sessions.delete(one) for one in session_id]
+        for session_id, path, named in places:
+            if named:
+                atoll.sessions.get(session_id).files.remove(path, recursive=recursive)
+            else:
+                infos.append(atoll.sessions.delete(session_id))
     if json:
         output.as_json(infos)
         return
@@ -307,4 +308,5 @@ def rm(
         output.line(info.id)
 
 
-app.command("shell")(shell)
+for command in (files.cp, files.ls, files.cat, files.search, files.watch, files.checkpoint, shell):
+    app.command(command.__name__)(command)

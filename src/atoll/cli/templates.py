@@ -154,6 +154,8 @@ def build(
         try:
             template = atoll.templates.get(name)
         except NotFound:
+            if not given:
+                raise  # Nothing to build: more likely a slip than a template without packages.
             template = atoll.templates.create(name, template_id=name, **given)
         else:
             if given:
@@ -224,8 +226,4 @@ def rm(
     with connect(url, api_key) as atoll:
         for one in template_id:
             atoll.templates.delete(one)
-    if json:
-        output.as_json({"removed": template_id})
-        return
-    for one in template_id:
-        output.line(one)
+    output.removed(template_id, json=json)

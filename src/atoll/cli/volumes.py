@@ -57,8 +57,4 @@ def delete(
     with connect(url, api_key) as atoll:
         for one in volume_id:
             atoll.volumes.delete(one)
-    if json:
-        output.as_json({"removed": volume_id})
-        return
-    for one in volume_id:
-        output.line(one)
+    output.removed(volume_id, json=json)

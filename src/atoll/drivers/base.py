@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class InstallSpec:
     """Told what is printed."""
     has: dict[str, str]
     """The template's packages, by normalised name."""
-    keep_versions: bool = True
-    """Whether the template's versions stand."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Those of them whose versions stand."""
     exact: bool = False
     """Whether the requirements are all that is needed, each in one version."""
     source_builds: bool = False

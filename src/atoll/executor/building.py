@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from .files import UPLOAD, FileError, Workspace, split, translate
+from .files import UPLOAD, FileError, Workspace, open_below, split, translate
 from .removal import DIRECTORY, removing
 from .walk import MAX_DEPTH
 
@@ -181,7 +181,7 @@ class Tree:
         waiting: list[tuple[str, ...]] = [()]
         while waiting:
             parts = waiting.pop()
-            here, there = _open(self._top, parts), _open(target, parts)
+            here, there = open_below(self._top, parts), open_below(target, parts)
             try:
                 with os.scandir(here) as items:
                     names = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
@@ -205,19 +205,6 @@ def _kind(name: str, fd: int) -> bool | None:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return None
-
-
-def _open(top: int, parts: tuple[str, ...]) -> int:
-    here = os.dup(top)
-    try:
-        for part in parts:
-            below = os.open(part, DIRECTORY, dir_fd=here)
-            os.close(here)
-            here = below
-    except BaseException:
-        os.close(here)
-        raise
-    return here
 
 
 def _clear(name: str, directory: int) -> None:

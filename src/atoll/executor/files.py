@@ -20,6 +20,7 @@ from .removal import DIRECTORY, TRASH, in_time, move_to, removing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 ROOT = "/workspace"
@@ -119,43 +120,6 @@ class Workspace:
         if not parts:
             raise FileError("bad_path", "the workspace itself cannot be used so")
         return self._open_directory(parts[:-1], make), parts[-1]
-
-    # For who takes the workspace as a whole
-
-    def directory(self, path: str) -> int:
-        """A descriptor of a directory, no component of which is a link."""
-        here = os.dup(self._root)
-        for part in split(path):
-            try:
-                below = os.open(part, DIRECTORY, dir_fd=here)
-            finally:
-                os.close(here)
-            here = below
-        return here
-
-    def parent(self, path: str) -> tuple[int, str]:
-        """As `_parent`, and what is missing above is made."""
-        return self._parent(path, make=True)
-
-    def open_own(self, path: str) -> int:
-        """A regular file for reading, whatever its rights; no link is followed."""
-        *above, name = split(path)
-        opened = [(os.dup(self._root), -1)]
-        try:
-            for part in above:
-                opened.append(open_directory(part, opened[-1][0]))
-            fd, mode = open_own(name, READING, opened[-1][0])
-            if mode >= 0:
-                os.fchmod(fd, mode)
-        except OSError as error:
-            raise translate(error, path) from None
-        finally:
-            for each in reversed(opened):
-                close_own(*each)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise FileError("not_a_file", "%s is not a regular file" % path)
-        return fd
 
     # What the control plane asks for
 
@@ -506,39 +470,16 @@ def etag(status: os.stat_result) -> str:
     )
 
 
-def open_own(name: str, flags: int, fd: int) -> tuple[int, int]:
-    """
-    Open for reading what is ours, whatever rights user code has left it; the rights that are to be
-    given back when it is closed, -1 if none were taken.
-    """
-    try:
-        return os.open(name, flags, dir_fd=fd), -1
-    except PermissionError:
-        mode = own(name, fd)
-        return os.open(name, flags, dir_fd=fd), mode
-
-
-def open_directory(name: str, fd: int) -> tuple[int, int]:
-    """The same of a directory, which is also to be entered."""
-    mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
-    rights = -1 if mode & 0o500 == 0o500 or not stat.S_ISDIR(mode) else own(name, fd)
-    return os.open(name, DIRECTORY, dir_fd=fd), rights
-
-
-def own(name: str, fd: int) -> int:
-    """Make it readable for its owner; the rights that it had."""
-    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, "")
-    mode = stat.S_IMODE(status.st_mode)
-    os.chmod(name, mode | 0o500, dir_fd=fd)
-    return mode
-
-
-def close_own(fd: int, mode: int) -> None:
-    if mode >= 0:
-        os.fchmod(fd, mode)
-    os.close(fd)
+def open_below(top: int, parts: Iterable[str]) -> int:
+    """A directory beneath another, no part of which is a link."""
+    here = os.dup(top)
+    for part in parts:
+        try:
+            below = os.open(part, DIRECTORY, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    return here
 
 
 def _exists(name: str, fd: int) -> bool:

@@ -20,7 +20,7 @@ import stat
 import struct
 import time
 
-from . import files, frames, minijson, removal
+from . import files, frames, minijson, removal, rights
 from .connection import Stream
 from .loop import Loop
 
@@ -129,13 +129,13 @@ class Walk:
         """One at a time; None where a step took time and gave nothing."""
         stack: list[tuple[int, int, str, list[str]]] = []
         try:
-            top = self._workspace.directory("")
+            top = os.dup(self._workspace.root)
             stack.append((top, -1, "", self._names(top, top=True)))
             while stack:
-                fd, rights, prefix, names = stack[-1]
+                fd, mode, prefix, names = stack[-1]
                 if not names:
                     stack.pop()
-                    files.close_own(fd, rights)
+                    rights.close(fd, mode)
                     yield None
                     continue
                 name = names.pop()
@@ -158,12 +158,12 @@ class Walk:
                     continue
                 yield entry
                 if entry[1] == DIRECTORY:
-                    below, rights = self._below(fd, name, len(stack))
+                    below, mode = self._below(fd, name, len(stack))
                     if below >= 0:
-                        stack.append((below, rights, path + "/", self._names(below)))
+                        stack.append((below, mode, path + "/", self._names(below)))
         finally:
-            for fd, rights, _, _ in reversed(stack):
-                files.close_own(fd, rights)
+            for fd, mode, _, _ in reversed(stack):
+                rights.close(fd, mode)
 
     def _below(self, fd: int, name: str, depth: int) -> tuple[int, int]:
         """A directory, opened, and the rights to give back to it; -1 when it cannot be entered."""
@@ -171,7 +171,7 @@ class Walk:
             self.cut = True
             return -1, -1
         try:
-            return files.open_directory(name, fd)
+            return rights.open_directory(name, fd)
         except OSError:
             self.cut = True
             return -1, -1
@@ -231,7 +231,7 @@ def _contents(workspace: files.Workspace, paths: list[str], stream: Stream) -> I
     """
     for index, path in enumerate(paths):
         try:
-            fd = workspace.open_own(path)
+            fd = rights.open_file(workspace.root, path)
         except files.FileError as error:
             stream.event({"event": "gone", "index": index, "why": error.code})
             yield
@@ -342,7 +342,7 @@ class Arrival:
         path, kind, mode, size, modified, more = entry
         self._made += 1
         try:
-            parent, name = self._workspace.parent(path)
+            parent, name = self._workspace.reach_parent(path, make=True)
             try:
                 if kind == DIRECTORY:
                     try:
@@ -376,7 +376,7 @@ class Arrival:
             raise ValueError("the entries end in the middle of one")
         # The deepest first: what is above may be closed to us afterwards.
         for path, mode, modified in reversed(self._directories):
-            fd = self._workspace.directory(path)
+            fd = files.open_below(self._workspace.root, files.split(path))
             try:
                 os.utime(fd, ns=(modified, modified))
                 os.fchmod(fd, mode)

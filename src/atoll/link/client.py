@@ -512,15 +512,23 @@ class Link(asyncio.Protocol):
         stream = self._open(op, request)
         stream.incoming = asyncio.Queue()
         patience = self._settings.read_timeout.total_seconds()
+        taken = 0
         try:
             while True:
-                async with asyncio.timeout(patience):
-                    item = await stream.incoming.get()
+                # Credited together: each credit is a message, and files may be small.
+                if taken >= frames.WINDOW // 2 or (taken and stream.incoming.empty()):
+                    self._grant(stream.number, taken)
+                    taken = 0
+                if stream.incoming.empty():
+                    async with asyncio.timeout(patience):
+                        item = await stream.incoming.get()
+                else:
+                    item = stream.incoming.get_nowait()
                 if item is None:
                     break
                 if isinstance(item, bytes):
                     yield item
-                    self._grant(stream.number, len(item))
+                    taken += len(item)
                 elif isinstance(item, dict):
                     yield item
             yield await stream.done

@@ -34,7 +34,7 @@ MOST_PARTS = 40_000
 LONGEST_PATH = 16 * 1024
 """Characters; what lies deeper is left out."""
 LARGEST = 2**63 - 1
-FILE, DIRECTORY, LINK = "f", "d", "l"
+FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
 
 class Part(NamedTuple):
@@ -57,7 +57,7 @@ class Entry:
     """Inode and change time are the node's: the same again means that nothing changed."""
     inode: int
     target: str = ""
-    """Of a link."""
+    """Of a symbolic link."""
     parts: tuple[Part, ...] = ()
 
     @property
@@ -136,7 +136,7 @@ def told(fields: Sequence[Any]) -> Entry:
         raise ValueError("not a path")
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise ValueError("not a path beneath the workspace")
-    if kind not in (FILE, DIRECTORY, LINK):
+    if kind not in (FILE, DIRECTORY, SYMLINK):
         raise ValueError("not a kind")
     numbers = (mode, size, modified, changed, inode)
     if not all(type(number) is int for number in numbers):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_DEPENDENCIES = 50
 ANY_VERSION = SpecifierSet()
+WITH_PYTHON = ("pip", "setuptools")
+"""What interpreters come with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,23 @@ class Interpreter:
     platform: str
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions of what it has, by normalised name."""
+    gives_way: bool = False
+    """
+    Whether it is the machine's own: what somebody put there, for ends of their own, is no promise
+    to sessions.
+    """
+
+    @property
+    def held(self) -> Mapping[str, str]:
+        """What other packages may not replace by other versions, unless that is allowed."""
+        if not self.gives_way:
+            return self.packages
+        return {name: self.packages[name] for name in WITH_PYTHON if name in self.packages}
 
     @property
     def fingerprint(self) -> str:
         """What two interpreters have in common for which the same packages are right."""
-        told = [self.version, self.platform, sorted(self.packages.items())]
+        told = [self.version, self.platform, sorted(self.packages.items()), self.gives_way]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import TemporaryError
 from atoll.model.template import TemplateStatus
+from atoll.reconcile.sweep import alone, sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -153,17 +155,8 @@ class LayerSweep:
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            try:
-                lease = await self._leases.try_lease(f"layers:{self._node_id}")
-                if lease is not None:
-                    async with lease:
-                        await self.once()
-            except TemporaryError as error:
-                log.warning("layers.not_swept", code=error.code, error=error.message)
-            except Exception as error:
-                log.error("layers.not_swept", exc_info=error)
+        turn = partial(alone, self._leases, f"layers:{self._node_id}", self.once)
+        await sweep("layer_sweep.failed", SWEEP_SECONDS, turn)
 
     async def once(self) -> None:
         there = await self._driver.layers()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
+
+from atoll.reconcile.sweep import sweep
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -26,12 +27,7 @@ class CheckpointSweep:
         self._clock = clock
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(PAUSE)
-            try:
-                await self.once()
-            except Exception as error:
-                log.error("checkpoint_sweep.failed", exc_info=error)
+        await sweep("checkpoint_sweep.failed", PAUSE, self.once)
 
     async def once(self) -> None:
         """Remove all whose time is over. Any replica may do it, several at once too."""

@@ -8,14 +8,14 @@ used a moment ago and is on its way into a session.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import TemporaryError
 from atoll.reconcile.builds import versions_needed
+from atoll.reconcile.sweep import alone, sweep
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -49,17 +49,8 @@ class PackageSweep:
         self._node_id = node_id
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.sweep.total_seconds())
-            try:
-                lease = await self._leases.try_lease(f"packages:{self._node_id}")
-                if lease is not None:
-                    async with lease:
-                        await self.once()
-            except TemporaryError as error:
-                log.warning("packages.sweep_failed", code=error.code, error=error.message)
-            except Exception as error:
-                log.error("packages.sweep_failed", exc_info=error)
+        turn = partial(alone, self._leases, f"packages:{self._node_id}", self.once)
+        await sweep("package_sweep.failed", self._settings.sweep.total_seconds(), turn)
 
     async def once(self) -> None:
         now = self._clock.now()

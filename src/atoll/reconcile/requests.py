@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
+
+from atoll.reconcile.sweep import sweep
 
 if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
@@ -27,12 +28,7 @@ class RequestSweep:
         self._clock = clock
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(PAUSE)
-            try:
-                await self.once()
-            except Exception as error:
-                log.error("request_sweep.failed", exc_info=error)
+        await sweep("request_sweep.failed", PAUSE, self.once)
 
     async def once(self) -> None:
         """Remove all that have expired. Any replica may do it, several at once too."""

@@ -59,16 +59,16 @@ async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
             result = event.result
             answers.check()
             if callbacks.on_event is not None:
-                await _called(callbacks.on_event, event)
+                await called(callbacks.on_event, event)
             if callbacks.on_display is not None and event.display is not None:
-                await _called(callbacks.on_display, event.display)
+                await called(callbacks.on_display, event.display)
             for kind, (text, callback) in outputs.items():
                 if event.kind == "retry":
                     # Nothing will come to complete the character that the lost attempt began.
                     text.reset()
                 ended = event.kind == "result"
                 if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
-                    await _called(callback, piece)
+                    await called(callback, piece)
             if callbacks.on_approval is not None and event.approval is not None:
                 await answers.hear(event.approval, callbacks.on_approval)
     finally:
@@ -95,7 +95,7 @@ class _Answers:
             if (giving := self._giving.pop(approval.id, None)) is not None:
                 giving.cancel()
             return
-        given = await _called(on_approval, approval)
+        given = await called(on_approval, approval)
         if given is not None:
             giving = asyncio.create_task(self._give(approval.id, _answer(given)))
             self._giving[approval.id] = giving
@@ -140,8 +140,8 @@ def _answer(given: object) -> Answer:
     )
 
 
-async def _called(callback: Callable[[Any], Any], argument: Any) -> Any:
-    outcome = callback(argument)
+async def called(callback: Callable[..., Any], *arguments: Any) -> Any:
+    outcome = callback(*arguments)
     # Twice for a coroutine function that was handed over from another thread.
     while inspect.isawaitable(outcome):
         outcome = await outcome

@@ -11,6 +11,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import httpx
 
@@ -135,9 +136,15 @@ class Connection:
             self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
         )
         given = {name: value for name, value in (query or {}).items() if value is not None}
+        # A file's name may have bytes that are no text; the HTTP client would refuse them.
+        asked = urlencode(given, errors="surrogateescape", quote_via=quote)
         try:
             async with client.stream(
-                method, path, content=content, params=given, headers=headers, timeout=timeout
+                method,
+                f"{path}?{asked}" if asked else path,
+                content=content,
+                headers=headers,
+                timeout=timeout,
             ) as response:
                 self.answered = True
                 if not response.is_success:

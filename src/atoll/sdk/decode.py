@@ -3,6 +3,9 @@ From an answer's JSON to a frozen dataclass, by the dataclass's own annotations.
 
 Members that the dataclass does not know are dropped, so that a newer server can say more; a member
 that is missing or has another shape is an answer that this client cannot use, and is said to be so.
+
+A `path` that has an `encoded_path` beside it is taken from that: what is not UTF-8 in it is as
+`os.fsdecode` writes it, so that it leads back to the file.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from urllib.parse import unquote_to_bytes
 
 from atoll.errors import PermanentError
 
@@ -24,11 +28,19 @@ T = TypeVar("T")
 def decode(kind: type[T], data: Any) -> T:
     try:
         plan = _plan(cast("Hashable", kind))
+        if "encoded_path" in data and "path" in plan:
+            path = named(data["encoded_path"])
+            data = {**data, "path": path, "name": path.rpartition("/")[2]}
         return kind(**{name: plan[name](value) for name, value in data.items() if name in plan})
     except (AttributeError, TypeError, ValueError) as error:
         raise PermanentError(
             f"The server's answer is not a {kind.__name__}: {error}", code="bad_answer"
         ) from error
+
+
+def named(encoded: str) -> str:
+    """A path from its percent-encoded bytes."""
+    return unquote_to_bytes(encoded).decode("utf-8", "surrogateescape")
 
 
 @cache

@@ -11,14 +11,18 @@ from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
 from atoll.sdk.events import events
+from atoll.sdk.files import AsyncFiles
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import Patience
-from atoll.sdk.values import Answer, Approval, Event, ExecutionInfo, Result, Status
+from atoll.sdk.values import Answer, Approval, Artifact, Event, ExecutionInfo, Result, Status
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
 
     from atoll.sdk.connection import Connection
+    from atoll.sdk.transfers import ProgressCallback
 
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
@@ -57,6 +61,23 @@ class AsyncExecution:
     async def result(self) -> Result:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
         return decode(Result, await self._connection.call("GET", f"{self._path}/result"))
+
+    async def artifacts(self) -> list[Artifact]:
+        """The files that it made or changed."""
+        answer = await self._connection.call("GET", f"{self._path}/artifacts")
+        return [decode(Artifact, item) for item in answer["items"]]
+
+    async def download(
+        self,
+        artifact: str | Artifact,
+        target: str | os.PathLike[str],
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Path:
+        """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
+        session = segment((await self.info()).session_id)
+        files = AsyncFiles(self._connection, f"sessions/{session}")
+        return await files.download(artifact, target, progress=progress)
 
     async def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the

@@ -34,3 +34,13 @@ def encoded(path: str | os.PathLike[str]) -> str:
     # An absolute path must reach the server as one: an empty first part would be lost on the way.
     root, text = ("%2F", text[1:]) if text.startswith("/") else ("", text)
     return root + "/".join(segment(part) for part in text.split("/"))
+
+
+def in_body(path: str | os.PathLike[str]) -> str | dict[str, str]:
+    """A path in the workspace as a member of a JSON document."""
+    text = workspace_path(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"encoded": quote(text.encode("utf-8", "surrogateescape"))}
+    return text

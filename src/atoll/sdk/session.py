@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.errors import InvalidRequest
+from atoll.errors import InvalidRequest, NotFound
 from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
@@ -18,6 +18,8 @@ from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
 from atoll.sdk.secrets import AsyncSecrets
 from atoll.sdk.values import (
+    Artifact,
+    Checkpoint,
     ContextInfo,
     Event,
     ExecutionInfo,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 # Short executions are answered by the request that submits them. It must not wait much longer: only
 # its answer tells the id, without which an execution cannot be cancelled.
 _FIRST_WAIT = 1.0
+# Beyond what one answer may take: saving goes by what has changed.
+_SAVE_WAIT = 600.0
 _LEFT = "Its caller left."
 """The reason of a cancellation that nobody asked for in words."""
 
@@ -307,6 +311,30 @@ class AsyncSession:
         """What was run in it, newest first."""
         async for item in self._connection.pages(f"{self._path}/executions", {"status": status}):
             yield decode(ExecutionInfo, item)
+
+    async def artifacts(self) -> AsyncIterator[Artifact]:
+        """
+        The files that its executions made or changed, by path, each as it was last; for
+        `files.download`. They may have been removed since.
+        """
+        async for item in self._connection.pages(f"{self._path}/artifacts"):
+            yield decode(Artifact, item)
+
+    async def checkpoint(self) -> Checkpoint:
+        """Save its files now; that is done when this returns."""
+        answer = await self._connection.call("POST", f"{self._path}/checkpoint", wait=_SAVE_WAIT)
+        return decode(Checkpoint, answer)
+
+    async def last_checkpoint(self) -> Checkpoint | None:
+        """The last time that its files were saved; also after its end, for a while."""
+        try:
+            return decode(
+                Checkpoint, await self._connection.call("GET", f"{self._path}/checkpoint")
+            )
+        except NotFound as error:
+            if error.code != "checkpoint_not_found":
+                raise
+            return None
 
     async def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""

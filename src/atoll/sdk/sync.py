@@ -8,7 +8,7 @@ from several threads, and from code that runs inside an event loop, which they t
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
 from atoll.sdk.client import AsyncAtoll
 from atoll.sdk.portal import Portal
@@ -30,17 +30,23 @@ if TYPE_CHECKING:
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
+    from atoll.sdk.transfers import ProgressCallback, Source
     from atoll.sdk.values import (
         Answer,
         Approval,
+        Artifact,
         BuildEvent,
+        Checkpoint,
         ConsoleEvent,
         ConsoleExit,
         ContextInfo,
         Entry,
         Event,
         ExecutionInfo,
+        FileEvent,
         InvocationInfo,
+        Link,
+        Match,
         Mount,
         NodeHealth,
         NodeInfo,
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
         SessionInfo,
         Status,
         TemplateInfo,
+        Tree,
         VolumeInfo,
     )
     from atoll.sdk.volumes import AsyncVolumes
@@ -130,6 +137,20 @@ class Execution:
     def result(self) -> Result:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
         return self._portal.call(self._async.result)
+
+    def artifacts(self) -> list[Artifact]:
+        """The files that it made or changed."""
+        return self._portal.call(self._async.artifacts)
+
+    def download(
+        self,
+        artifact: str | Artifact,
+        target: str | os.PathLike[str],
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Path:
+        """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
+        return self._portal.call(self._async.download, artifact, target, progress=progress)
 
     def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
@@ -285,40 +306,201 @@ class Files:
         self._async = inner
         self._portal = portal
 
-    def write(self, path: str, data: bytes | str) -> Entry:
-        """Make or replace a file, and the directories it lies in; text is written as UTF-8."""
-        return self._portal.call(self._async.write, path, data)
+    def write(
+        self,
+        path: str,
+        data: bytes | str,
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+        if_match: str | None = None,
+    ) -> Entry:
+        """
+        Make or replace a file, and the directories it lies in; text is written as UTF-8.
 
-    def read(self, path: str) -> bytes:
-        return self._portal.call(self._async.read, path)
+        `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
+        version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
+        """
+        return self._portal.call(
+            self._async.write, path, data, mode=mode, overwrite=overwrite, if_match=if_match
+        )
+
+    def read(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
+        """
+        The content, or of it what a slice from `start` to `stop` has; a negative `start` counts
+        from the end.
+        """
+        return self._portal.call(self._async.read, path, start=start, stop=stop)
 
     def read_text(self, path: str, encoding: str = "utf-8") -> str:
+        """The content as text."""
         return self._portal.call(self._async.read_text, path, encoding)
 
-    def list(self, path: str = "") -> Iterator[Entry]:
-        """What lies in a directory; pages are fetched as they are needed."""
-        yield from self._portal.iterate(self._async.list(path))
+    def stream(self, path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The content in pieces, as they come; otherwise like `read`."""
+        yield from self._portal.iterate(self._async.stream(path, start=start, stop=stop))
+
+    def list(
+        self, path: str = "", *, recursive: bool = False, glob: str | None = None
+    ) -> Iterator[Entry]:
+        """
+        What lies in a directory, by name; pages are fetched as they are needed.
+
+        With `recursive` all that is beneath it, with `glob` what matches that, relative to `path`:
+        `*`, `?` and `[…]` within a name, `**` for any directories.
+        """
+        yield from self._portal.iterate(self._async.list(path, recursive=recursive, glob=glob))
+
+    def search(
+        self,
+        query: str,
+        path: str = "",
+        *,
+        regex: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+    ) -> Iterator[Match]:
+        """
+        Lines of text files beneath a directory that hold `query`, or match it as a regular
+        expression; the first match of each line. `glob` is as for `list`.
+        """
+        yield from self._portal.iterate(
+            self._async.search(query, path, regex=regex, ignore_case=ignore_case, glob=glob)
+        )
+
+    def watch(self, path: str = "", *, recursive: bool = True) -> Iterator[FileEvent]:
+        """
+        What happens in a directory and beneath it, from the first event (`watching`) on, until the
+        directory is gone. A connection that is lost is made again, and `overflow` told: something
+        may have happened meanwhile.
+        """
+        yield from self._portal.iterate(self._async.watch(path, recursive=recursive))
 
     def stat(self, path: str) -> Entry:
+        """What it is; raises `NotFound` when there is nothing."""
         return self._portal.call(self._async.stat, path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something of this name."""
+        return self._portal.call(self._async.exists, path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; with `recursive` a directory and all in it."""
         self._portal.call(self._async.remove, path, recursive=recursive)
 
     def mkdir(self, path: str, *, parents: bool = True) -> Entry:
+        """Make a directory; without `parents` what it lies in must be there, and it must not."""
         return self._portal.call(self._async.mkdir, path, parents=parents)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
+        """Give it another name; what has that name is replaced only with `overwrite`."""
         return self._portal.call(self._async.move, source, target, overwrite=overwrite)
 
-    def upload(self, local_path: str | os.PathLike[str], path: str | None = None) -> Entry:
-        """Copy a file of this machine to `path`, by default under its own name."""
-        return self._portal.call(self._async.upload, local_path, path)
+    def copy(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
+        """Copy a file, or a directory with all in it, within the session."""
+        return self._portal.call(self._async.copy, source, target, overwrite=overwrite)
 
-    def download(self, path: str, local_path: str | os.PathLike[str]) -> Path:
-        """Copy a file to this machine, into `local_path` if that is a directory; says where to."""
-        return self._portal.call(self._async.download, path, local_path)
+    def chmod(self, path: str, mode: int) -> Entry:
+        """Set its mode, like 0o755."""
+        return self._portal.call(self._async.chmod, path, mode)
+
+    def presign(
+        self,
+        path: str,
+        *,
+        method: Literal["GET", "PUT"] = "GET",
+        expires_in: int = 3600,
+        filename: str | None = None,
+        direct: bool = False,
+    ) -> Link:
+        """
+        A link by which whoever has it can read (`GET`) or write (`PUT`) this one file for
+        `expires_in` seconds, without a key. It cannot be revoked. A download is called `filename`.
+        `direct` lets a PUT go straight to the blob store, if that can; see `Link.complete_url`.
+        """
+        return self._portal.call(
+            self._async.presign,
+            path,
+            method=method,
+            expires_in=expires_in,
+            filename=filename,
+            direct=direct,
+        )
+
+    def upload(
+        self,
+        source: Source,
+        path: str | None = None,
+        *,
+        mode: int | None = None,
+        overwrite: bool = True,
+        progress: ProgressCallback | None = None,
+    ) -> Entry:
+        """
+        Copy a file of this machine to `path`, by default under its own name. `source` is its path,
+        or an open binary file, or bytes, or an iterator of bytes; these need a `path`, are read in
+        another thread and not closed.
+
+        `progress` is called with the bytes sent so far and, if it is known, of all.
+        """
+        return self._portal.call(
+            self._async.upload, source, path, mode=mode, overwrite=overwrite, progress=progress
+        )
+
+    @overload
+    def download(
+        self,
+        path: str | Artifact,
+        target: str | os.PathLike[str],
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Path: ...
+
+    @overload
+    def download(
+        self, path: str | Artifact, target: IO[bytes], *, progress: ProgressCallback | None = None
+    ) -> None: ...
+
+    def download(
+        self,
+        path: str | Artifact,
+        target: str | os.PathLike[str] | IO[bytes],
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Path | None:
+        """
+        Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
+        under that name, and say where to; or into an open binary file, which is not closed. A line
+        that breaks is taken up where it broke, unless the file is no longer the same: `Conflict`
+        (`file_changed`).
+        """
+        function: Any = self._async.download
+        value: Path | None = self._portal.call(function, path, target, progress=progress)
+        return value
+
+    def upload_tree(
+        self,
+        source: str | os.PathLike[str],
+        path: str = "",
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> Tree:
+        """
+        Copy what is in a directory of this machine into the directory `path`, which is made: all of
+        it, or nothing. Directories are merged, files replace files. Links and modes are kept;
+        pipes, sockets and devices are left out. It goes as one stream, however many files it is.
+        """
+        return self._portal.call(self._async.upload_tree, source, path, progress=progress)
+
+    def download_tree(
+        self, path: str, target: str | os.PathLike[str], *, progress: ProgressCallback | None = None
+    ) -> Tree:
+        """
+        Copy what is in a directory into the directory `target` of this machine, which is made.
+        Nothing is written outside of that, and no link there is followed. Directories are merged,
+        files replace files, each when it is whole. Links that could lead out are left out.
+        """
+        return self._portal.call(self._async.download_tree, path, target, progress=progress)
 
 
 class Secrets:
@@ -748,6 +930,21 @@ class Session:
     def executions(self, *, status: str | None = None) -> Iterator[ExecutionInfo]:
         """What was run in it, newest first."""
         yield from self._portal.iterate(self._async.executions(status=status))
+
+    def artifacts(self) -> Iterator[Artifact]:
+        """
+        The files that its executions made or changed, by path, each as it was last; for
+        `files.download`. They may have been removed since.
+        """
+        yield from self._portal.iterate(self._async.artifacts())
+
+    def checkpoint(self) -> Checkpoint:
+        """Save its files now; that is done when this returns."""
+        return self._portal.call(self._async.checkpoint)
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The last time that its files were saved; also after its end, for a while."""
+        return self._portal.call(self._async.last_checkpoint)
 
     def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""

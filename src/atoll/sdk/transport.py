@@ -102,9 +102,16 @@ class _Exchange(httpx.AsyncByteStream):
 
     async def _receive(self) -> Message:
         if self._unsent is not None and not self._left.is_set():
-            async for chunk in self._unsent:
-                if chunk:
-                    return {"type": "http.request", "body": chunk, "more_body": True}
+            try:
+                async for chunk in self._unsent:
+                    if chunk:
+                        return {"type": "http.request", "body": chunk, "more_body": True}
+            except Exception as error:  # noqa: BLE001 - it is raised to the client, whose body it is
+                self._unsent = None
+                self._left.set()
+                if not self.head.done():
+                    self.head.set_exception(error)
+                return {"type": "http.disconnect"}
             self._unsent = None
             return {"type": "http.request", "body": b"", "more_body": False}
         await self._left.wait()

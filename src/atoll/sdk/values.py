@@ -305,6 +305,9 @@ class Artifact:
     checksum: str | None = None
     """SHA-256; none for a file too large to be hashed at once."""
     download_url: str | None = None
+    """A link that needs no key and is good for an hour; none in lists of executions."""
+    execution_id: str | None = None
+    """The last one that made or changed it, in a session's list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +447,10 @@ class ConsoleEvent:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or directory; `path` is relative to the workspace."""
+    """
+    A file or directory; `path` is relative to the workspace. Bytes of a name that are not UTF-8 are
+    as `os.fsdecode` writes them.
+    """
 
     path: str
     name: str
@@ -452,6 +458,69 @@ class Entry:
     size: int
     mode: str
     modified_at: datetime
+    etag: str | None = None
+    """Another one whenever the file is changed; of a file only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A line that holds what was searched for; `line` and `column` begin with 1."""
+
+    path: str
+    line: int
+    column: int
+    text: str
+    """The line, or 400 characters of it around the match."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEvent:
+    """What happened to a file."""
+
+    kind: Literal["watching", "created", "modified", "deleted", "moved", "overflow"]
+    """`watching` comes first; `overflow` says that some were missed: look for yourself."""
+    path: str = ""
+    moved_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A URL by which whoever has it can read or write one file."""
+
+    url: str
+    method: str
+    expires_at: datetime
+    native: bool = False
+    """Whether it leads straight to the blob store."""
+    complete_url: str | None = None
+    """To POST to, without a body, after a PUT to a native one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What was copied of a directory."""
+
+    path: str
+    """Where it is now."""
+    files: int
+    size: int
+    """Bytes of these files together."""
+    left_out: tuple[str, ...] = ()
+    """What could not be copied, with the reason; the first 1000 of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of a session as they were saved."""
+
+    session_id: str
+    number: int
+    """One more each time that something had changed."""
+    created_at: datetime
+    files: int
+    size: int
+    kept_until: datetime | None = None
+    """None while the session lives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ the executions, of which the newest `MOST` are looked at.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.errors import InvalidRequest
 from atoll.model.page import Page
+from atoll.service import cursors
 
 if TYPE_CHECKING:
     from atoll.model.execution import Artifact
@@ -39,7 +37,7 @@ class Artifacts:
 
     async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
         await self._lives.session(session_id)
-        after = None if cursor is None else _read(cursor)
+        after = cursors.read("a", cursor)
         found: dict[str, Version] = {}
         following: str | None = None
         for _ in range(MOST // _AT_ONCE):
@@ -61,19 +59,5 @@ class Artifacts:
                 break
         chosen = sorted(found)
         items = tuple(found[path] for path in chosen[:limit])
-        return Page(items, _cursor(chosen[limit - 1]) if len(chosen) > limit else None)
-
-
-def _cursor(path: str) -> str:
-    return base64.urlsafe_b64encode(path.encode("utf-8", "surrogateescape")).decode().rstrip("=")
-
-
-def _read(cursor: str) -> str:
-    try:
-        data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
-        return data.decode("utf-8", "surrogateescape")
-    except (ValueError, binascii.Error):
-        raise InvalidRequest(
-            "cursor: this was not returned by an earlier page; start again without one.",
-            code="bad_cursor",
-        ) from None
+        last = chosen[limit - 1] if len(chosen) > limit else None
+        return Page(items, cursors.written("a", last))

@@ -189,14 +189,7 @@ class Attempts:
             await self._provision.ready(live.session)
             job = self._job(live, execution)
         except PermanentError as error:
-            return lost(
-                ExecutionStatus.FAILED,
-                Cause.DEPENDENCY,
-                error.message,
-                code=error.code,
-                stdout=b"",
-                stderr=b"",
-            )
+            return _without(error)
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
         if running.losses < self._leases.losses:
@@ -223,14 +216,7 @@ class Attempts:
                     await self._let_end(live, str(error.message))
                 return None
             if error.code in CONTEXT_CODES:
-                return lost(
-                    ExecutionStatus.FAILED,
-                    Cause.DEPENDENCY,
-                    error.message,
-                    code=error.code,
-                    stdout=b"",
-                    stderr=b"",
-                )
+                return _without(error)
             if error.code == "stale":
                 # Not begun: the session has been changed since this replica read it.
                 running.execution = dataclasses.replace(execution, started_at=None)
@@ -384,7 +370,7 @@ class Attempts:
             # be others since.
             "env": {
                 **(
-                    self._provision.environment(session)
+                    self._provision.variables(session)
                     if request.context_id is None
                     else self._provision.packages(session)
                 ),
@@ -480,3 +466,15 @@ def inside(cwd: str | None) -> str:
     if cwd is None:
         return "/workspace"
     return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
+
+
+def _without(error: PermanentError | ExecutorError) -> Outcome:
+    """Of one that was not begun, because something that it needs is not to be had."""
+    return lost(
+        ExecutionStatus.FAILED,
+        Cause.DEPENDENCY,
+        error.message,
+        code=error.code,
+        stdout=b"",
+        stderr=b"",
+    )

@@ -28,7 +28,6 @@ from atoll.model.manifest import (
     Manifest,
     PageWriter,
     Part,
-    read_page,
     told,
 )
 from atoll.service.objects import AT_ONCE, digest
@@ -160,7 +159,7 @@ class Capture:
         if self._before is None:
             return
         for _, name in self._before.pages:
-            for entry in await asyncio.to_thread(_entries, await self._objects.get(name)):
+            for entry in await self._objects.page(name):
                 yield entry
 
     async def _scanned(self) -> AsyncIterator[Entry]:
@@ -451,10 +450,6 @@ def _number(item: dict[str, Any], name: str, below: int) -> int:
     if not isinstance(number, int) or not 0 <= number < below:
         raise _nonsense(f"{name} {number!r}")
     return number
-
-
-def _entries(page: bytes) -> list[Entry]:
-    return list(read_page(page))
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

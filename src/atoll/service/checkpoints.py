@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import Checkpoint
-from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, read_page, spans
+from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
@@ -42,6 +43,7 @@ AT_ONCE = 2
 Checkpoints that this process takes at the same time, and that it restores: whoever makes one that
 takes long keeps nobody's files from coming back. Each needs up to 64 MiB.
 """
+AWAY = "blobs_unavailable"
 NONE = 0
 """The number of a record that names no checkpoint."""
 ZEROS = 1 << 20
@@ -75,20 +77,34 @@ class Checkpoints:
         What the workspace holds now; None when that is nothing and there was nothing before.
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
-        owner = f"{self._leases.replica}/{session_id}"
-        # First the lease, by which a sweep sees that the instance is still needed.
+        # Of this take alone: the same owner would be let in twice.
+        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
+        # The slot last: those in line for one session keep none from others, and by the lease a
+        # sweep sees that the instance is still needed.
         async with self._leases.lease(f"checkpoint:{session_id}", owner), self._taking:
             before = await self._store.checkpoints.get(session_id)
-            manifest = await self._readable(before)
-            objects = SessionObjects(self._blobs, session_id)
-            capture = Capture(link, objects, manifest)
             began = self._clock.monotonic()
-            await capture.run()
+            capture = await self._captured(session_id, link, before)
             if before is None and not capture.entries:
                 return None
-            if before is not None and manifest is not None and not capture.changed:
+            if before is not None and not capture.changed:
                 return before
             return await self._record(session_id, before, capture, quiet(), began)
+
+    async def _captured(self, session_id: str, link: Link, before: Checkpoint | None) -> Capture:
+        try:
+            manifest = await self._readable(before)
+            capture = Capture(link, SessionObjects(self._blobs, session_id), manifest)
+            await capture.run()
+        except TemporaryError as error:
+            if before is None or error.code != AWAY:
+                raise
+            # What the store has of it cannot be asked, but what is put waits on the node's disk:
+            # all of it, once. The next one can build on that.
+            log.info("checkpoint.anew", session_id=session_id, error=error.message)
+            capture = Capture(link, SessionObjects(self._blobs, session_id), None)
+            await capture.run()
+        return capture
 
     async def _readable(self, checkpoint: Checkpoint | None) -> Manifest | None:
         """To build on; one that is lost is no reason not to take another."""
@@ -130,7 +146,7 @@ class Checkpoints:
             checkpoint = await self._store.checkpoints.save(
                 dataclasses.replace(checkpoint, kept_until=kept, version=before.version)
             )
-            await self._clean(session_id, before)
+            await self._clean(session_id, before, manifest)
         log.info(
             "checkpoint.taken",
             session_id=session_id,
@@ -142,15 +158,18 @@ class Checkpoints:
         )
         return checkpoint
 
-    async def _clean(self, session_id: str, before: Checkpoint) -> None:
+    async def _clean(self, session_id: str, before: Checkpoint, last: Manifest) -> None:
         """
-        Remove what the checkpoint before the last one had no use for, and its manifest. What stays
-        because the store is away goes with all the rest, in `forget`.
+        Remove what the checkpoint before the last one had no use for, and its manifest; not what
+        the last one uses again, for a content that came back. What stays because the store is away
+        goes with all the rest, in `forget`.
         """
         try:
             data = await self._blobs.get(before.manifest)
             if data is not None:
-                await SessionObjects(self._blobs, session_id).remove(read_manifest(data).dropped)
+                used = last.objects.keys() | {name for _, name in last.pages}
+                unused = set(read_manifest(data).dropped) - used
+                await SessionObjects(self._blobs, session_id).remove(unused)
             if before.number > 1:
                 older = f"{prefix_of(session_id)}manifests/{before.number - 1:08d}"
                 await self._blobs.remove(older)
@@ -201,8 +220,8 @@ class Checkpoints:
         page = manifest.page_of(path)
         if page is None:
             return None
-        data = await SessionObjects(self._blobs, session_id).get(page)
-        return next((entry for entry in read_page(data) if entry.path == path), None)
+        entries = await SessionObjects(self._blobs, session_id).page(page)
+        return next((entry for entry in entries if entry.path == path), None)
 
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
@@ -227,7 +246,7 @@ class Checkpoints:
             return
         objects = SessionObjects(self._blobs, session_id)
         for page in (await self._manifest(checkpoint)).pages_from(start):
-            for entry in read_page(await objects.get(page)):
+            for entry in await objects.page(page):
                 yield entry
 
     # Its end

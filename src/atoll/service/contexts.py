@@ -68,7 +68,7 @@ class Contexts:
                     id=context_id,
                     language=language,
                     cwd=inside(cwd),
-                    env=self._provision.environment(live.session),
+                    env=self._provision.variables(live.session),
                     limits=limits,
                     watch=watch,
                     most=self._settings.max_contexts,

@@ -10,8 +10,6 @@ What was kept of a session that has ended, or whose node cannot be reached, is r
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +18,7 @@ from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, Tempora
 from atoll.link.client import ExecutorError
 from atoll.model.page import Page
 from atoll.model.times import moment
+from atoll.service import cursors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +33,6 @@ MAX_LIST = 1000
 TREE_SECONDS = 5.0
 """For a page of a tree; a page that is not full then is not the last."""
 SEARCH_SECONDS = 10.0
-FORMS = ("tar", "tar.gz", "zip")
 
 _NOT_FOUND = {"file_not_found"}
 _CONFLICTS = {
@@ -67,7 +65,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Range:
     """Bytes of a file: from first to last, or the last so many when there is no first."""
 
     first: int | None
@@ -130,7 +128,7 @@ class Files:
     async def list(
         self, session_id: str, path: str, *, cursor: str | None, limit: int
     ) -> Page[Entry]:
-        after, limit = _after(cursor, "n"), min(limit, MAX_LIST)
+        after, limit = cursors.read("n", cursor), min(limit, MAX_LIST)
         try:
             answer = await self._call(session_id, "list", path=path, after=after, limit=limit)
         except AtollError as error:
@@ -139,9 +137,9 @@ class Files:
                 kept = await self._kept.list(session_id, path, after=after, limit=limit)
             if kept is None:
                 raise
-            return Page(tuple(kept[0]), _cursor("n", kept[1]))
+            return Page(tuple(kept[0]), cursors.written("n", kept[1]))
         entries = tuple(_entry(item) for item in answer["entries"])
-        return Page(entries, _cursor("n", answer["next"]))
+        return Page(entries, cursors.written("n", answer["next"]))
 
     async def tree(
         self, session_id: str, path: str, *, glob: str | None, cursor: str | None, limit: int
@@ -155,12 +153,12 @@ class Files:
             "tree",
             path=path,
             glob=glob,
-            after=_after(cursor, "t"),
+            after=cursors.read("t", cursor),
             limit=min(limit, MAX_LIST),
             seconds=TREE_SECONDS,
         )
         entries = tuple(_entry(item) for item in answer["entries"])
-        return Page(entries, _cursor("t", answer["next"]))
+        return Page(entries, cursors.written("t", answer["next"]))
 
     async def search(
         self,
@@ -175,8 +173,7 @@ class Files:
         limit: int,
     ) -> Page[Match]:
         """Lines of text that hold something; pages as in `tree`."""
-        place = _after(cursor, "s")
-        after, line = json.loads(place) if place else (None, 0)
+        after, line = _search_place(cursor)
         answer = await self._call(
             session_id,
             "search",
@@ -196,7 +193,7 @@ class Files:
         )
         following = answer["next"]
         place = None if following is None else json.dumps([following["path"], following["line"]])
-        return Page(found, _cursor("s", place))
+        return Page(found, cursors.written("s", place))
 
     async def stat(self, session_id: str, path: str) -> Entry:
         return _entry((await self._call(session_id, "stat", path=path))["entry"])
@@ -215,7 +212,7 @@ class Files:
     # Content
 
     async def read(
-        self, session_id: str, path: str, part: Part | None = None, *, head: bool = False
+        self, session_id: str, path: str, part: Range | None = None, *, head: bool = False
     ) -> Download:
         """A file and its content, which is read as fast as it is taken; with `head`, none of it."""
         try:
@@ -235,7 +232,7 @@ class Files:
         return Download(_entry(entry), start, stop, content)
 
     async def _read_kept(
-        self, session_id: str, path: str, part: Part | None, head: bool, error: AtollError
+        self, session_id: str, path: str, part: Range | None, head: bool, error: AtollError
     ) -> Download | None:
         if self._kept is None or error.code not in _AWAY:
             return None
@@ -370,7 +367,7 @@ async def _notices(content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any
             yield json.loads(line)
 
 
-def _chosen(entry: Entry, part: Part | None) -> tuple[int | None, int]:
+def _chosen(entry: Entry, part: Range | None) -> tuple[int | None, int]:
     """As the executor does it."""
     if part is None or part.if_range not in (None, entry.etag):
         return 0, entry.size
@@ -381,31 +378,18 @@ def _chosen(entry: Entry, part: Part | None) -> tuple[int | None, int]:
     return (first, stop) if first < stop else (None, 0)
 
 
-def _cursor(kind: str, place: str | None) -> str | None:
+def _search_place(cursor: str | None) -> tuple[str | None, int]:
+    """The file and the line to go on behind."""
+    place = cursors.read("s", cursor)
     if place is None:
-        return None
-    text = f"{kind}{place}".encode("utf-8", "surrogateescape")
-    return base64.urlsafe_b64encode(text).decode().rstrip("=")
-
-
-def _after(cursor: str | None, kind: str) -> str | None:
-    if cursor is None:
-        return None
+        return None, 0
     try:
-        data = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        text = data.decode("utf-8", "surrogateescape")
-        if kind == "s":
-            path, line = json.loads(text[1:])
-            if not (isinstance(path, str) and isinstance(line, int)):
-                raise ValueError
-    except (ValueError, TypeError, RecursionError, binascii.Error):
-        text = ""
-    if text[:1] != kind:
-        raise InvalidRequest(
-            "cursor: this was not returned by an earlier page; start again without one.",
-            code="bad_cursor",
-        )
-    return text[1:]
+        path, line = json.loads(place)
+    except (ValueError, TypeError, RecursionError):
+        raise cursors.bad() from None
+    if not (isinstance(path, str) and isinstance(line, int)):
+        raise cursors.bad()
+    return path, line
 
 
 def _entry(item: dict[str, Any]) -> Entry:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = "/workspace"
 MOST_LINKS = 20
-_TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.LINK: "symlink"}
+_TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.SYMLINK: "symlink"}
 
 
 class KeptFiles:
@@ -65,7 +65,7 @@ class KeptFiles:
             if not name:
                 return None
             found = await self._checkpoints.find(session_id, name)
-            if found is None or found.kind != manifest.LINK:
+            if found is None or found.kind != manifest.SYMLINK:
                 return found
             target = posixpath.join(ROOT, posixpath.dirname(name), found.target)
             name = _name(posixpath.normpath(target))

@@ -112,10 +112,6 @@ class Lives:
     def count(self) -> int:
         return len(self._lives)
 
-    def all(self) -> list[Live]:
-        """Those that this process reaches right now."""
-        return [live for live in self._lives.values() if live.link.alive]
-
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
         live = self._lives.get(session_id)

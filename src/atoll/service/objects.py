@@ -14,11 +14,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError
+from atoll.model.manifest import read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.blobs.base import Blobs
+    from atoll.model.manifest import Entry
 
 AT_ONCE = 4
 KEPT = 6
@@ -82,6 +84,11 @@ class SessionObjects:
                 code="checkpoint_damaged",
             )
         return data
+
+    async def page(self, name: str) -> list[Entry]:
+        """The entries of a page."""
+        data = await self.get(name)
+        return await asyncio.to_thread(lambda: list(read_page(data)))
 
     async def remove(self, names: Iterable[str]) -> None:
         async def one(name: str) -> None:

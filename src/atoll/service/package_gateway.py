@@ -17,17 +17,22 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-import h11
 import httpx
 import structlog
 from packaging.utils import canonicalize_name
 
-from atoll.service.package_index import ACCEPT, JSON_PAGE, origin, read_page
+from atoll.drivers import relay
+from atoll.drivers.relay import PIECE, Refused
+from atoll.service.package_index import ACCEPT, JSON_PAGE, read_page
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
+    import h11
+
+    from atoll.drivers.relay import Peer
     from atoll.service.package_index import File, Index
     from atoll.settings import PackageSettings
 
@@ -38,10 +43,8 @@ MOST_LINKS = 500_000
 """Links that one installation is given."""
 PAGES = 4
 """Pages that one installation is given at once: each is in memory as a whole."""
-MOST_REDIRECTS = 5
 MOST_DIGITS = 19
 CONNECTIONS = 64
-PIECE = 256 * 1024
 SIMPLE = re.compile(r"/simple/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/")
 FILES = re.compile(r"/files/([0-9a-f]{32})/([^/]+)")
 METADATA = ".metadata"
@@ -49,15 +52,6 @@ RANGE = re.compile(r"bytes=\d*-\d*")
 PASSED = ("content-type", "content-length", "content-range", "accept-ranges", "etag")
 
 log = structlog.get_logger(__name__)
-
-
-class Refused(Exception):
-    """An answer other than what was asked for."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-        self.words = words
 
 
 class Gateway:
@@ -76,20 +70,9 @@ class Gateway:
         """Whether the index did not answer when it was asked: a fault that may pass."""
 
     async def __aenter__(self) -> Gateway:
-        settings = self._settings
         # What is trusted is read from disk.
         tls = await asyncio.to_thread(self._index.tls)
-        self._client = httpx.AsyncClient(
-            verify=tls,
-            follow_redirects=False,
-            timeout=httpx.Timeout(
-                settings.read_timeout.total_seconds(),
-                connect=settings.connect_timeout.total_seconds(),
-            ),
-            limits=httpx.Limits(max_connections=16),
-            # Ours is not for hosts that a page names; and of compressed bytes the size is not told.
-            headers={"Accept-Encoding": "identity", "User-Agent": "atoll"},
-        )
+        self._client = relay.client(self._settings, tls=tls, trust_env=True)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -109,42 +92,28 @@ class Gateway:
             return
         self._serving.add(task)
         try:
-            await self._serve(_Peer(reader, writer))
-        except (ConnectionError, h11.ProtocolError):
-            pass  # It went away, or talks something else.
+            await relay.converse(reader, writer, self._answer)
         except asyncio.CancelledError:
             # The installation is over. Who made this task has no use for how it ended.
             pass
         finally:
             self._serving.discard(task)
-            writer.close()
 
-    async def _serve(self, peer: _Peer) -> None:
-        while (request := await peer.request()) is not None:
-            try:
-                await self._route(peer, request)
-            except Refused as error:
-                if peer.began:
-                    return  # The connection breaks off: what was sent is not the whole.
-                await peer.whole(error.status, "text/plain", error.words.encode())
-            except (httpx.InvalidURL, ValueError):
-                # Of a link on a page, or a redirect.
-                self._say("The package index links to what is no address.")
-                if peer.began:
-                    return
-                await peer.whole(502, "text/plain", b"The index links to what is no address.")
-            except httpx.HTTPError as error:
-                self.away = True
-                # Its words may hold the address.
-                self._say(f"The package index does not answer ({type(error).__name__}).")
-                log.warning("packages.index_failed", error=str(error) or repr(error))
-                if peer.began:
-                    return
-                await peer.whole(502, "text/plain", b"The package index does not answer.")
-            if not peer.again():
-                return
+    async def _answer(self, peer: Peer, request: h11.Request) -> None:
+        try:
+            await self._route(peer, request)
+        except (httpx.InvalidURL, ValueError):
+            # Of a link on a page, or a redirect.
+            self._say("The package index links to what is no address.")
+            raise Refused(502, "The index links to what is no address.") from None
+        except httpx.HTTPError as error:
+            self.away = True
+            # Its words may hold the address.
+            self._say(f"The package index does not answer ({type(error).__name__}).")
+            log.warning("packages.index_failed", error=str(error) or repr(error))
+            raise Refused(502, "The package index does not answer.") from None
 
-    async def _route(self, peer: _Peer, request: h11.Request) -> None:
+    async def _route(self, peer: Peer, request: h11.Request) -> None:
         method, target = request.method.decode(), request.target.decode("ascii", "replace")
         if method not in ("GET", "HEAD"):
             raise Refused(403, "Only GET and HEAD.")
@@ -158,7 +127,7 @@ class Gateway:
 
     # Pages
 
-    async def _page(self, peer: _Peer, name: str) -> None:
+    async def _page(self, peer: Peer, name: str) -> None:
         if canonicalize_name(name) != name:
             raise Refused(403, "Not a package's name.")
         url = self._index.page(name)
@@ -191,7 +160,7 @@ class Gateway:
 
     # Files
 
-    async def _file(self, peer: _Peer, request: h11.Request, token: str, name: str) -> None:
+    async def _file(self, peer: Peer, request: h11.Request, token: str, name: str) -> None:
         file = self._links.get(token)
         if file is None or name not in (file.name, file.name + METADATA):
             raise Refused(403, "No page of the index links there.")
@@ -230,9 +199,11 @@ class Gateway:
 
     # Upstream
 
-    def _asked(self, method: str, url: str, headers: dict[str, str]) -> _Asked:
+    def _asked(
+        self, method: str, url: str, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[httpx.Response]:
         assert self._client is not None
-        return _Asked(self._client, self._index, method, url, headers)
+        return relay.ask(self._client, method, url, headers, auth=self._index.auth_for)
 
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:
@@ -244,44 +215,6 @@ class Gateway:
             raise Refused(502, f"The index answered {response.status_code}.")
 
 
-class _Asked:
-    """A request to the index, with redirects followed as long as they stay on its host."""
-
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        index: Index,
-        method: str,
-        url: str,
-        headers: dict[str, str],
-    ) -> None:
-        self._client = client
-        self._index = index
-        self._method = method
-        self._url = url
-        self._headers = headers
-        self._response: httpx.Response | None = None
-
-    async def __aenter__(self) -> httpx.Response:
-        url = self._url
-        for _ in range(MOST_REDIRECTS):
-            request = self._client.build_request(self._method, url, headers=self._headers)
-            auth = self._index.auth_for(url)
-            self._response = await self._client.send(
-                request, stream=True, auth=None if auth is None else httpx.BasicAuth(*auth)
-            )
-            follow = self._response.next_request
-            if follow is None or origin(str(follow.url)) != origin(self._url):
-                return self._response
-            await self._response.aclose()
-            url = str(follow.url)
-        raise Refused(502, "The index sends round in circles.")
-
-    async def __aexit__(self, *error: object) -> None:
-        if self._response is not None:
-            await self._response.aclose()
-
-
 async def _read(response: httpx.Response, limit: int) -> bytes:
     content = bytearray()
     async for data in response.aiter_raw(PIECE):
@@ -289,65 +222,3 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
         if len(content) > limit:
             raise Refused(413, "The page is too large.")
     return bytes(content)
-
-
-class _Peer:
-    """One HTTP/1.1 connection from inside."""
-
-    def __init__(self, reader: StreamReader, writer: StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=64 * 1024)
-        self.began = False
-        self._bodiless = False
-
-    async def request(self) -> h11.Request | None:
-        found = None
-        async for event in self._events():
-            if isinstance(event, h11.Request):
-                found = event
-                self._bodiless = event.method == b"HEAD"
-            elif isinstance(event, h11.EndOfMessage):
-                return found
-        return None
-
-    async def _events(self) -> AsyncIterator[h11.Event]:
-        while True:
-            event = self._http.next_event()
-            if event is h11.NEED_DATA:
-                self._http.receive_data(await self._reader.read(65_536))
-            elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
-                return
-            else:
-                yield event  # type: ignore[misc]
-
-    async def start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        self.began = True
-        await self._send(h11.Response(status_code=status, headers=headers))
-
-    async def send(self, data: bytes) -> None:
-        await self._send(h11.Data(data=data))
-
-    async def end(self) -> None:
-        await self._send(h11.EndOfMessage())
-
-    async def whole(self, status: int, kind: str, body: bytes) -> None:
-        headers = [("content-type", kind), ("content-length", str(len(body)))]
-        await self.start(status, headers)
-        if not self._bodiless:
-            await self.send(body)
-        await self.end()
-
-    def again(self) -> bool:
-        """Whether the next request may come on this connection."""
-        self.began = False
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
-
-    async def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if data:
-            self._writer.write(data)
-            await self._writer.drain()

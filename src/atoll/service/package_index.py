@@ -19,6 +19,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
+from atoll.drivers.relay import origin
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -57,12 +58,6 @@ class Index:
 
     def tls(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.ca_file)
-
-
-def origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname or "", port
 
 
 def index_at(url: str, ca_file: str | None) -> Index:

@@ -30,6 +30,8 @@ from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
 from atoll.model import packages as model
 from atoll.model.packages import InstallStatus
 from atoll.model.resources import Resources
+from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.installation import Installation
 from atoll.service.package_gateway import Gateway
 from atoll.service.package_index import find_index
 
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "ATOLL_PACKAGES"
 """Tells the executor of a session's packages, for PYTHONPATH and PATH."""
-LOG_LIMIT = 256 * 1024
-"""Bytes of the log that are kept; of a longer one its beginning and its end."""
 LOG_SECONDS = 0.5
 """Pause between two times that the log is written down while it grows."""
 MOST_EDITIONS = 1000
@@ -77,7 +77,7 @@ class Packages:
         self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
         self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._running: dict[str, _Installation] = {}
+        self._running: dict[str, Installation] = {}
 
     # What sessions ask for
 
@@ -92,7 +92,7 @@ class Packages:
         )
         interpreter = await self._interpreter(template)
         if not install.allow_conflicts:
-            _refuse_conflicts(model.conflicts(dependencies, interpreter.packages), template)
+            _refuse_conflicts(model.conflicts(dependencies, interpreter.held), template)
         own = model.covered(dependencies, interpreter.packages)
         if own is not None:
             return _installed(install, None, own)
@@ -230,6 +230,8 @@ class Packages:
             known = self._interpreters.get(edition)
             if known is None:
                 known = await self._environments.interpreter(template)
+                if template.id == DEFAULT_TEMPLATE:
+                    known = dataclasses.replace(known, gives_way=True)
                 self._interpreters[edition] = known
         if template.build is None or template.build.environment is None:
             return known
@@ -275,7 +277,7 @@ class Packages:
         """
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = _Installation()
+            running = self._running[key] = Installation()
             work = self._run(key, running, install, template, interpreter, pins=pins, since=since)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -310,7 +312,7 @@ class Packages:
     async def _run(
         self,
         key: str,
-        running: _Installation,
+        running: Installation,
         install: Install,
         template: Template,
         interpreter: Interpreter,
@@ -347,7 +349,7 @@ class Packages:
                     answer=gateway.answer,
                     hear=running.hear,
                     has=dict(interpreter.packages),
-                    keep_versions=not install.allow_conflicts and not exact,
+                    held={} if install.allow_conflicts or exact else dict(interpreter.held),
                     exact=exact,
                     source_builds=settings.allow_source_builds,
                 )
@@ -361,7 +363,7 @@ class Packages:
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
 
-    async def _write_log(self, session_id: str | None, running: _Installation) -> None:
+    async def _write_log(self, session_id: str | None, running: Installation) -> None:
         """While it grows, so that every replica of the node can show it."""
         written = None
         while True:
@@ -369,39 +371,6 @@ class Packages:
                 written = running.size
                 await self._environments.write_log(session_id, running.text)
             await asyncio.sleep(LOG_SECONDS)
-
-
-class _Installation:
-    """One that is under way, and what it has printed."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[PackageSet] | None = None
-        self.waiting = 0
-        self.size = 0
-        self.away = False
-        """Whether the index did not answer."""
-        self.heard: list[Callable[[bytes], None]] = []
-        """Told what is printed."""
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    def hear(self, data: bytes) -> None:
-        for hear in self.heard:
-            hear(data)
-        self.size += len(data)
-        room = LOG_LIMIT // 2 - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        del self._tail[: -LOG_LIMIT // 2]
-
-    def say(self, words: str) -> None:
-        self.hear(f"atoll: {words}\n".encode())
-
-    @property
-    def text(self) -> bytes:
-        lost = self.size - len(self._head) - len(self._tail)
-        between = f"\n... {lost} bytes are left out ...\n".encode() if lost else b""
-        return bytes(self._head) + between + bytes(self._tail)
 
 
 def _installed(install: Install, environment: str | None, installed: tuple[str, ...]) -> Install:

@@ -86,10 +86,10 @@ class Provision:
         return self._packages.added({}, install.environment)
 
     async def ready(self, session: Session) -> None:
-        """Before `environment`: what takes time the first time is done in a thread."""
+        """Before `variables`: what takes time the first time is done in a thread."""
         await self._secrets.ready(session)
 
-    def environment(self, session: Session) -> dict[str, str]:
+    def variables(self, session: Session) -> dict[str, str]:
         """
         The variables that everything in the session gets: its own, secrets, and packages. Raises
         `PermanentError` with code `secret_unreadable`.

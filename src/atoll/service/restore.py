@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from atoll.executor.porter import EXTENT
-from atoll.model.manifest import DIRECTORY, FILE, LINK, Entry, read_page
+from atoll.model.manifest import DIRECTORY, FILE, SYMLINK, Entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,12 +58,12 @@ class Restore:
     async def _directories(self) -> AsyncIterator[bytes]:
         """All but files; those are put in line for the other streams."""
         for _, name in self._manifest.pages:
-            for entry in await asyncio.to_thread(_entries, await self._objects.get(name)):
+            for entry in await self._objects.page(name):
                 if entry.kind == FILE:
                     await self._files.put(entry)
                 elif entry.kind == DIRECTORY:
                     yield _header(entry, None)
-                elif entry.kind == LINK:
+                elif entry.kind == SYMLINK:
                     yield _header(entry, entry.target)
         for _ in range(STREAMS):
             await self._files.put(None)
@@ -99,10 +99,6 @@ def _first(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
-
-
-def _entries(page: bytes) -> list[Entry]:
-    return list(read_page(page))
 
 
 def _header(entry: Entry, more: object) -> bytes:

@@ -105,6 +105,10 @@ class Runs:
     def count(self) -> int:
         return len(self._running)
 
+    def sessions(self) -> set[str]:
+        """Those in which something is under way."""
+        return {running.execution.session_id for running in self._running.values()}
+
     def queue(self, session_id: str, capacity: int) -> Queue:
         """The session's line on this replica; who takes it gives it to `forget` in the end."""
         queue = self._queues.get(session_id)

@@ -26,7 +26,7 @@ from atoll.model.session import Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -82,6 +82,8 @@ class Saves:
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._saving: set[str] = set()
         self._warned: set[str] = set()
+        self.busy: Callable[[], Collection[str]] = tuple
+        """The sessions in which something runs."""
 
     def begun(self, session: Session) -> Session:
         """A new session, with a warning if its files will be on the node's disk alone."""
@@ -116,6 +118,9 @@ class Saves:
                 live = self._lives.reachable(session_id)
                 if live is None or session_id not in self._activity:
                     return  # It has ended, or its next life begins with what is on the disk.
+                if live.session.workspace_mode is not WorkspaceMode.SYNC:
+                    self._activity.pop(session_id)
+                    return
                 try:
                     await self._save(live)
                     return
@@ -130,7 +135,10 @@ class Saves:
     async def before_result(self, live: Live) -> None:
         """What durability `execution` promises; a failure is told in the session."""
         self.touched(live.session.id)
-        if live.session.durability is not Durability.EXECUTION:
+        session = live.session
+        if session.durability is not Durability.EXECUTION or (
+            session.workspace_mode is not WorkspaceMode.SYNC
+        ):
             return
         try:
             await self._save(live)
@@ -194,8 +202,8 @@ class Saves:
             timer.cancel()
         touched = self._activity.pop(session.id, None) is not None
         self._warned.discard(session.id)
-        if self._embedded:
-            return
+        if self._embedded and not self._remote:
+            return  # The blobs go with the process.
         if not self._settings.keep:
             await self._checkpoints.forget(session.id)
             return
@@ -244,10 +252,9 @@ class Saves:
                 log.info("saves.waits", error=error.message)
             if since >= interval:
                 since = 0.0
-                for live in self._lives.all():
-                    if live.session.workspace_mode is WorkspaceMode.SYNC:
-                        self._activity.setdefault(live.session.id, 0)
-                        self._later(live.session.id)
+                for session_id in self.busy():
+                    self._activity.setdefault(session_id, 0)
+                    self._later(session_id)
 
     # What it says of itself
 

@@ -28,6 +28,7 @@ from atoll.model.template import (
     Template,
     TemplateStatus,
 )
+from atoll.service import cursors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -158,7 +159,7 @@ class Templates:
         """Newest first; a cursor is the number of the last one that was seen."""
         newest = await self.get(template_id)
         if cursor is not None and (not cursor.isascii() or not cursor.isdigit()):
-            raise InvalidRequest(f"cursor: {cursor!r} is not of this list.", code="bad_cursor")
+            raise cursors.bad()
         below = None if cursor is None else min(int(cursor), newest.number + 1)
         found = [newest] if below is None or below > newest.number else []
         if len(found) <= limit:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from atoll import ids
@@ -48,6 +49,13 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 RESOURCES = Resources(cpu=0.5, memory=512 * 2**20, disk=2**40, max_processes=128)
 ODD_TEXT = "NUL \0, half a pair \ud800 and \udcff, 𝄞, \r\n, '\";--, %s :id ?"
 ODD_BYTES = b"\0\xff\xfe\xc3( \x80 'quoted' \r\n"
+
+# Every example has ids of its own, so that they can share a store.
+shared = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def make_execution(**given: Any) -> Execution:

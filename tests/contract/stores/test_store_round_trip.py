@@ -7,14 +7,14 @@ from datetime import timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import Artifact, ExecutionStatus, Request
 from atoll.model.session import Cause, SessionStatus
 
 from . import store_entities as make
-from .store_entities import NOW, ODD_BYTES, ODD_TEXT
+from .store_entities import NOW, ODD_BYTES, ODD_TEXT, shared
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 pytestmark = pytest.mark.anyio
-
-# Every example has ids of its own, so that they can share a store.
-shared = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 async def test_a_database_keeps_its_id_and_its_secret(store: Store) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from atoll.errors import Conflict
 from atoll.model.template import Build, TemplateStatus
 
 from . import store_entities as make
-from .store_entities import make_template
+from .store_entities import make_template, shared
 
 if TYPE_CHECKING:
     from atoll.model.template import Template
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 FAILED, PENDING = TemplateStatus.FAILED, TemplateStatus.PENDING
-
-shared = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 async def versions(store: Store, count: int) -> list[Template]:

@@ -7,24 +7,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from atoll.errors import Conflict
 
 from . import store_entities as make
-from .store_entities import NOW, make_volume, walk
+from .store_entities import NOW, make_volume, shared, walk
 
 if TYPE_CHECKING:
     from atoll.model.volume import Volume
     from atoll.stores.base import Store
 
 pytestmark = pytest.mark.anyio
-
-shared = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @shared

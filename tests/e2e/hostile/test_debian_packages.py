@@ -214,7 +214,7 @@ async def test_it_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> 
     assert "/0/../secret 403" in said
     assert "/1/x 403" in said
     assert "/0/link 404" in said
-    assert "POST 400" in said
+    assert "POST 403" in said
 
 
 async def test_it_ends_with_its_build(site: Site) -> None:

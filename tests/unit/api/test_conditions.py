@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from atoll.api.rest import conditions, names
 from atoll.errors import InvalidRequest
-from atoll.service.files import Entry, Part
+from atoll.service.files import Entry, Range
 
 ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "tag")
 
@@ -48,12 +48,13 @@ def test_no_header_breaks_it(value: str) -> None:
 @pytest.mark.parametrize(
     ("version", "part"),
     [
-        ('"tag"', Part(1, 2, "tag")), ('"x"', Part(1, 2, "x")), ('W/"tag"', Part(1, 2, 'W/"tag')),
-        ("Fri, 02 Jan 2026 03:04:05 GMT", Part(1, 2, "tag")),
+        ('"tag"', Range(1, 2, "tag")), ('"x"', Range(1, 2, "x")),
+        ('W/"tag"', Range(1, 2, 'W/"tag')),
+        ("Fri, 02 Jan 2026 03:04:05 GMT", Range(1, 2, "tag")),
         ("Fri, 02 Jan 2026 03:04:06 GMT", None), ("nonsense", None),
     ],
 )  # fmt: skip
-def test_a_range_of_a_version(version: str, part: Part | None) -> None:
+def test_a_range_of_a_version(version: str, part: Range | None) -> None:
     headers = Headers({"range": "bytes=1-2", "if-range": version})
     assert conditions.part(headers, ENTRY) == part
 

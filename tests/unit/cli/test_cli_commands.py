@@ -72,56 +72,6 @@ def test_ctrl_c_cancels_the_execution_and_leaves_the_session(
     assert outside.sessions[session_id]["status"] == "running"
 
 
-def test_files_and_directories_are_copied_in(
-    atoll: Command, outside: Outside, tmp_path: Path
-) -> None:
-    session_id = atoll("session", "create").stdout.strip()
-    (tmp_path / "tree" / "sub").mkdir(parents=True)
-    (tmp_path / "tree" / "a.txt").write_text("a")
-    (tmp_path / "tree" / "sub" / "b.txt").write_text("b")
-    (tmp_path / "tree" / "link").symlink_to("/etc/passwd")
-    done = atoll("session", "cp", str(tmp_path / "tree" / "a.txt"), f"{session_id}:")
-    assert done.exit_code == 0
-    assert outside.files == {"a.txt": b"a"}
-    atoll("session", "cp", str(tmp_path / "tree" / "a.txt"), f"{session_id}:/workspace/x/y.txt")
-    assert outside.files["x/y.txt"] == b"a"
-    outside.files.clear()
-    done = atoll("session", "cp", str(tmp_path / "tree"), f"{session_id}:to/", "--json")
-    assert json.loads(done.stdout) == ["to/tree/a.txt", "to/tree/sub/b.txt"]
-    assert "link is not a regular file" in done.stderr
-    assert atoll("session", "cp", "a", "b").exit_code == 2
-    assert atoll("session", "cp", str(tmp_path / "none"), f"{session_id}:x").exit_code == 1
-
-
-def test_files_and_directories_are_copied_out(
-    atoll: Command, outside: Outside, tmp_path: Path
-) -> None:
-    session_id = atoll("session", "create").stdout.strip()
-    outside.files |= {"d/a": b"a", "d/e/b": b"b", "d/l": b"", "f": b"f"}
-    outside.links.add("d/l")
-    done = atoll("session", "cp", f"{session_id}:d", str(tmp_path / "out"))
-    assert (done.exit_code, (tmp_path / "out" / "e" / "b").read_bytes()) == (0, b"b")
-    assert "d/l is a symlink" in done.stderr
-    assert not (tmp_path / "out" / "l").exists()
-    atoll("session", "cp", f"{session_id}:f", str(tmp_path))
-    assert (tmp_path / "f").read_bytes() == b"f"
-    assert atoll("session", "cp", f"{session_id}:none", str(tmp_path)).exit_code == 1
-
-
-@pytest.mark.parametrize("name", ["..", "a/../../b"])
-def test_a_name_from_outside_never_leads_out_of_the_target(
-    atoll: Command, outside: Outside, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session_id = atoll("session", "create").stdout.strip()
-    outside.files["d/x"] = b"evil"
-    honest = outside.entry
-    monkeypatch.setattr(outside, "entry", lambda path: honest(path) | {"name": name})
-    done = atoll("session", "cp", f"{session_id}:d", str(tmp_path / "out"))
-    assert done.exit_code == 1
-    assert "(unsafe_name)" in done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-
-
 def test_templates_are_made_shown_listed_and_removed(atoll: Command, outside: Outside) -> None:
     done = atoll(
         "template", "create", "Science", "--id", "science", "--preload", "numpy", "--preload", "os",

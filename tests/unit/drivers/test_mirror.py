@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -63,23 +65,23 @@ def upstream() -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-async def asked(mirror: Mirror, head: str) -> tuple[int, bytes]:
-    """Status and body of the answer to one request."""
+async def asked(mirror: Mirror, head: str) -> tuple[int | None, bytes]:
+    """Status and body of the answer to one request; no status when there is no answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(f"{head}\r\n\r\n".encode())
+            writer.write(f"{head}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             answer = await reader.read()
             writer.close()
             await writer.wait_closed()
     told, _, body = answer.partition(b"\r\n\r\n")
-    return int(told.split()[1]), body
+    return int(told.split()[1]) if told else None, body
 
 
 async def test_what_is_asked_for_is_passed_on_whole() -> None:
     with upstream() as server:
         mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian/"], PackageSettings())
-        head = "GET /0/large HTTP/1.1\r\nHost: x\r\nIf-Modified-Since: then\r\nCookie: no"
+        head = "GET /0/large HTTP/1.1\r\nIf-Modified-Since: then\r\nCookie: no"
 
         assert await asked(mirror, head) == (200, LARGE)
         assert server.asked == [("/debian/large", "then")]  # type: ignore[attr-defined]
@@ -88,12 +90,12 @@ async def test_what_is_asked_for_is_passed_on_whole() -> None:
         assert mirror.trouble is None
 
 
-@pytest.mark.parametrize("path", ["away", "round", "port"])
-async def test_nothing_leads_to_another_host(path: str) -> None:
+@pytest.mark.parametrize(("path", "status"), [("away", 403), ("port", 403), ("round", 502)])
+async def test_nothing_leads_to_another_host(path: str, status: int) -> None:
     with upstream() as server:
         mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
 
-        assert await asked(mirror, f"GET /0/{path} HTTP/1.1") == (403, b"")
+        assert (await asked(mirror, f"GET /0/{path} HTTP/1.1"))[0] == status
 
 
 async def test_an_upstream_that_is_broken_or_away_is_remembered() -> None:
@@ -118,12 +120,43 @@ async def test_an_upstream_that_is_broken_or_away_is_remembered() -> None:
         "PUT /0/x HTTP/1.1",
         "CONNECT other:443 HTTP/1.1",
         "GET http://other/ HTTP/1.1",
-        "nonsense",
     ],
 )
 async def test_nothing_else_can_be_asked_for(head: str) -> None:
     with upstream() as server:
         mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
 
-        assert (await asked(mirror, head))[0] in (400, 403)
+        assert (await asked(mirror, head))[0] == 403
         assert server.asked == []  # type: ignore[attr-defined]
+
+
+async def test_what_talks_something_else_is_left() -> None:
+    with upstream() as server:
+        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
+
+        assert await asked(mirror, "nonsense") == (None, b"")
+        assert server.asked == []  # type: ignore[attr-defined]
+
+
+async def test_what_says_nothing_is_left_too() -> None:
+    mirror = Mirror([], PackageSettings(read_timeout=timedelta(milliseconds=50)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with mirror.serve(listener), asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_directory_of_this_machine_is_a_mirror_and_no_way_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("no")
+    top = tmp_path / "debian"
+    top.mkdir()
+    (top / "file").write_bytes(LARGE)
+    (top / "out").symlink_to("../secret")
+    mirror = Mirror([f"file://{top}"], PackageSettings())
+
+    assert await asked(mirror, "GET /0/file HTTP/1.1") == (200, LARGE)
+    assert await asked(mirror, "HEAD /0/file HTTP/1.1") == (200, b"")
+    assert (await asked(mirror, "GET /0/out HTTP/1.1"))[0] == 404
+    assert (await asked(mirror, "GET /0/%2e%2e/secret HTTP/1.1"))[0] == 403

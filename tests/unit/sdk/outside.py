@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import socket
+import tarfile
 import threading
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +71,15 @@ class Outside:
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     links: set[str] = field(default_factory=set)
+    archive: bytes | None = None
+    """What is sent as the tar of any directory, whatever is in it."""
+    etags: bool = False
+    """Whether files have one; then ranges are answered too."""
+    cuts: list[int] = field(default_factory=list)
+    """After how many bytes each of the next downloads is cut."""
+    watched: list[list[tuple[str, Any]]] = field(default_factory=list)
+    """The events of each watching, one after the other; it is cut behind the last of them."""
+    checkpoint: dict[str, Any] | None = None
     requests: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
@@ -138,6 +150,8 @@ class Outside:
                 Route("/api/v1/invocations/{id}/cancel", self.cancel_invocation, methods=["POST"]),
                 Route(e + "/events", self.stream),
                 Route(s + "/{id}/files", self.list_files),
+                Route(s + "/{id}/files/watch", self.watch),
+                Route(s + "/{id}/checkpoint", self.save, methods=["GET", "POST"]),
                 Route(s + "/{id}/files/mkdir", self.mkdir, methods=["POST"]),
                 Route(s + "/{id}/files/move", self.move, methods=["POST"]),
                 Route(s + "/{id}/files/{path:path}", self.file, methods=["GET", "PUT", "DELETE"]),
@@ -497,6 +511,8 @@ class Outside:
 
     async def file(self, request: Request) -> Response:
         path = request.path_params["path"]
+        if "archive" in request.query_params:
+            return await self.tree(request, path)
         if request.method == "PUT":
             data = b""
             async for chunk in request.stream():
@@ -513,14 +529,83 @@ class Outside:
         if request.query_params.get("metadata") == "true":
             return JSONResponse(self.entry(path))
 
+        data, status, headers = self.files[path], 200, {}
+        if self.etags:
+            # As wide as a tag of the real one; of the content alone, so a test can change it.
+            etag = f'"{zlib.crc32(data):032x}"'
+            headers = {"etag": etag}
+            if request.headers.get("if-match", etag) != etag:
+                return problem(412, "precondition_failed")
+            if wanted := request.headers.get("range"):
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                start = int(first) if first else max(0, len(data) - int(last))
+                stop = min(len(data), int(last) + 1 if first and last else len(data))
+                if start >= len(data):
+                    return problem(416, "range_not_satisfiable")
+                headers["content-range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+                data, status = data[start:stop], 206
+            headers["content-length"] = str(len(data))
+        cut = self.cuts.pop(0) if self.cuts else None
+
         async def body() -> AsyncIterator[bytes]:
-            data = self.files[path]
-            for start in range(0, len(data), 65536):
-                yield data[start : start + 65536]
-            if path.startswith("broken"):
+            for start in range(0, len(data[:cut]), 65536):
+                yield data[:cut][start : start + 65536]
+            if cut is not None or path.startswith("broken"):
                 raise ConnectionError("cut in the middle")
 
+        return StreamingResponse(body(), status, headers)
+
+    async def tree(self, request: Request, path: str) -> Response:
+        prefix = "" if path == "." else path + "/"
+        if request.method == "PUT":
+            with tarfile.open(fileobj=io.BytesIO(await request.body())) as archive:
+                for member in archive:
+                    if member.issym():
+                        self.links.add(prefix + member.name)
+                        self.files[prefix + member.name] = member.linkname.encode()
+                    elif (file := archive.extractfile(member)) is not None:
+                        self.files[prefix + member.name] = file.read()
+            return JSONResponse({"path": path, "entries": 1})
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, data in self.files.items():
+                if name.startswith(prefix):
+                    info = tarfile.TarInfo(name[len(prefix) :])
+                    info.size = len(data)
+                    if name in self.links:
+                        info.type, info.linkname, info.size = tarfile.SYMTYPE, data.decode(), 0
+                    archive.addfile(info, io.BytesIO(data))
+        whole = packed.getvalue() if self.archive is None else self.archive
+
+        async def body() -> AsyncIterator[bytes]:
+            # In pieces that have nothing to do with where entries begin.
+            for start in range(0, len(whole), 700):
+                yield whole[start : start + 700]
+
         return StreamingResponse(body())
+
+    async def watch(self, request: Request) -> Response:
+        self.bodies.append(dict(request.query_params))
+        if not self.watched:
+            return problem(409, "session_not_running")
+        told = self.watched.pop(0)
+
+        async def body() -> AsyncIterator[str]:
+            for kind, content in told:
+                yield f"event: {kind}\ndata: {json.dumps(content)}\n\n"
+            if kind != "end":
+                raise ConnectionError("cut in the middle")
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+    async def save(self, request: Request) -> Response:
+        if request.method == "POST":
+            number = 1 if self.checkpoint is None else self.checkpoint["number"] + 1
+            saved = {"number": number, "created_at": NOW, "files": len(self.files), "size": 7}
+            self.checkpoint = {"session_id": request.path_params["id"], "kept_until": None} | saved
+        if self.checkpoint is None:
+            return problem(404, "checkpoint_not_found")
+        return JSONResponse(self.checkpoint)
 
     async def mkdir(self, request: Request) -> Response:
         body = await request.json()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll import NotFound, TemporaryError
+from atoll import InvalidRequest, NotFound, TemporaryError
 from atoll.sdk.paths import encoded, workspace_path
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ def test_large_files_go_both_ways_in_pieces(atoll: Atoll, outside: Outside, tmp_
         assert session.files.download("big.bin", target) == target
         (tmp_path / "into").mkdir()
         assert session.files.download("big.bin", tmp_path / "into").name == "big.bin"
+        assert session.files.download("big.bin", f"{tmp_path}/new/") == tmp_path / "new" / "big.bin"
+        with pytest.raises(InvalidRequest):
+            session.files.download("a/..", tmp_path)
     assert target.read_bytes() == data
     assert target.stat().st_mode & 0o777 == source.stat().st_mode & 0o777
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.session import SessionStatus
-from atoll.service.files import Entry, Files, Part
+from atoll.service.files import Entry, Files, Range
 from tests.contract.stores.store_entities import make_session
 from tests.parts import parts
 
@@ -42,7 +42,7 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def read(files: Files, session_id: str, part: Part | None = None) -> bytes | None:
+async def read(files: Files, session_id: str, part: Range | None = None) -> bytes | None:
     found = await files.read(session_id, "a", part)
     assert found.entry == ENTRY
     return None if found.start is None else b"".join([piece async for piece in found.content])
@@ -60,10 +60,10 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         files = Files(lives, driver, work_timeout=work_timeout, kept=Shelf())
 
         assert await read(files, session.id) == CONTENT
-        assert await read(files, session.id, Part(2, 4)) == b"234"
-        assert await read(files, session.id, Part(None, 3)) == b"789"
-        assert await read(files, session.id, Part(2, 4, "other")) == CONTENT
-        assert await read(files, session.id, Part(10, None)) is None
+        assert await read(files, session.id, Range(2, 4)) == b"234"
+        assert await read(files, session.id, Range(None, 3)) == b"789"
+        assert await read(files, session.id, Range(2, 4, "other")) == CONTENT
+        assert await read(files, session.id, Range(10, None)) is None
         page = await files.list(session.id, "", cursor=None, limit=10)
         assert page.items == (ENTRY,)
         assert (await files.list(session.id, "", cursor=page.next_cursor, limit=10)).items == ()

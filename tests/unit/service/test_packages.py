@@ -14,8 +14,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict
-from atoll.model.packages import Dependency, Install, InstallStatus
+from atoll.model.packages import Dependency, Install, InstallStatus, Interpreter
 from atoll.model.session import SessionStatus
+from atoll.model.template import DEFAULT_TEMPLATE, Template
 from atoll.reconcile.packages import YOUNG, PackageSweep
 from atoll.service.leases import Leases
 from atoll.service.packages import Packages
@@ -213,6 +214,31 @@ async def test_conflicts_are_told_by_package(index: Index, tmp_path: Path) -> No
         assert raised.value.code == "version_conflict"
         told = [{"name": "pip", "requested": "<1", "template_has": has}]
         assert raised.value.details["conflicts"] == told
+
+
+async def test_what_the_machines_own_python_happens_to_have_gives_way(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(TEMPLATE, id=DEFAULT_TEMPLATE)
+    newer = Install((Dependency("one", ">=1"),), 60)
+    async with world(tmp_path, index) as found:
+        environments = found.driver.environments
+        asked = environments.interpreter
+
+        async def with_another(template: Template) -> Interpreter:
+            known = await asked(template)
+            return replace(known, packages={**known.packages, "one": "0.5"})
+
+        monkeypatch.setattr(environments, "interpreter", with_another)
+        with pytest.raises(Conflict):
+            await found.packages.begin(newer, TEMPLATE)
+
+        begun = await found.packages.begin(newer, machine)
+        done = await found.packages.install("sess_1", begun, machine)
+        assert done.installed == ("one==1.0",)
+        # What a Python comes with is the template's still.
+        with pytest.raises(Conflict):
+            await found.packages.begin(Install((Dependency("pip", "<1"),), 60), machine)
 
 
 async def test_a_log_without_end_keeps_its_beginning_and_its_end(

@@ -12,7 +12,7 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
-from atoll.service.files import Part
+from atoll.service.files import Range
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -74,7 +74,7 @@ def outcome(headers: Headers, entry: Entry) -> int | None:
     return None
 
 
-def part(headers: Headers, entry: Entry | None = None) -> Part | None:
+def part(headers: Headers, entry: Entry | None = None) -> Range | None:
     """
     The range that is asked for. A date in `If-Range` needs the entry to be compared with; without
     one it is taken for another date.
@@ -87,13 +87,13 @@ def part(headers: Headers, entry: Entry | None = None) -> Part | None:
         return None
     condition = headers.get("if-range")
     if condition is None:
-        return Part(first, last)
+        return Range(first, last)
     if condition.startswith(("W/", '"')):
-        return Part(first, last, condition.strip('"'))
+        return Range(first, last, condition.strip('"'))
     moment = _date(condition)
     if entry is None or moment != entry.modified_at.replace(microsecond=0):
         return None
-    return Part(first, last, entry.etag)
+    return Range(first, last, entry.etag)
 
 
 def needs_entry(headers: Headers) -> bool:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
-    from atoll.service.links import Links
     from atoll.service.nodes import Nodes
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
+    from atoll.service.signed_links import SignedLinks
     from atoll.service.templates import Templates
     from atoll.service.volumes import Volumes
     from atoll.settings import Settings
@@ -43,7 +43,7 @@ class Services:
     contexts: Contexts
     invocations: Invocations
     files: Files
-    links: Links
+    links: SignedLinks
     artifacts: Artifacts
     checkpoints: Checkpoints
     saves: Saves

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll.api.rest import conditions
 from atoll.api.rest.problems import precondition_failed, range_not_satisfiable
 from atoll.errors import AtollError
-from atoll.service.files import Part
+from atoll.service.files import Range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ async def answer(
     return _answer(await files.read(session_id, path, part), part, filename, body=True)
 
 
-def _answer(found: Download, part: Part | None, filename: str | None, *, body: bool) -> Response:
+def _answer(found: Download, part: Range | None, filename: str | None, *, body: bool) -> Response:
     entry = found.entry
     if found.start is None:
         return range_not_satisfiable(entry.size)

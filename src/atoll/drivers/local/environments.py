@@ -129,9 +129,7 @@ class LocalEnvironments:
         order = {
             "kind": "install",
             "requirements": list(spec.requirements),
-            "constraints": [f"{name}=={version}" for name, version in spec.has.items()]
-            if spec.keep_versions
-            else [],
+            "constraints": [f"{name}=={version}" for name, version in spec.held.items()],
             "have": spec.has,
             "exact": spec.exact,
             "source_builds": spec.source_builds,
@@ -156,7 +154,7 @@ class LocalEnvironments:
             _make_plain(target, own=self._root)
             size = tree_size(target)
             with self._locked():
-                with contextlib.suppress(FileExistsError, OSError):
+                with contextlib.suppress(OSError):
                     # Fails when another replica was faster: a directory that is not empty stays.
                     target.rename(self.place / _checked(name))
                 _write(self._about / name, {"size": size, "installed": installed})

@@ -200,10 +200,11 @@ def told(order: dict[str, Any], index: str) -> str:
     free, _ = resolve(order, index, [])
     if not free:
         return ""
+    held = dict(line.split("==", 1) for line in order["constraints"])
     differing = [
-        "%s %s (the template has %s)" % (name, version, order["have"][name])
+        "%s %s (the template has %s)" % (name, version, held[name])
         for name, (version, _) in sorted(free.items())
-        if order["have"].get(name, version) != version
+        if held.get(name, version) != version
     ]
     return (
         "They conflict with the template's packages: they would bring %s. With "
@@ -236,8 +237,9 @@ def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tupl
             said = (said + data)[-LAST_WORDS:]
             os.write(1, data)
     text = said.decode("utf-8", "replace")
+    found = re.search("error: ", text)
     # What a build printed is in the log.
-    reason = re.split(r"\[std(?:out|err)\]", text[max(0, text.find("error: ")) :])[0]
+    reason = re.split(r"\[std(?:out|err)\]", text[found.end() :] if found else text)[0]
     return process.returncode, reason.strip()
 
 

@@ -116,7 +116,8 @@ class Layers:
             raise ValueError(f"not a layer: {name!r}")
         # Out of sight first: half a layer must not be taken for one.
         away = self._directory / f".{name}"
-        with contextlib.suppress(FileNotFoundError, OSError):
+        # It fails when there is none, or when one is away already; then it goes the next time.
+        with contextlib.suppress(OSError):
             (self._directory / name).rename(away / "gone" if away.is_dir() else away)
         workspaces.remove_tree(away)
 

@@ -36,7 +36,7 @@ from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
 
     from atoll.drivers.local.buckets import Buckets
@@ -225,13 +225,13 @@ class Mounts:
             return False
         return True
 
-    def _bounded(self, work: object) -> None:
+    def _bounded(self, work: Callable[[], object]) -> None:
         """Do it in a thread that nobody waits for longer than the time-out."""
         result: list[BaseException | None] = []
 
         def run() -> None:
             try:
-                work()  # type: ignore[operator]
+                work()
                 result.append(None)
             except OSError as error:
                 result.append(error)

@@ -1,5 +1,5 @@
 """
-Links by which others get or put one file of a session without a key.
+Signed links, by which others get or put one file of a session without a key.
 
 They lead to this server, or straight to the blob store where it has addresses of its own: then a
 file is brought there first, as one object beneath `exports/<session>/`, and what is put there
@@ -36,7 +36,7 @@ ARTIFACT_LIFE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SignedLink:
     url: str
     """Begins with `/` when it leads to this server, whatever that is called."""
     method: str
@@ -47,7 +47,7 @@ class Link:
     """The link to POST to when something was put to a native one."""
 
 
-class Links:
+class SignedLinks:
     def __init__(self, files: Files, lives: Lives, signing: Signing, blobs: Blobs) -> None:
         self._files = files
         self._lives = lives
@@ -61,13 +61,13 @@ class Links:
     def granted(self, token: str, method: str) -> Grant:
         return self._signing.read(token, method)
 
-    def _own(self, grant: Grant, life: timedelta) -> Link:
+    def _own(self, grant: Grant, life: timedelta) -> SignedLink:
         token, end = self._signing.make(grant, life)
-        return Link(PREFIX + token, grant.method, end)
+        return SignedLink(PREFIX + token, grant.method, end)
 
     async def get(
         self, session_id: str, path: str, life: timedelta, *, filename: str | None = None
-    ) -> Link:
+    ) -> SignedLink:
         await self._check(session_id, path)
         own = self._own(Grant("GET", session_id, path, filename), life)
         try:
@@ -79,7 +79,7 @@ class Links:
         except TemporaryError as error:
             log.info("link.not_native", session_id=session_id, error=error.message)
             return own
-        return own if url is None else Link(url, "GET", own.expires_at, native=True)
+        return own if url is None else SignedLink(url, "GET", own.expires_at, native=True)
 
     async def _export(self, session_id: str, path: str) -> str:
         """The file as an object, which is made unless this version of it is there already."""
@@ -91,7 +91,7 @@ class Links:
                 await self._blobs.write(key, content)
         return key
 
-    async def put(self, session_id: str, path: str, life: timedelta, *, direct: bool) -> Link:
+    async def put(self, session_id: str, path: str, life: timedelta, *, direct: bool) -> SignedLink:
         await self._check(session_id, path)
         own = self._own(Grant("PUT", session_id, path), life)
         if not direct:
@@ -105,7 +105,7 @@ class Links:
         if url is None:
             return own
         complete = self._own(Grant("POST", session_id, path, upload=key), life)
-        return Link(url, "PUT", own.expires_at, native=True, complete=complete.url)
+        return SignedLink(url, "PUT", own.expires_at, native=True, complete=complete.url)
 
     async def complete(self, grant: Grant) -> Entry:
         """Bring what was put into the blob store into the workspace, and remove it there."""

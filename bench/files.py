@@ -1,0 +1,62 @@
+"""
+`make bench-files`: files, checkpoints, packages and what durability costs, beside what this machine
+has for the same work.
+
+Loopback only, unless `--heavy` names packages of the index that pip is configured with. Needs an
+otherwise idle machine to mean anything; with few rounds, p99 is the slowest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from bench import durability, packages, saves, transfers
+from bench.report import Report
+
+PARTS = ("transfers", "checkpoints", "packages", "durability")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.files", description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--size", type=int, default=256, help="of the large file, in MiB")
+    parser.add_argument("--small", type=int, default=1000, help="how many small files are copied")
+    parser.add_argument("--files", type=int, default=10_000, help="in a checkpoint")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is done")
+    parser.add_argument("--executions", type=int, default=200, help="for what durability costs")
+    parser.add_argument("--heavy", nargs="+", default=[], metavar="NAME==VERSION")
+    parser.add_argument("--place", type=Path, help="a directory on the disk that is measured")
+    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    report = Report()
+    machine = report.machine()
+    print(
+        f"{machine['cores']} cores, load {machine['load']}, {machine['memory'] >> 30} GiB of "
+        f"memory, Linux {machine['kernel']}, Python {machine['python']}"
+    )
+    if given.place is not None:
+        tempfile.tempdir = str(given.place)  # The servers' data too.
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
+        place = Path(directory)
+        if "transfers" in given.parts:
+            transfers.measure(
+                report, place, size=given.size, small=given.small, rounds=given.rounds
+            )
+        if "checkpoints" in given.parts:
+            saves.measure(report, place, files=given.files, rounds=given.rounds)
+        if "packages" in given.parts:
+            packages.measure(report, place, rounds=given.rounds, heavy=given.heavy)
+        if "durability" in given.parts:
+            durability.measure(report, place, executions=given.executions)
+    if given.json is not None:
+        report.write(given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""
+Opening what user code has closed to itself, and so to us, who are the same user.
+
+Rights that are taken to look at something are given back when it is closed. No link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from .files import READING, FileError, split, translate
+from .removal import DIRECTORY
+
+
+def open_file(top: int, path: str) -> int:
+    """A regular file beneath a directory, for reading, whatever its rights."""
+    *above, name = split(path)
+    opened = [(os.dup(top), -1)]
+    try:
+        for part in above:
+            opened.append(open_directory(part, opened[-1][0]))
+        fd, mode = _open(name, READING, opened[-1][0])
+        if mode >= 0:
+            os.fchmod(fd, mode)
+    except OSError as error:
+        raise translate(error, path) from None
+    finally:
+        for each in reversed(opened):
+            close(*each)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileError("not_a_file", "%s is not a regular file" % path)
+    return fd
+
+
+def _open(name: str, flags: int, fd: int) -> tuple[int, int]:
+    """
+    Open for reading what is ours, whatever rights user code has left it; the rights that are to be
+    given back when it is closed, -1 if none were taken.
+    """
+    try:
+        return os.open(name, flags, dir_fd=fd), -1
+    except PermissionError:
+        mode = _take(name, fd)
+        return os.open(name, flags, dir_fd=fd), mode
+
+
+def open_directory(name: str, fd: int) -> tuple[int, int]:
+    """The same of a directory, which is also to be entered."""
+    mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    rights = -1 if mode & 0o500 == 0o500 or not stat.S_ISDIR(mode) else _take(name, fd)
+    return os.open(name, DIRECTORY, dir_fd=fd), rights
+
+
+def _take(name: str, fd: int) -> int:
+    """Make it readable for its owner; the rights that it had."""
+    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "")
+    mode = stat.S_IMODE(status.st_mode)
+    os.chmod(name, mode | 0o500, dir_fd=fd)
+    return mode
+
+
+def close(fd: int, mode: int) -> None:
+    if mode >= 0:
+        os.fchmod(fd, mode)
+    os.close(fd)

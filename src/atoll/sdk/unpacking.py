@@ -1,0 +1,290 @@
+"""
+A tar that a server sends, into a directory of this machine, as it comes.
+
+Nothing is written outside of that directory, whatever the tar says: names that are absolute or have
+`..` end it, every directory on the way is opened without following a link, and files take their
+place by a rename. Symbolic links are kept where they cannot lead out, else left out and told. Each
+file is there whole or not at all; the tree is not one step. Memory goes by the depth, which is
+bounded, and not by what is in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import tarfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from atoll.errors import InvalidRequest, PermanentError
+from atoll.sdk.packing import MOST_TOLD
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_DEPTH = 200
+MAX_EXTENSION = 1024 * 1024
+"""Bytes of the names of one entry."""
+_LEFT_OUT = (tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+_LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
+
+
+class _Open(NamedTuple):
+    """A directory on the way to where things are written."""
+
+    name: str
+    fd: int
+    mode: int | None
+    """To be set when it is left; none if it was there before."""
+
+
+class _File(NamedTuple):
+    fd: int
+    part: str
+    name: str
+    mtime: float
+
+
+class Unpacker:
+    """Fed with pieces of a tar; `close` in any case, after `finish` if all of it came."""
+
+    def __init__(self, top: Path) -> None:
+        top.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._stack = [_Open("", os.open(top, flags), None)]
+        self._buffer = bytearray()
+        self._more: dict[str, str] = {}
+        self._extension: tarfile.TarInfo | None = None
+        self._file: _File | None = None
+        self._left = 0
+        self._skip = 0
+        self._ended = False
+        self.files = 0
+        self.size = 0
+        self.left_out: list[str] = []
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+        while self._step():
+            pass
+
+    def finish(self) -> None:
+        if not self._ended:
+            raise _bad("it ends too early")
+        while len(self._stack) > 1:
+            self._leave()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file.fd)
+            with suppress(OSError):
+                os.unlink(self._file.part, dir_fd=self._stack[-1].fd)
+            self._file = None
+        while self._stack:
+            os.close(self._stack.pop().fd)
+
+    def _step(self) -> bool:
+        """Whether there was enough for one."""
+        buffer = self._buffer
+        if self._ended:
+            buffer.clear()
+            return False
+        if self._file is not None:
+            return self._write(self._file)
+        if self._skip:
+            taken = min(self._skip, len(buffer))
+            del buffer[:taken]
+            self._skip -= taken
+            return taken > 0
+        block = tarfile.BLOCKSIZE
+        if self._extension is not None:
+            size = self._extension.size
+            whole = size + -size % block
+            if len(buffer) < whole:
+                return False
+            self._extend(self._extension.type, bytes(buffer[:size]))
+            self._extension = None
+            del buffer[:whole]
+            return True
+        if len(buffer) < block:
+            return False
+        head = bytes(buffer[:block])
+        del buffer[:block]
+        if not any(head):
+            self._ended = True
+            return True
+        try:
+            info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        except (tarfile.TarError, ValueError) as error:
+            raise _bad(str(error)) from None
+        self._enter(info)
+        return True
+
+    def _extend(self, kind: bytes, data: bytes) -> None:
+        """What is too long for a header."""
+        if kind in _LONG:
+            self._more[_LONG[kind]] = _text(data.partition(b"\0")[0])
+        elif kind == tarfile.XHDTYPE:
+            while data:
+                length, _, _ = data.partition(b" ")
+                if not length.isdigit() or not 3 < int(length[:9]) <= len(data):
+                    raise _bad("a record of its header has no length")
+                name, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
+                data = data[int(length) :]
+                if name.startswith(b"GNU.sparse"):
+                    raise _bad("it has sparse entries")
+                self._more[_text(name)] = _text(value)
+
+    def _enter(self, info: tarfile.TarInfo) -> None:
+        if info.size < 0:
+            raise _bad("a size is negative")
+        if info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, *_LONG):
+            if info.size > MAX_EXTENSION:
+                raise _bad("a header is too long")
+            self._extension = info
+            return
+        more, self._more = self._more, {}
+        size = more.get("size", str(info.size))
+        if not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise _bad("a size is no number")
+        info.size = int(size)
+        name, link = more.get("path", info.name), more.get("linkpath", info.linkname)
+        parts = _parts(name)
+        if info.isdir():
+            self._go(parts, info.mode)
+        elif not parts:
+            raise _bad("an entry has no name")
+        elif info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
+            self._begin(parts, info)
+        elif info.issym():
+            self._link(parts, link)
+        elif info.type in _LEFT_OUT:
+            self._leave_out(name, "neither file, directory nor link")
+        else:
+            raise _bad(f"{name} is of an unknown kind")
+
+    # Writing
+
+    def _begin(self, parts: tuple[str, ...], info: tarfile.TarInfo) -> None:
+        self._go(parts[:-1])
+        part = f".{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(part, flags, info.mode & 0o777, dir_fd=self._stack[-1].fd)
+        self._file = _File(fd, part, parts[-1], max(0.0, min(float(info.mtime), 2.0**33)))
+        self._left = info.size
+        self._skip = -info.size % tarfile.BLOCKSIZE
+
+    def _write(self, file: _File) -> bool:
+        if self._left:
+            with memoryview(self._buffer) as view:
+                taken = os.write(file.fd, view[: self._left]) if view else 0
+            del self._buffer[:taken]
+            self._left -= taken
+            self.size += taken
+            return taken > 0
+        os.utime(file.fd, (file.mtime, file.mtime))
+        self._place(file.part, file.name)
+        os.close(file.fd)
+        self._file = None
+        self.files += 1
+        return True
+
+    def _link(self, parts: tuple[str, ...], target: str) -> None:
+        if not _stays(target, len(parts) - 1):
+            self._leave_out("/".join(parts), "a link that leads out")
+            return
+        self._go(parts[:-1])
+        part = f".{secrets.token_hex(8)}.part"
+        os.symlink(target, part, dir_fd=self._stack[-1].fd)
+        try:
+            self._place(part, parts[-1])
+        except BaseException:
+            os.unlink(part, dir_fd=self._stack[-1].fd)
+            raise
+
+    def _place(self, part: str, name: str) -> None:
+        here = self._stack[-1].fd
+        try:
+            os.replace(part, name, src_dir_fd=here, dst_dir_fd=here)
+        except IsADirectoryError:
+            raise InvalidRequest(
+                f"{self._path(name)} is a directory; remove it first.", code="local_conflict"
+            ) from None
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if len(self.left_out) < MOST_TOLD:
+            self.left_out.append(f"{name}: {why}")
+
+    # Moving about
+
+    def _go(self, parts: tuple[str, ...], mode: int | None = None) -> None:
+        """To that directory, which is made; `mode` is for a new one."""
+        if len(parts) > MAX_DEPTH:
+            raise _bad(f"it is more than {MAX_DEPTH} levels deep")
+        common = 0
+        for opened, name in zip(self._stack[1:], parts, strict=False):
+            if opened.name != name:
+                break
+            common += 1
+        while len(self._stack) > common + 1:
+            self._leave()
+        for at in range(common, len(parts)):
+            self._down(parts[at], mode if at == len(parts) - 1 else None)
+
+    def _down(self, name: str, mode: int | None) -> None:
+        here, made = self._stack[-1].fd, False
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o777 if mode is None else mode & 0o777 | 0o700, dir_fd=here)
+            made = True
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, dir_fd=here)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            raise InvalidRequest(
+                f"{self._path(name)} is a link or a file; remove it first.", code="local_conflict"
+            ) from None
+        self._stack.append(_Open(name, fd, mode if made else None))
+
+    def _leave(self) -> None:
+        left = self._stack.pop()
+        try:
+            # Only now: in a directory without these rights nothing could have been made.
+            if left.mode is not None and left.mode & 0o700 != 0o700:
+                os.fchmod(left.fd, os.fstat(left.fd).st_mode & 0o077 | left.mode & 0o700)
+        finally:
+            os.close(left.fd)
+
+    def _path(self, name: str) -> str:
+        return "/".join([*(opened.name for opened in self._stack[1:]), name])
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise InvalidRequest(f"{name[:200]!r} is no name beneath a directory.", code="unsafe_name")
+    return parts
+
+
+def _stays(target: str, depth: int) -> bool:
+    """
+    Whether a link that lies so deep leads to somewhere beneath the top. `..` counts only at its
+    beginning, where it leaves real directories: behind another name, which may be a link itself, it
+    could lead anywhere.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = 0
+    while up < len(parts) and parts[up] == "..":
+        up += 1
+    absolute = target.startswith("/") or not target or "\0" in target
+    return not absolute and up <= depth and ".." not in parts[up:]
+
+
+def _bad(why: str) -> PermanentError:
+    return PermanentError(f"The server's archive cannot be used: {why}.", code="bad_answer")

@@ -1,0 +1,45 @@
+"""An installation of packages that is under way: who waits for it, and what it has printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from atoll.model.packages import PackageSet
+
+LOG_LIMIT = 256 * 1024
+"""Bytes of the log that are kept; of a longer one its beginning and its end."""
+
+
+class Installation:
+    def __init__(self) -> None:
+        self.task: asyncio.Task[PackageSet] | None = None
+        self.waiting = 0
+        self.size = 0
+        self.away = False
+        """Whether the index did not answer."""
+        self.heard: list[Callable[[bytes], None]] = []
+        """Told what is printed."""
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def hear(self, data: bytes) -> None:
+        for hear in self.heard:
+            hear(data)
+        self.size += len(data)
+        room = LOG_LIMIT // 2 - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        del self._tail[: -LOG_LIMIT // 2]
+
+    def say(self, words: str) -> None:
+        self.hear(f"atoll: {words}\n".encode())
+
+    @property
+    def text(self) -> bytes:
+        lost = self.size - len(self._head) - len(self._tail)
+        between = f"\n... {lost} bytes are left out ...\n".encode() if lost else b""
+        return bytes(self._head) + between + bytes(self._tail)

@@ -1,0 +1,32 @@
+"""What an installation has printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.service.installation import LOG_LIMIT, Installation
+
+
+@pytest.mark.parametrize("piece", [1000, LOG_LIMIT, 3 * LOG_LIMIT])
+def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
+    running = Installation()
+    printed = b"first" + bytes(4 * LOG_LIMIT) + b"last"
+    for place in range(0, len(printed), piece):
+        running.hear(printed[place : place + piece])
+
+    text = running.text
+    assert running.size == len(printed)
+    assert text.startswith(b"first")
+    assert text.endswith(b"last")
+    assert f"... {len(printed) - LOG_LIMIT} bytes are left out ...".encode() in text
+    assert len(text) < LOG_LIMIT + 100
+
+
+def test_a_short_log_is_kept_whole_and_told_to_who_listens() -> None:
+    running = Installation()
+    heard: list[bytes] = []
+    running.heard.append(heard.append)
+    running.hear(b"printed\n")
+    running.say("said")
+
+    assert running.text == b"".join(heard) == b"printed\natoll: said\n"
