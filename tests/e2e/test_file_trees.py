@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import tarfile
 import threading
@@ -77,7 +78,9 @@ def test_content_is_searched(api: Api, project: str) -> None:
     again = {"query": "hello", "limit": 5, "cursor": first["next_cursor"]}
     assert len(answer(api.http.get(search, params=again))["items"]) == 2
     problem(api.http.get(search, params={"query": "(", "regex": True}), 422, "bad_query")
-    problem(api.http.get(search, params={"query": "x", "cursor": "bad"}), 400, "bad_cursor")
+    deep = base64.urlsafe_b64encode(b"s" + b"[" * 20_000).decode()
+    for cursor in ("bad", deep):
+        problem(api.http.get(search, params={"query": "x", "cursor": cursor}), 400, "bad_cursor")
 
 
 def test_files_may_be_called_search_and_watch(api: Api, session: str) -> None:

@@ -94,6 +94,7 @@ class Supervisor:
             "scan": self._port,
             "collect": self._port,
             "populate": self._port,
+            "quiet": self._quiet,
         }
 
     def _port(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -102,6 +103,15 @@ class Supervisor:
         porter = Porter(self._loop, self._workspace)
         work = {"scan": porter.scan, "collect": porter.collect, "populate": porter.populate}
         work[request["op"]](stream, request)
+
+    def _quiet(self, stream: Stream, request: dict[str, Any]) -> None:
+        """End every other process of the namespace, at once: nothing of a user's runs from here."""
+        if os.getpid() == 1:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # There is none.
+        stream.end({})
 
     def run(self, listener: _socket.socket) -> None:
         if "inside" in self._config:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mimetypes
 import signal as signals
-from datetime import UTC, datetime
 from typing import Any
 
 from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
 from atoll.model.session import Cause
+from atoll.model.times import moment
 
 EXIT_TIMEOUT = 124
 EXIT_SIGNAL = 128
@@ -137,7 +137,7 @@ def _artifact(item: dict[str, Any]) -> Artifact:
         path=path,
         size=int(item["size"]),
         mime_type=mimetypes.guess_type(path)[0] or "application/octet-stream",
-        created_at=datetime.fromtimestamp(int(item["modified"]) // 1000 / 1e6, UTC),
+        created_at=moment(int(item["modified"])),
         checksum=item.get("sha256"),
         type=artifact_type(path),
     )

@@ -176,7 +176,11 @@ class Sweep:
                 instances.add(instance.id)
                 workspaces.add(instance.workspace)
             elif instance.id not in instances and await self._has_ended(instance):
-                ended.add(instance.id)
+                if await self._is_saved(instance.session_id or ""):
+                    instances.add(instance.id)
+                    workspaces.add(instance.workspace)
+                else:
+                    ended.add(instance.id)
         return instances, workspaces, ended
 
     async def _has_ended(self, instance: Instance) -> bool:
@@ -184,6 +188,16 @@ class Sweep:
             return False
         session = await self._store.sessions.get(instance.session_id)
         return session is not None and session.status.ended
+
+    async def _is_saved(self, session_id: str) -> bool:
+        """Whether the files of an ended session are on their way to the blob store."""
+        if session_id in self._sessions.clearing:
+            return True
+        lease = await self._leases.try_lease(f"checkpoint:{session_id}")
+        if lease is None:
+            return True  # By another replica of this node.
+        async with lease:
+            return False
 
     async def _is_ready(self, instance: Instance) -> bool:
         """Whether it waits for a session in the pool of a replica that lives."""

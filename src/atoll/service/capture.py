@@ -14,26 +14,22 @@ each has a bound; what lies beyond is left out, and the checkpoint is told as cu
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from atoll.link.client import LinkLost
 from atoll.model.manifest import (
     FILE,
     MAX_OBJECT,
-    MOST_PARTS,
     Entry,
     Manifest,
     PageWriter,
-    Part,
-    told,
 )
 from atoll.service.objects import AT_ONCE, digest
+from atoll.service.told import Reading, checked, nonsense, number_of, placed, read_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator
 
     from atoll.link.client import Link
     from atoll.service.objects import SessionObjects
@@ -44,6 +40,8 @@ WINDOW_TEXT = 4 * 2**20
 """Characters of their paths, which travel in one request."""
 WINDOW_SIZE = 512 * 2**20
 """Bytes of their files, each 8 KiB of which may be a piece of data and a hole."""
+MOST_ENTRIES = 5_000_000
+"""Code that makes directories while they are walked would make a walk without end."""
 MAX_LINE = 2**20
 """Bytes by which an executor tells of one entry."""
 SMALL = 128 * 1024
@@ -136,10 +134,15 @@ class Capture:
         old = self._old()
         known = await anext(old, None)
         last: list[str] = []
+        seen = 0
         async for entry in self._scanned():
+            seen += 1
+            if seen > MOST_ENTRIES:
+                self.cut = True
+                return
             order = entry.order
             if order <= last:
-                raise _nonsense(f"{entry.path!r} comes behind {'/'.join(last)!r}")
+                raise nonsense(f"{entry.path!r} comes behind {'/'.join(last)!r}")
             last = order
             while known is not None and known.order < order:
                 known = await anext(old, None)
@@ -163,9 +166,9 @@ class Capture:
                 continue
             *lines, rest = (rest + item).split(b"\n")
             if len(rest) > MAX_LINE:
-                raise _nonsense("an entry that does not end")
+                raise nonsense("an entry that does not end")
             for line in lines:
-                yield _told(line)
+                yield read_line(line)
 
     # A window
 
@@ -185,7 +188,7 @@ class Capture:
         for index, (pack, start) in packed.items():
             found = entries[index]
             assert found is not None
-            parts = tuple(_placed(found.parts, pack.name, start))
+            parts = tuple(placed(found.parts, pack.name, start))
             entries[index] = replace(found, parts=parts)
         for each in entries:
             if each is not None:
@@ -246,11 +249,11 @@ class Capture:
         if not wanted:
             return
         paths = [entry.path for index in wanted if (entry := entries[index]) is not None]
-        reading: _Reading | None = None
+        reading: Reading | None = None
         async for item in self._link.pull("collect", paths=paths):
             if isinstance(item, bytes):
                 if reading is None:
-                    raise _nonsense("data of no file")
+                    raise nonsense("data of no file")
                 await self._read(reading, item)
                 continue
             event = item.get("event")
@@ -258,25 +261,25 @@ class Capture:
                 continue  # Its answer: that was all.
             if event == "hole":
                 if reading is None:
-                    raise _nonsense("a hole in no file")
-                await self._hole(reading, _number(item, "length", 2**63))
+                    raise nonsense("a hole in no file")
+                await self._hole(reading, number_of(item, "length", 2**63))
                 continue
-            index = wanted[_number(item, "index", len(wanted))]
+            index = wanted[number_of(item, "index", len(wanted))]
             if event == "gone":
                 yield index, None, b"", True
             elif event == "file":
-                reading = _Reading(_checked(item.get("entry")))
+                reading = Reading(checked(item.get("entry")))
                 asked = entries[index]
                 if asked is None or reading.entry.path != asked.path or reading.entry.kind != FILE:
-                    raise _nonsense(f"{reading.entry.path!r}, which was not asked for")
+                    raise nonsense(f"{reading.entry.path!r}, which was not asked for")
             elif event == "over" and reading is not None:
                 done, reading = reading, None
                 found, small = await self._whole(done)
                 yield index, found, small, bool(item.get("same"))
 
-    async def _whole(self, reading: _Reading) -> tuple[Entry | None, bytes]:
+    async def _whole(self, reading: Reading) -> tuple[Entry | None, bytes]:
         """The file with its parts, and its data if that is little."""
-        if reading.pieces > MOST_PARTS:
+        if reading.too_many:
             self.cut = True
             return None, b""
         small = b""
@@ -289,9 +292,9 @@ class Capture:
         size = reading.place if reading.place < reading.entry.size else reading.entry.size
         return replace(reading.entry, size=size, parts=tuple(reading.parts)), small
 
-    async def _read(self, reading: _Reading, data: bytes) -> None:
+    async def _read(self, reading: Reading, data: bytes) -> None:
         if reading.place + len(data) > reading.entry.size:
-            raise _nonsense(f"more of {reading.entry.path!r} than it has")
+            raise nonsense(f"more of {reading.entry.path!r} than it has")
         view = memoryview(data)
         while view:
             room = min(MAX_OBJECT - reading.place % MAX_OBJECT, MAX_OBJECT - len(reading.data))
@@ -301,9 +304,9 @@ class Capture:
             if len(reading.data) == MAX_OBJECT or reading.place % MAX_OBJECT == 0:
                 await self._cut(reading, least=SMALL)
 
-    async def _hole(self, reading: _Reading, length: int) -> None:
+    async def _hole(self, reading: Reading, length: int) -> None:
         if reading.place + length > reading.entry.size:
-            raise _nonsense(f"more of {reading.entry.path!r} than it has")
+            raise nonsense(f"more of {reading.entry.path!r} than it has")
         if reading.entry.size <= SMALL:
             reading.add(bytes(length))
             return
@@ -312,20 +315,20 @@ class Capture:
         if crosses:
             await self._cut(reading, least=SMALL)
 
-    async def _cut(self, reading: _Reading, least: int = 1) -> None:
+    async def _cut(self, reading: Reading, least: int = 1) -> None:
         """
         Store what was gathered of a large file, holes left out: so many pieces of data as there may
         be, objects are not small.
         """
         if len(reading.data) < least:
             return
-        if reading.pieces > MOST_PARTS:
+        if reading.too_many:
             reading.data.clear()
             return
         data = bytes(reading.data)
         reading.data.clear()
         reading.stored = True
-        reading.parts += _placed(reading.waiting, await self._named(data), 0)
+        reading.parts += placed(reading.waiting, await self._named(data), 0)
         reading.waiting.clear()
 
     async def _packed(self, data: bytes) -> tuple[_Pack, int]:
@@ -370,79 +373,6 @@ class Capture:
             )
             for task in done:
                 task.result()
-
-
-class _Reading:
-    """A file whose content comes in."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.data = bytearray()
-        self.waiting: list[Part] = []
-        """What is in `data`, which has no name yet, and the holes between."""
-        self.parts: list[Part] = []
-        self.pieces = 0
-        """All parts so far; they are not kept when they are too many."""
-        self.place = 0
-        self.stored = False
-
-    def add(self, data: bytes | memoryview) -> None:
-        last = self.waiting[-1] if self.waiting else None
-        start, length = len(self.data), len(data)
-        self.data += data
-        if last is not None and last.object is not None:
-            self.waiting[-1] = Part("", last.offset, last.length + length)
-            self.place += length
-        else:
-            self._append(Part("", start, length))
-
-    def skip(self, length: int) -> None:
-        self._append(Part(None, 0, length))
-
-    def _append(self, part: Part) -> None:
-        self.place += part.length
-        self.pieces += 1
-        if self.pieces > MOST_PARTS:
-            self.parts.clear()
-            self.waiting.clear()
-        else:
-            self.waiting.append(part)
-
-
-def _placed(parts: Iterable[Part], name: str, start: int) -> Iterator[Part]:
-    """The parts, with the object that those which are no holes are in from `start` on."""
-    for part in parts:
-        if part.object is None or part.object:
-            yield part
-        else:
-            yield Part(name, start + part.offset, part.length)
-
-
-def _nonsense(what: str) -> LinkLost:
-    return LinkLost(f"The executor tells of {what[:200]}.")
-
-
-def _told(line: bytes) -> Entry:
-    try:
-        return _checked(json.loads(line))
-    except (ValueError, RecursionError):
-        raise _nonsense("something that is no entry") from None
-
-
-def _checked(fields: object) -> Entry:
-    try:
-        if isinstance(fields, list):
-            return told(fields)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    raise _nonsense("something that is no entry")
-
-
-def _number(item: dict[str, Any], name: str, below: int) -> int:
-    number = item.get(name)
-    if not isinstance(number, int) or not 0 <= number < below:
-        raise _nonsense(f"{name} {number!r}")
-    return number
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

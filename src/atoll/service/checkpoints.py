@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 2
-"""Checkpoints that this process takes or restores at the same time; each needs up to 64 MiB."""
+"""
+Checkpoints that this process takes at the same time, and that it restores: whoever makes one that
+takes long keeps nobody's files from coming back. Each needs up to 64 MiB.
+"""
 AWAY = "blobs_unavailable"
 NONE = 0
 """The number of a record that names no checkpoint."""
@@ -60,7 +63,8 @@ class Checkpoints:
         self._leases = leases
         self._clock = clock
         self._node_id = node_id
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._taking = asyncio.Semaphore(AT_ONCE)
+        self._restoring = asyncio.Semaphore(AT_ONCE)
         self.discard_mounted: Callable[[Session], Awaitable[None]] = _nothing
         """Removes what an ended session has in a workspace that was mounted."""
 
@@ -75,8 +79,9 @@ class Checkpoints:
         """
         # Of this take alone: the same owner would be let in twice.
         owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
-        # The slot last: those in line for one session keep none from others.
-        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._slots:
+        # The slot last: those in line for one session keep none from others, and by the lease a
+        # sweep sees that the instance is still needed.
+        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._taking:
             before = await self._store.checkpoints.get(session_id)
             began = self._clock.monotonic()
             capture = await self._captured(session_id, link, before)
@@ -184,7 +189,7 @@ class Checkpoints:
             raise NotFound(f"Session {source} has no checkpoint.", code="checkpoint_not_found")
         manifest = await self._manifest(checkpoint)
         began = self._clock.monotonic()
-        async with self._slots:
+        async with self._restoring:
             objects = SessionObjects(self._blobs, source)
             await Restore(link, objects, manifest).run()
         log.info(

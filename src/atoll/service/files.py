@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge
 from atoll.link.client import ExecutorError
 from atoll.model.page import Page
+from atoll.model.times import moment
 from atoll.service import cursors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from datetime import datetime, timedelta
 
     from atoll.drivers.base import Driver
     from atoll.service.lives import Live, Lives
@@ -384,7 +385,7 @@ def _search_place(cursor: str | None) -> tuple[str | None, int]:
         return None, 0
     try:
         path, line = json.loads(place)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise cursors.bad() from None
     if not (isinstance(path, str) and isinstance(line, int)):
         raise cursors.bad()
@@ -398,6 +399,6 @@ def _entry(item: dict[str, Any]) -> Entry:
         type=str(item["type"]),
         size=int(item["size"]),
         mode=int(item["mode"]),
-        modified_at=datetime.fromtimestamp(int(item["modified"]) // 1000 / 1e6, UTC),
+        modified_at=moment(int(item["modified"])),
         etag=None if etag is None or item["type"] != "file" else str(etag),
     )

@@ -8,10 +8,10 @@ name or nowhere.
 from __future__ import annotations
 
 import posixpath
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from atoll.model import manifest
+from atoll.model.times import moment
 from atoll.service.files import Entry
 
 if TYPE_CHECKING:
@@ -92,6 +92,6 @@ def _entry(found: manifest.Entry) -> Entry:
         type=_TYPES[found.kind],
         size=found.size,
         mode=found.mode,
-        modified_at=datetime.fromtimestamp(found.modified // 1000 / 1e6, UTC),
+        modified_at=moment(found.modified),
         etag=f"{found.inode:x}-{found.changed:x}-{found.size:x}",
     )

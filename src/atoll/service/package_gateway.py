@@ -41,6 +41,9 @@ PAGE_LIMIT = 64 * 1024 * 1024
 METADATA_LIMIT = 8 * 1024 * 1024
 MOST_LINKS = 500_000
 """Links that one installation is given."""
+PAGES = 4
+"""Pages that one installation is given at once: each is in memory as a whole."""
+MOST_DIGITS = 19
 CONNECTIONS = 64
 SIMPLE = re.compile(r"/simple/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/")
 FILES = re.compile(r"/files/([0-9a-f]{32})/([^/]+)")
@@ -60,6 +63,7 @@ class Gateway:
         self._links: dict[str, File] = {}
         self._left = settings.disk
         """Bytes that may still be downloaded."""
+        self._pages = asyncio.Semaphore(PAGES)
         self._serving: set[asyncio.Task[None]] = set()
         self._client: httpx.AsyncClient | None = None
         self.away = False
@@ -98,6 +102,10 @@ class Gateway:
     async def _answer(self, peer: Peer, request: h11.Request) -> None:
         try:
             await self._route(peer, request)
+        except (httpx.InvalidURL, ValueError):
+            # Of a link on a page, or a redirect.
+            self._say("The package index links to what is no address.")
+            raise Refused(502, "The index links to what is no address.") from None
         except httpx.HTTPError as error:
             self.away = True
             # Its words may hold the address.
@@ -110,7 +118,8 @@ class Gateway:
         if method not in ("GET", "HEAD"):
             raise Refused(403, "Only GET and HEAD.")
         if found := SIMPLE.fullmatch(target):
-            await self._page(peer, found[1])
+            async with self._pages:
+                await self._page(peer, found[1])
         elif found := FILES.fullmatch(target):
             await self._file(peer, request, found[1], unquote(found[2]))
         else:
@@ -131,7 +140,7 @@ class Gateway:
             at = str(response.url)
         try:
             page = await asyncio.to_thread(self._rewritten, name, content, kind, at)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._say(f"The package index told of {name} in words that are not understood.")
             raise Refused(502, "The index's page cannot be read.") from None
         await peer.whole(200, JSON_PAGE, page)
@@ -171,8 +180,8 @@ class Gateway:
             if response.status_code in (404, 410, 416):
                 raise Refused(response.status_code, "The index does not have it.")
             self._check(response, f"for {name}")
-            size = int(response.headers.get("content-length", -1))
-            if size > limit:
+            announced = response.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced[:MOST_DIGITS]) > limit:
                 self._say(f"{name} is larger than the {limit} bytes that are allowed.")
                 raise Refused(413, "Too large.")
             passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]

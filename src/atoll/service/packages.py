@@ -8,7 +8,8 @@ them waits, and each waits no longer than it said.
 
 What a set comes to is known by what the template's interpreter is and has, the requirements, the
 index and the flags. Names of environments are made with the database's secret, so that code in a
-sandbox cannot guess one.
+sandbox cannot guess one. Sets that come to the same packages share one, unless source builds are
+allowed: code of a package then runs where it is installed, and may lie about what it installed.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ class Packages:
             ),
         )
         key = self._mac("again", name)
-        done = await self._install(key, session_id, exact, template, interpreter, exact=True)
+        done = await self._install(
+            key, session_id, exact, template, interpreter, pins=install.dependencies
+        )
         if done.environment != name:
             raise PermanentError(
                 f"The packages of session {session_id} cannot be made again: the template or the "
@@ -198,7 +201,8 @@ class Packages:
             allow_conflicts=True,
         )
         key = self._mac("again", build.environment or "")
-        done = await self._install(key, None, exact, bare, interpreter, exact=True)
+        asked = model.normalised(model.read(each) for each in build.python_packages)
+        done = await self._install(key, None, exact, bare, interpreter, pins=asked)
         if done.environment != build.environment:
             raise PermanentError(
                 f"The packages of template {template.id} cannot be made again on this node: its "
@@ -263,15 +267,18 @@ class Packages:
         template: Template,
         interpreter: Interpreter,
         *,
-        exact: bool = False,
+        pins: tuple[Dependency, ...] | None = None,
         hear: Callable[[bytes], None] | None = None,
         since: datetime | None = None,
     ) -> PackageSet:
-        """The log is kept by the session's id, where there is one, and told to `hear`."""
+        """
+        The log is kept by the session's id, where there is one, and told to `hear`. With `pins`,
+        the dependencies are all that these once came to, and are installed as they are.
+        """
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = Installation()
-            work = self._run(key, running, install, template, interpreter, exact=exact, since=since)
+            work = self._run(key, running, install, template, interpreter, pins=pins, since=since)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
         assert running.task is not None
@@ -310,10 +317,15 @@ class Packages:
         template: Template,
         interpreter: Interpreter,
         *,
-        exact: bool,
+        pins: tuple[Dependency, ...] | None,
         since: datetime | None,
     ) -> PackageSet:
+        exact = pins is not None
         circumstances = await self._circumstances(install, interpreter)
+        if self._settings.allow_source_builds:
+            # What is told as installed is not to be believed: only who asked for it gets it.
+            asked = install.dependencies if pins is None else pins
+            circumstances += ("asked for", *(each.requirement for each in asked))
         index, settings = await self._known_index(), self._settings
         owner = f"{self._leases.replica}/{ids.instance_id()}"
         async with self._leases.lease(f"packages:{self._node_id}:{key}", owner), self._slots:

@@ -13,12 +13,14 @@ reason to fail what ran: the session says so in its warnings until one succeeds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
+from atoll.link.client import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
@@ -246,6 +248,9 @@ class Saves:
             return
         link = await self._driver.connect(instance.handle)
         try:
+            # Its time is over: what is saved may take long, and code must not run on meanwhile.
+            with contextlib.suppress(ExecutorError):  # One of before does not know the word.
+                await link.call("quiet")
             await self._take(session.id, link)
         finally:
             link.close()

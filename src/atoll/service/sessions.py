@@ -94,6 +94,8 @@ class Sessions:
         """Told when a session ends, before its instance goes."""
         self.finish: Callable[[Session], Coroutine[Any, Any, Session]]
         """Brings a session to run whose packages have to be installed first."""
+        self.clearing: set[str] = set()
+        """Ids of ended sessions whose instances this process is about to remove."""
         self.saves: Saves | None = None
         """What sees to their files; none where nothing is saved."""
 
@@ -368,6 +370,7 @@ class Sessions:
         timer = self._timers.pop(session.id, None)
         if timer is not None:
             timer.cancel()
+        self.clearing.add(session.id)
         self.ended(session)
         self._lives.let_go(session.id)
         self._tasks.start(self.clear(session), f"clear {session.id}")
@@ -378,14 +381,17 @@ class Sessions:
         """
         Remove what an ended session had on the node; the sweep does it again if this is cut short.
         """
-        if session.runtime_node != self._node_id:
-            return  # It is not here. The sweep of its node finds that the session has ended.
-        if self.saves is not None:
-            await self.saves.last(session)
-        if session.instance_id is not None:
-            await self._lives.remove_instance(session.instance_id)
-        if session.workspace is not None:
-            await self._driver.discard(session.workspace)
+        try:
+            if session.runtime_node != self._node_id:
+                return  # It is not here. The sweep of its node finds that the session has ended.
+            if self.saves is not None:
+                await self.saves.last(session)
+            if session.instance_id is not None:
+                await self._lives.remove_instance(session.instance_id)
+            if session.workspace is not None:
+                await self._driver.discard(session.workspace)
+        finally:
+            self.clearing.discard(session.id)
 
     async def processes(self, session_id: str, *, end: bool = False) -> Sequence[Any]:
         """What executions of the session left running; with `end`, its end."""

@@ -70,6 +70,40 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     link.close()
 
 
+async def test_nothing_of_a_users_runs_on_in_a_session_whose_files_are_saved(
+    executor: Executor,
+) -> None:
+    link = await executor.connect_released()
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("detached", flush=True)
+        while True: time.sleep(1000)
+    os._exit(0)
+while True: time.sleep(1000)
+"""
+    said = asyncio.Event()
+
+    class Listening(Heard):
+        def output(self, sequence: int, channel: int, data: bytes) -> None:
+            said.set()
+
+    running = asyncio.create_task(link.run(job("one", code), Listening()))
+    await asyncio.wait_for(said.wait(), 20)
+    await link.call("quiet")
+    result = await asyncio.wait_for(running, 10)
+    assert (result["exit_code"], result["signal"]) == (None, 9)
+    async with asyncio.timeout(10):
+        # Killed they are at once; that each is reaped is told one by one.
+        while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    # It goes on to serve files.
+    assert [item async for item in link.pull("scan")] == [{"cut": False}]
+    link.close()
+
+
 async def test_a_virtual_environment_has_its_own_packages_and_no_others(
     bubblewrap: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -65,8 +66,15 @@ class Node(LocalDriver):
 
 class Ground:
     def __init__(
-        self, node: Node, store: RecallingStore, clock: MovedClock, sessions: Sessions, sweep: Sweep
+        self,
+        node: Node,
+        store: RecallingStore,
+        clock: MovedClock,
+        sessions: Sessions,
+        sweep: Sweep,
+        leases: Leases,
     ) -> None:
+        self.leases = leases
         self.node = node
         self.store = store
         self.clock = clock
@@ -108,7 +116,7 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
             store, node, sessions, dependencies, pool, coordination, leases, clock,
             settings.session, "local", await store.cluster(),
         )  # fmt: skip
-        yield Ground(node, store, clock, sessions, sweep)
+        yield Ground(node, store, clock, sessions, sweep, leases)
         await tasks.settle(30)
     finally:
         await sessions.close()
@@ -152,6 +160,32 @@ async def test_what_a_session_had_that_was_ended_elsewhere_goes_at_the_next_swee
         await found.store.sessions.add(make_session(id="sess_new", status=SessionStatus.CREATING))
         await found.sweep.once()
         assert list(found.node.there) == [other.id]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
+    tmp_path: Path, here: bool
+) -> None:
+    instance = make_instance(session_id="sess_ended")
+    async with ground(tmp_path, instance) as found:
+        session = make_session(
+            id="sess_ended", instance_id=instance.id, status=SessionStatus.TERMINATED
+        )
+        await found.store.sessions.add(session)
+        async with contextlib.AsyncExitStack() as saving:
+            if here:
+                found.sessions.clearing.add("sess_ended")
+                saving.callback(found.sessions.clearing.clear)
+            else:
+                await found.leases.start()
+                lease = found.leases.lease("checkpoint:sess_ended", "another replica")
+                await saving.enter_async_context(lease)
+            for _ in range(2):
+                await found.sweep.once()
+                assert list(found.node.there) == [instance.id]
+                found.clock.time += timedelta(seconds=YOUNG if here else 1)
+        await found.sweep.once()
+        assert list(found.node.there) == []
 
 
 async def test_what_a_session_of_another_node_has_is_left_to_that_node(tmp_path: Path) -> None:

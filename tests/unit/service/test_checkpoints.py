@@ -31,7 +31,7 @@ from atoll.model.manifest import (
     read_page,
     spans,
 )
-from atoll.service import capture
+from atoll.service import told
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.leases import Leases
 from atoll.settings import Settings
@@ -513,13 +513,14 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
     for name in ("sparse", "wide"):
         same = await asyncio.create_subprocess_exec("cmp", workspace / name, other / name)
         assert await same.wait() == 0
-        assert (other / name).stat().st_blocks == (workspace / name).stat().st_blocks
+        # Not the same: when the file system gives out its blocks is its own affair.
+        assert (other / name).stat().st_blocks * 512 < 200 * MEGABYTE
 
 
 async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "MOST_PARTS", 100)
+    monkeypatch.setattr(told, "MOST_PARTS", 100)
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(200):

@@ -189,6 +189,30 @@ async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Pat
         assert (await world.client.get("/simple/plain/")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://[", "http://127.0.0.1:99999999/x", "http://127.0.0.1:port/x", "http://\x01/x", "//"],
+)
+async def test_a_link_to_what_is_no_address_is_answered_as_such(
+    index: Index, tmp_path: Path, url: str
+) -> None:
+    page = {"files": [{"filename": WHEEL, "url": url, "hashes": {}}]}
+    index.odd["/simple/plain/"] = 200, {"Content-Type": JSON_PAGE}, json.dumps(page).encode()
+    async with gateway(index, tmp_path) as world:
+        answer = await world.client.get("/simple/plain/")
+        if answer.status_code == 200 and (listed := answer.json()["files"]):
+            answer = await world.client.get(listed[0]["url"])
+        assert answer.status_code in (200, 502)
+        assert (answer.status_code == 200) == (not world.said)
+
+
+async def test_a_page_that_is_nested_without_end_is_refused(index: Index, tmp_path: Path) -> None:
+    deep = b"[" * 1_000_000
+    index.odd["/simple/plain/"] = 200, {"Content-Type": JSON_PAGE}, deep
+    async with gateway(index, tmp_path) as world:
+        assert (await world.client.get("/simple/plain/")).status_code == 502
+
+
 async def test_an_index_that_is_away_or_silent_is_said_to_be(index: Index, tmp_path: Path) -> None:
     index.hold("/simple/plain/")
     async with gateway(index, tmp_path, read_timeout=0.2) as world:

@@ -185,6 +185,20 @@ async def test_packages_are_made_again_on_a_node_that_lacks_them(
         assert "1.0" in (place / "one.py").read_text()
 
 
+async def test_what_a_build_may_have_lied_about_is_for_who_asked_for_it_alone(
+    index: Index, tmp_path: Path
+) -> None:
+    async with world(tmp_path, index, allow_source_builds=True) as found:
+        mine, others = await found.install("two"), await found.install("one", "two")
+        assert mine.installed == others.installed
+        assert mine.environment != others.environment
+    for number, each in enumerate((mine, others)):
+        async with world(tmp_path / f"{number}", index, allow_source_builds=True) as elsewhere:
+            await elsewhere.packages.ensure("sess_1", each, TEMPLATE)
+            assert each.environment is not None
+            assert await elsewhere.driver.environments.use(each.environment)
+
+
 async def test_another_database_gives_other_names(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index) as found:
         mine = (await found.install("one")).environment

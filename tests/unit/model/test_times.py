@@ -1,0 +1,26 @@
+"""Times of files are told, whatever they were set to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from atoll.model.times import FIRST, LAST, moment
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "expected"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1_500, datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)),
+        (10**9 * 253_402_300_800, LAST),
+        (2**63 * 10**9, LAST),
+        (-(10**9) * 62_135_596_801, FIRST),
+        (-(2**63) * 10**9, FIRST),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_the_nearest_one(
+    nanoseconds: int, expected: datetime
+) -> None:
+    assert moment(nanoseconds) == expected
