@@ -98,7 +98,9 @@ async def test_an_upload_reads_a_pipe(async_atoll: AsyncAtoll, outside: Outside)
     assert outside.files["x"] == b"through a pipe"
 
 
-@pytest.mark.parametrize("source", [io.StringIO("text"), ["text"], [1]], ids=repr)
+@pytest.mark.parametrize(
+    "source", [io.StringIO("text"), ["text"], [1]], ids=["text file", "text", "number"]
+)
 def test_what_gives_no_bytes_is_refused(atoll: Atoll, outside: Outside, source: Any) -> None:
     with atoll.session() as session, pytest.raises(InvalidRequest, match="not bytes"):
         session.files.upload(source, "x")
