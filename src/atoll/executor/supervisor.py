@@ -79,6 +79,7 @@ class Supervisor:
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
+        self._quieted = False
         self._edition = 0
         """The latest edition of the session that a control plane has told of."""
         self._operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
@@ -105,7 +106,12 @@ class Supervisor:
         work[request["op"]](stream, request)
 
     def _quiet(self, stream: Stream, request: dict[str, Any]) -> None:
-        """End every other process of the namespace, at once: nothing of a user's runs from here."""
+        """
+        End every other process of the namespace, at once: nothing of a user's runs from here on.
+        What ran is told as ended by that, and not by a signal of its own.
+        """
+        self._quieted = True
+        self._end_runs()
         if os.getpid() == 1:
             try:
                 os.kill(-1, signal.SIGKILL)
@@ -337,7 +343,7 @@ class Supervisor:
             return
         if self._runs.is_over(request["id"]):
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
-        if self._leaving:
+        if self._leaving or self._quieted:
             raise Refusal("leaving", "this executor was told to end")
         self._check_edition(request)
         active, capacity = self._runs.active(), request.get("capacity")
@@ -472,10 +478,13 @@ class Supervisor:
         if self._leaving:
             return
         self._leaving = True
+        self._end_runs()
+        self._leave_when_told(status, int(LEAVE_SECONDS / LOOK_SECONDS))
+
+    def _end_runs(self) -> None:
         self._conversations.refuse_all("shutdown")
         for run in self._runs.active():
             self._runs.end(run, "shutdown", 0.0)
-        self._leave_when_told(status, int(LEAVE_SECONDS / LOOK_SECONDS))
 
     def _leave_when_told(self, status: int, looks: int) -> None:
         told = all(connection.flushed for connection in self._connections)
