@@ -359,7 +359,7 @@ templates = st.builds(
     preload=tuples_of_text,
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
-    number=st.integers(1, 2**31 - 2),
+    number=st.integers(1, 2**31 - 4),
     status=st.sampled_from(TemplateStatus),
     build=st.none() | builds,
 )
