@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from atoll.drivers.local import processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +85,21 @@ def _pids(group: Path) -> list[int]:
         return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
     except FileNotFoundError:
         return []
+
+
+def emptied(groups: Groups, name: str, seconds: float) -> bool:
+    """Remove a group with all that still runs in it; False when something does not end in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            groups.remove(name)
+            return True
+        except BusyGroup:
+            for pid in groups.processes(name):
+                processes.kill(pid, processes.start_time(pid) or 0)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
 
 
 class BusyGroup(Exception):

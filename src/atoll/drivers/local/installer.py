@@ -273,18 +273,9 @@ class Installer:
         await asyncio.shield(asyncio.to_thread(self._clear, name))
 
     def _clear(self, name: str) -> None:
-        deadline = time.monotonic() + END_SECONDS
-        while True:
-            try:
-                self._ground.groups.remove(name)
-                break
-            except cgroups.BusyGroup:
-                for pid in self._ground.groups.processes(name):
-                    processes.kill(pid, processes.start_time(pid) or 0)
-                if time.monotonic() > deadline:
-                    log.warning("install.does_not_end", install=name)
-                    return
-                time.sleep(0.002)
+        if not cgroups.emptied(self._ground.groups, name, END_SECONDS):
+            log.warning("install.does_not_end", install=name)
+            return
         remove_tree(self._root / name)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import builder, sources, workspaces
-from atoll.drivers.local.cgroups import BusyGroup
+from atoll.drivers.local.cgroups import BusyGroup, emptied
 from atoll.drivers.local.mirror import Mirror
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.resources import Resources
@@ -289,9 +289,9 @@ class Layers:
         (making / "layer").rename(self.place(layer))
 
     def _clear(self, ground: Ground, name: str, making: Path) -> None:
+        # Its processes end a moment after it; what does not, `open` finds.
+        emptied(ground.groups, name, END_SECONDS)
         workspaces.remove_tree(making)
-        with contextlib.suppress(BusyGroup):  # `open` looks again.
-            ground.groups.remove(name)
 
 
 def _confine(groups: Groups, name: str, pid: int) -> None:
