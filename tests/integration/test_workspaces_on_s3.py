@@ -154,15 +154,15 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
 
 
 def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
-    own: S3Server, server: Server, api: Api
+    own_s3: S3Server, server: Server, api: Api
 ) -> None:
     session = api.create(durability="execution")["id"]
     api.run(session, "open('kept', 'w').write('1')")
-    own.kill()
+    own_s3.kill()
     api.run(session, "open('kept', 'w').write('2'); open('more', 'w').write('3')")
     api.end(session)
 
-    own.start()
+    own_s3.start()
     eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
     later = api.create(started_from=session)["id"]
     shown = api.run(later, "print(open('kept').read(), open('more').read())")
