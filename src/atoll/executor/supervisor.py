@@ -41,6 +41,7 @@ TERMINATED = 143
 LEAVE_SECONDS = 8.0
 """The longest that an executor which was told to end waits for what it ran."""
 LOOK_SECONDS = 0.02
+SOON_SECONDS = 0.002
 
 
 class Supervisor:
@@ -118,6 +119,17 @@ class Supervisor:
             except ProcessLookupError:
                 pass  # There is none.
         stream.end({})
+        self._dismiss(stream.connection, int(LEAVE_SECONDS / SOON_SECONDS))
+
+    def _dismiss(self, kept: Connection, looks: int) -> None:
+        """Close all other connections, when they were told how what ran has ended."""
+        told = all(connection.flushed for connection in self._connections)
+        if looks > 0 and not (told and not self._runs.active()):
+            self._loop.after(SOON_SECONDS, lambda: self._dismiss(kept, looks - 1))
+            return
+        for connection in list(self._connections):
+            if connection is not kept:
+                connection.close()
 
     def run(self, listener: _socket.socket) -> None:
         if "inside" in self._config:

@@ -400,6 +400,8 @@ class Attempts:
         running.started()
         value, error = parse_value(bytes(running.value), self._settings.return_limit)
         if raw.get("reason") == "shutdown" and await self._session_has_ended(running):
+            # By another replica: its instance may stay until its files are saved, but not for us.
+            self._lives.let_go(live.session.id)
             return cut_short(running)
         failed = raw.get("exit_code") != 0 and raw.get("reason") is None
         outcome = conclude(
