@@ -22,7 +22,7 @@ import structlog
 from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
 from atoll.link.client import ExecutorError
 from atoll.model.instance import State
-from atoll.model.session import Durability, Warning, WorkspaceMode
+from atoll.model.session import Cause, Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -227,8 +227,14 @@ class Saves:
         if not self._settings.keep:
             await self._checkpoints.forget(session.id)
             return
-        if session.workspace_mode is WorkspaceMode.SYNC and (
-            touched or (await self._store.executions.page(session_id=session.id, limit=1)).items
+        # A server that ends for good has many to end and little time: its own disk keeps no copies.
+        in_time = self._remote or session.cause is not Cause.SHUTDOWN
+        if (
+            in_time
+            and session.workspace_mode is WorkspaceMode.SYNC
+            and (
+                touched or (await self._store.executions.page(session_id=session.id, limit=1)).items
+            )
         ):
             try:
                 await self._save_last(session)
