@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +36,6 @@ class Capped(Server):
 
 @pytest.fixture
 def capped(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
-    if shutil.which("prlimit") is None:
-        pytest.skip("prlimit is not installed")
     with Capped(tmp_path, ATOLL_POOL__SIZE="0") as server:
         yield server
 
