@@ -203,7 +203,8 @@ class Cluster:
             raise
         if self._with_redis:
             self.redis.stop()
-        assert {one.name: one.errors() for one in self.members if one.errors()} == {}
+        logged = {one.name: one.errors() for one in self.members if one.errors()}
+        assert not logged, logged
 
     def _abandon(self) -> None:
         """Leave nothing running behind a test that failed, whatever state it is in."""
