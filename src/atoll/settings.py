@@ -101,12 +101,83 @@ class SessionSettings(Group):
     """Most memory that a session may ask for, in bytes."""
     max_disk: int = Field(256 * GiB, ge=1 * MiB)
     """Largest workspace that a session may ask for, in bytes."""
+    idle_timeout: Seconds | None = Field(None, gt=timedelta(0))
+    """Time without requests after which a session that names none is stopped, in seconds."""
+    archive_after: Seconds | None = Field(None, gt=timedelta(0))
+    """Time at rest after which a session that names none is archived, in seconds."""
+    delete_after: Seconds | None = Field(None, gt=timedelta(0))
+    """Time at rest after which a session that names none ends, in seconds."""
     sweep: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """
-    Time between two looks for sessions that have to end and instances that nobody owns, in seconds.
+    Time between two looks for sessions that are not what is wanted, and for what nobody owns, in
+    seconds.
     """
     sweep_batch: int = Field(100, ge=1)
     """Sessions taken in one such look."""
+    timer_sweep: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time between two looks for sessions whose time is over or that are idle, in seconds."""
+    timer_batch: int = Field(10, ge=1)
+    """Sessions seen to at once in one such look."""
+    probe_interval: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
+    """Least time between two looks at the instance of a session that is asked for, in seconds."""
+    probe_timeout: Seconds = Field(timedelta(seconds=2), gt=timedelta(0))
+    """Time for such a look; when it takes longer the instance is trusted. In seconds."""
+    stop_grace: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
+    """Time for what runs in a session to end when it is stopped, in seconds."""
+    retries: int = Field(5, ge=0)
+    """How often in a row a session may fail to become what is wanted before it is in `error`."""
+    retry_backoff: Seconds = Field(timedelta(seconds=1), gt=timedelta(0))
+    """Pause before the first of these tries, in seconds; it doubles each time, up to a minute."""
+    error_retry: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time between two looks at a session in `error`, in seconds."""
+
+
+class ArchiveSettings(Group):
+    """Sessions whose files are moved to the blob store."""
+
+    concurrency: int = Field(3, ge=1)
+    """Sessions that are archived at the same time on one node."""
+    retries: int = Field(3, ge=0)
+    """How often a backup is tried again before the session is in `error`."""
+    timeout: Seconds = Field(timedelta(minutes=120), gt=timedelta(0))
+    """Time for archiving one, in seconds."""
+
+
+class NodeSettings(Group):
+    """This node, as the control planes of others see it, and what this one does about others."""
+
+    url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
+    """
+    Address at which the control planes of other nodes reach this one; the one it listens on when
+    not set.
+    """
+    labels: dict[str, str] = {}
+    """What sessions can ask for in a node: a JSON object of names and values."""
+    max_sessions: int | None = Field(None, ge=1)
+    """Sessions with an instance that the node takes; as many as its memory holds when not set."""
+    spread_above: int = Field(35, ge=0)
+    """Running sessions on a node above which others are preferred."""
+    probe: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time between two probes of a node, and between two reports of its own, in seconds."""
+    probe_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time for a node to answer a probe, in seconds."""
+    unhealthy_after: int = Field(3, ge=1)
+    """Failed probes in a row after which a node gets no work and its sessions move."""
+    drain_concurrency: int = Field(3, ge=1)
+    """Sessions that leave a draining node at the same time."""
+
+
+class EventSettings(Group):
+    """The feed of what changed, and the webhooks that are told."""
+
+    keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
+    """How long events can be read, in seconds."""
+    webhook_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time for a webhook to answer, in seconds."""
+    webhook_retries: int = Field(8, ge=0)
+    """How often one delivery is tried again, after pauses that double up to five minutes."""
+    webhook_private: bool = False
+    """Whether webhooks may be at addresses that are not public, loopback included."""
 
 
 class ExecutionSettings(Group):
@@ -227,6 +298,12 @@ class PoolSettings(Group):
     """Most ready instances that a template may ask for."""
     concurrency: int = Field(2, ge=1)
     """Instances that a refill starts at the same time."""
+    window: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """What the rate of creates is measured over, in seconds."""
+    memory_share: float = Field(0.25, gt=0, le=1)
+    """Share of the node's memory that ready instances may be counted with, together."""
+    max_age: Seconds = Field(timedelta(hours=1), gt=timedelta(0))
+    """Age at which a ready instance is replaced, in seconds."""
 
 
 class PackageSettings(Group):
@@ -538,6 +615,9 @@ class Settings(BaseSettings):
     """Time for running requests to finish at shutdown, in seconds."""
 
     session: SessionSettings = SessionSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    node: NodeSettings = NodeSettings()
+    event: EventSettings = EventSettings()
     execution: ExecutionSettings = ExecutionSettings()
     link: LinkSettings = LinkSettings()
     local: LocalSettings = LocalSettings()

@@ -175,13 +175,30 @@ class Driver(Protocol):
     async def out_of_memory(self, handle: Handle) -> bool:
         """Whether the kernel ended a process for memory since this was last asked."""
 
-    async def stop(self, handle: Handle, *, grace: timedelta) -> None: ...
+    async def pause(self, handle: Handle) -> None:
+        """
+        Let all its processes stand still where they are; memory stays, CPU time is not used. The
+        same when it stands still already. Without the feature `pause`, `Conflict` with code
+        `pause_unavailable`; when it is gone, nothing happens.
+        """
+
+    async def resume(self, handle: Handle) -> None:
+        """Let one that stands still go on; nothing happens when it does not, or is gone."""
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        """End it, paused or not; what user code runs is asked to end first."""
 
     async def destroy(self, handle: Handle) -> None:
         """Remove the instance and all it took, except its workspace."""
 
     async def discard(self, workspace: str) -> None:
         """Remove a workspace."""
+
+    async def copy(self, workspace: str, name: str) -> bool:
+        """
+        Make a workspace `name` with the files of `workspace`, whose instance is gone or stands
+        still with all written down; whole or not at all. False when that cannot be done here.
+        """
 
     async def handles(self) -> list[Handle]:
         """What is really there, for recovery."""

@@ -55,6 +55,7 @@ class InstanceSpec:
 
 class State(StrEnum):
     RUNNING = "running"
+    PAUSED = "paused"
     EXITED = "exited"
     GONE = "gone"
     UNKNOWN = "unknown"
@@ -82,6 +83,12 @@ class Instance:
     """The replica in whose warm pool it waits."""
 
 
+FEATURES = {
+    "pause": "instances stand still and go on, with their memory",
+    "copy": "a workspace is copied on the node, sharing what the file system can share",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the instances of a node can be given; `missing` says why not, name by name."""
@@ -89,3 +96,5 @@ class Capabilities:
     provides: frozenset[str]
     """Names of `template.REQUIREMENTS`."""
     missing: dict[str, str] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    """What the driver can do with them beside: names of `FEATURES`."""

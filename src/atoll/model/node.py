@@ -1,8 +1,13 @@
-"""A place that hosts instances."""
+"""A place that hosts instances, as it tells of itself and as others find it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,54 @@ class NodeMetrics:
     load_average: float
 
 
+class NodeStatus(StrEnum):
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How far the sessions of a node that is emptied have come."""
+
+    total: int
+    """Sessions that were there when it began."""
+    left: int
+    """Those of them that are there still."""
+    message: str | None = None
+    """Why one of them could not leave, if that is so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     id: str
     type: str
     url: str
+    """Where a control plane of it answers."""
+    labels: dict[str, str] = field(default_factory=dict)
+    provides: frozenset[str] = frozenset()
+    """Names of `template.REQUIREMENTS` and of `instance.FEATURES`."""
+    missing: dict[str, str] = field(default_factory=dict)
+    max_sessions: int | None = None
+    metrics: NodeMetrics | None = None
+    sessions: int = 0
+    """Those with an instance."""
+    templates: tuple[str, ...] = ()
+    """Editions of templates (`id@number`) of which it has all that instances need."""
+    building: tuple[str, ...] = ()
+    """Those that it is making."""
+    pool: dict[str, int] = field(default_factory=dict)
+    """Ready instances by template."""
+    shared_blobs: bool = False
+    """Whether what it saves of workspaces can be had on other nodes."""
+    seen_at: datetime | None = None
+    """When it last told of itself."""
+    problem: str | None = None
+    """Why no instance can be made there, as it says itself or as the last probe found."""
+    # What others say of it:
+    status: NodeStatus = NodeStatus.HEALTHY
+    failures: int = 0
+    """Probes that failed in a row."""
+    cordoned: bool = False
+    """Whether it gets no new sessions, because somebody said so."""
+    drain: Drain | None = None
+    """Since somebody asked for it, until it is uncordoned."""

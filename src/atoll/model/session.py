@@ -15,8 +15,25 @@ if TYPE_CHECKING:
 
 
 class SessionStatus(StrEnum):
+    """What a session is, as far as is known; the last four are ends."""
+
     CREATING = "creating"
+    STARTING = "starting"
+    """An instance is made for files that are there."""
+    RESTORING = "restoring"
+    """An instance is made, and its files come from the blob store."""
     RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    """Its instance is there and stands still."""
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    """It has no instance; its files are on its node."""
+    ARCHIVING = "archiving"
+    ARCHIVED = "archived"
+    """It has no instance; its files are in the blob store alone."""
+    ERROR = "error"
+    """What is wanted could not be had; `cause` and `message` say why. It is tried again."""
     COMPLETED = "completed"
     FAILED = "failed"
     TIMEOUT = "timeout"
@@ -24,11 +41,29 @@ class SessionStatus(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self not in (SessionStatus.CREATING, SessionStatus.RUNNING)
+        return self in ENDED
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it has no instance, and needs none until somebody wants it to run."""
+        return self in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
+
+
+ENDED = frozenset(
+    {
+        SessionStatus.COMPLETED,
+        SessionStatus.FAILED,
+        SessionStatus.TIMEOUT,
+        SessionStatus.TERMINATED,
+    }
+)
 
 
 class Wanted(StrEnum):
     RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    ARCHIVED = "archived"
     DESTROYED = "destroyed"
 
 
@@ -88,6 +123,7 @@ class Session:
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
+    """When its life is over; of no meaning while it is at rest, since a start begins another."""
     env_vars: dict[str, str] = field(default_factory=dict)
     instance_id: str | None = None
     workspace: str | None = None
@@ -109,4 +145,23 @@ class Session:
     started_from: str | None = None
     """The session whose files it began with."""
     warnings: tuple[Warning, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    node_labels: dict[str, str] = field(default_factory=dict)
+    """Labels that its node must have."""
+    auto_start: bool = True
+    """Whether a request that needs it starts it, when it is paused or at rest."""
+    idle_timeout: int | None = None
+    """Seconds without anything asked of it after which it is stopped."""
+    archive_after: int | None = None
+    """Seconds at rest after which it is archived."""
+    delete_after: int | None = None
+    """Seconds at rest after which it ends."""
+    active_at: datetime | None = None
+    """When something was last asked of it, as far as was written down."""
+    rested_at: datetime | None = None
+    """Since when it is at rest; none while it is not."""
+    failures: int = 0
+    """How often in a row what is wanted could not be had."""
+    retry_at: datetime | None = None
+    """When that is tried again."""
     version: int = 1

@@ -101,7 +101,9 @@ class Template:
     """Modules that the zygote imports before it forks."""
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
-    """Ready instances to keep."""
+    """Ready instances to keep at least."""
+    pool_max: int | None = None
+    """Ready instances to keep at most, when many are created; as the settings say when none."""
     number: int = 1
     """Which version it is: one more each time the template is replaced or built again."""
     status: TemplateStatus = TemplateStatus.READY

@@ -79,8 +79,8 @@ class Sweep:
                 log.error("sweep.failed", exc_info=error)
 
     async def once(self) -> None:
-        for session in await self._store.sessions.expired(
-            self._clock.now(), limit=self._settings.sweep_batch
+        for session in await self._store.sessions.timed_out(
+            self._clock.now(), node_id=self._node_id, limit=self._settings.sweep_batch
         ):
             await self._settled(self._sessions.expire(session.id), session_id=session.id)
         await self._end_broken()

@@ -48,6 +48,11 @@ log = structlog.get_logger(__name__)
 SETTLE_SECONDS = 1.0
 
 
+def settle_topic(node_id: str) -> str:
+    """What is told when sessions of a node have come to want something."""
+    return f"settle.{node_id}"
+
+
 def _fits_ready_one(session: Session) -> bool:
     """Whether an instance that was made for nobody in particular will do."""
     return not session.volumes and (

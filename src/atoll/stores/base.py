@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.model.checkpoint import Checkpoint
+    from atoll.model.event import Event
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
     from atoll.model.key import Key
     from atoll.model.keyed import KeyedRequest
+    from atoll.model.node import Drain, Node, NodeStatus
     from atoll.model.page import Page
     from atoll.model.session import Session, SessionStatus
     from atoll.model.template import Template
@@ -36,15 +38,20 @@ if TYPE_CHECKING:
 
 
 class Sessions(Protocol):
-    async def add(self, session: Session) -> None:
-        """Store a new session; in the same transaction its `instance_id`, when set, is recorded as
-        that instance's owner (`Conflict` when the instance is not stored or has another owner)."""
+    async def add(self, session: Session, *, event: Event | None = None) -> None:
+        """
+        Store a new session, and the event if one is given; in the same transaction its
+        `instance_id`, when set, is recorded as that instance's owner (`Conflict` when the instance
+        is not stored or has another owner).
+        """
 
     async def get(self, session_id: str) -> Session | None: ...
 
-    async def save(self, session: Session) -> Session:
-        """Compare-and-set; returns the session with its new version. Unless the session has ended,
-        `instance_id` is carried over to the instances as in `add`."""
+    async def save(self, session: Session, *, event: Event | None = None) -> Session:
+        """
+        Compare-and-set, with the event if one is given; returns the session with its new version.
+        Unless the session has ended, `instance_id` is carried over to the instances as in `add`.
+        """
 
     async def page(
         self,
@@ -55,13 +62,24 @@ class Sessions(Protocol):
         limit: int = 50,
     ) -> Page[Session]: ...
 
-    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
-        """Sessions that have not ended and whose `expires_at` is not after `now`, oldest first."""
+    async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        """Those of a node whose `plan.unsettled_at` is not after `now`, oldest first."""
 
-    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
-        """Sessions that have not ended, in order of id, beyond the id `after`."""
+    async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        """Those of a node whose `plan.timer_at` is not after `now`, oldest first."""
 
-    async def count(self, status: SessionStatus) -> int: ...
+    async def seen(self, session: Session, at: datetime) -> bool:
+        """
+        Write its `active_at` and nothing else, its version included; False, and nothing written,
+        when it is no longer at the version given.
+        """
+
+    async def unfinished(
+        self, *, limit: int, after: str = "", node_id: str | None = None
+    ) -> list[Session]:
+        """Sessions that have not ended, of one node or all, in order of id, beyond `after`."""
+
+    async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int: ...
 
 
 class Executions(Protocol):
@@ -240,6 +258,44 @@ class Volumes(Protocol):
         """Whether it was there."""
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Volume]: ...
+
+
+class Nodes(Protocol):
+    """What nodes tell of themselves, and what others say of them; each is written by itself."""
+
+    async def tell(self, node: Node, *, event: Event | None = None) -> None:
+        """
+        Store what a node tells of itself, whether it is new or not. What others say of it stays as
+        it is; that of a new one is as given.
+        """
+
+    async def get(self, node_id: str) -> Node | None: ...
+
+    async def all(self) -> list[Node]:
+        """In order of id."""
+
+    async def judge(
+        self,
+        node: Node,
+        *,
+        status: NodeStatus,
+        failures: int,
+        problem: str | None,
+        event: Event | None = None,
+    ) -> bool:
+        """
+        Write what a probe found; False, and nothing written, when status and failures are no longer
+        those of `node`.
+        """
+
+    async def cordon(self, node_id: str, cordoned: bool, *, event: Event | None = None) -> bool:
+        """Whether it is there."""
+
+    async def drain(self, node_id: str, drain: Drain | None, *, event: Event | None = None) -> bool:
+        """Write how far it is; whether it is there."""
+
+    async def remove(self, node_id: str, *, event: Event | None = None) -> bool:
+        """Forget a node; whether it was there."""
 
 
 class Store(Protocol):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.clock import Clock
+    from atoll.model.event import Event
     from atoll.model.execution import ExecutionStatus
     from atoll.model.page import Page
     from atoll.model.session import SessionStatus
@@ -178,8 +179,8 @@ class _Sessions:
         self._inner = inner
         self._recent = recent
 
-    async def add(self, session: Session) -> None:
-        await self._noting(self._inner.add(session))
+    async def add(self, session: Session, *, event: Event | None = None) -> None:
+        await self._noting(self._inner.add(session, event=event))
         self._recent.see(session)
 
     async def get(self, session_id: str) -> Session | None:
@@ -188,8 +189,8 @@ class _Sessions:
             self._recent.see(session)
         return session
 
-    async def save(self, session: Session) -> Session:
-        saved = await self._noting(self._inner.save(session))
+    async def save(self, session: Session, *, event: Event | None = None) -> Session:
+        saved = await self._noting(self._inner.save(session, event=event))
         self._recent.see(saved)
         return saved
 
@@ -205,14 +206,25 @@ class _Sessions:
             self._inner.page(status=status, template_id=template_id, cursor=cursor, limit=limit)
         )
 
-    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
-        return await self._noting(self._inner.expired(now, limit=limit))
+    async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        return await self._noting(self._inner.unsettled(now, node_id=node_id, limit=limit))
 
-    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
-        return await self._noting(self._inner.unfinished(limit=limit, after=after))
+    async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        return await self._noting(self._inner.timed_out(now, node_id=node_id, limit=limit))
 
-    async def count(self, status: SessionStatus) -> int:
-        return await self._noting(self._inner.count(status))
+    async def seen(self, session: Session, at: datetime) -> bool:
+        written = await self._noting(self._inner.seen(session, at))
+        if written:
+            self._recent.see(replace(session, active_at=at))
+        return written
+
+    async def unfinished(
+        self, *, limit: int, after: str = "", node_id: str | None = None
+    ) -> list[Session]:
+        return await self._noting(self._inner.unfinished(limit=limit, after=after, node_id=node_id))
+
+    async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int:
+        return await self._noting(self._inner.count(status, node_id=node_id))
 
 
 class _Executions:

@@ -331,6 +331,16 @@ sessions = st.builds(
     durability=st.sampled_from(Durability),
     started_from=st.none() | st.just("sess_before"),
     warnings=st.lists(st.builds(Warning, texts, texts), max_size=3).map(tuple),
+    labels=environments,
+    node_labels=environments,
+    auto_start=st.booleans(),
+    idle_timeout=st.none() | st.integers(1, 2**40),
+    archive_after=st.none() | st.integers(1, 2**40),
+    delete_after=st.none() | st.integers(1, 2**40),
+    active_at=st.none() | times,
+    rested_at=st.none() | times,
+    failures=st.integers(0, 2**31 - 1),
+    retry_at=st.none() | times,
     version=st.integers(1, 2**31 - 2),
 )
 builds = st.builds(

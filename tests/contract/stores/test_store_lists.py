@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atoll import ids
 from atoll.errors import InvalidRequest
 from atoll.model.execution import ExecutionStatus
-from atoll.model.session import SessionStatus
+from atoll.model.session import SessionStatus, Wanted
 
 from . import store_entities as make
 from .store_entities import NOW, invoked, make_execution, make_session, make_template, walk
@@ -281,18 +281,65 @@ async def test_a_page_of_nothing_is_refused(store: Store) -> None:
         await store.templates.page(limit=0)
 
 
-async def test_expired_sessions_are_those_not_ended_whose_time_has_come(store: Store) -> None:
+async def test_sessions_whose_time_is_over_are_found_by_node(store: Store) -> None:
     def expiring(seconds: float, status: SessionStatus = SessionStatus.RUNNING) -> Any:
         return make_session(status=status, expires_at=NOW + timedelta(seconds=seconds))
 
     long_ago, creating = expiring(-60), expiring(-30, SessionStatus.CREATING)
     now, soon = expiring(0), expiring(0.000001)
+    elsewhere = replace(expiring(-60), runtime_node="another")
     ended = [expiring(-90, status) for status in SessionStatus if status.ended]
-    for session in (now, soon, creating, long_ago, *ended):
+    for session in (now, soon, creating, long_ago, elsewhere, *ended):
+        await store.sessions.add(session)
+    node_id = long_ago.runtime_node
+
+    found = await store.sessions.timed_out(NOW, node_id=node_id, limit=10)
+    assert found == [long_ago, creating, now]
+    assert await store.sessions.timed_out(NOW, node_id=node_id, limit=2) == found[:2]
+    assert await store.sessions.timed_out(NOW, node_id="another", limit=2) == [elsewhere]
+
+
+async def test_sessions_that_are_not_what_is_wanted_are_found_by_node(store: Store) -> None:
+    def wanting(wanted: Wanted, status: SessionStatus, at: float = 0, **more: Any) -> Any:
+        return make_session(
+            wanted=wanted, status=status, updated_at=NOW + timedelta(seconds=at), **more
+        )
+
+    settled = [
+        wanting(Wanted.RUNNING, SessionStatus.RUNNING),
+        wanting(Wanted.STOPPED, SessionStatus.STOPPED),
+        wanting(Wanted.DESTROYED, SessionStatus.TERMINATED, workspace=None, instance_id=None),
+    ]
+    stopping = wanting(Wanted.STOPPED, SessionStatus.RUNNING, -1)
+    left = wanting(Wanted.DESTROYED, SessionStatus.TERMINATED, -2, workspace="there")
+    later = wanting(
+        Wanted.RUNNING, SessionStatus.ERROR, -3, retry_at=NOW + timedelta(seconds=0.000001)
+    )
+    for session in (*settled, stopping, left, later):
         await store.sessions.add(session)
 
-    assert await store.sessions.expired(NOW, limit=10) == [long_ago, creating, now]
-    assert await store.sessions.expired(NOW, limit=2) == [long_ago, creating]
+    node_id = stopping.runtime_node
+    assert await store.sessions.unsettled(NOW, node_id=node_id, limit=10) == [left, stopping]
+    assert await store.sessions.unsettled(NOW, node_id=node_id, limit=1) == [left]
+    assert await store.sessions.unsettled(NOW, node_id="another", limit=10) == []
+    done = replace(stopping, status=SessionStatus.STOPPED, instance_id=None)
+    await store.sessions.save(done)
+    assert await store.sessions.unsettled(NOW, node_id=node_id, limit=10) == [left]
+
+
+async def test_what_was_asked_of_a_session_is_noted_without_a_new_version(store: Store) -> None:
+    session = make_session(idle_timeout=60, expires_at=NOW + timedelta(days=1))
+    await store.sessions.add(session)
+    node_id = session.runtime_node
+    idle = NOW + timedelta(seconds=61)
+    assert await store.sessions.timed_out(idle, node_id=node_id, limit=1) != []
+
+    assert await store.sessions.seen(session, NOW + timedelta(seconds=30))
+
+    found = await store.sessions.get(session.id)
+    assert found == replace(session, active_at=NOW + timedelta(seconds=30))
+    assert await store.sessions.timed_out(idle, node_id=node_id, limit=1) == []
+    assert not await store.sessions.seen(replace(session, version=session.version + 1), NOW)
 
 
 async def test_unfinished_sessions_come_in_order_of_id_beyond_a_given_one(store: Store) -> None:

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest import names
+from atoll.model import plan
 from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.model.template import Build, Template
@@ -54,6 +55,7 @@ def session_out(session: Session) -> dict[str, Any]:
         "template_id": session.template_id,
         "status": session.status,
         "wanted": session.wanted,
+        "observed": plan.observed(session),
         "runtime_type": session.runtime_type,
         "runtime_node": session.runtime_node,
         "container_id": session.instance_id,
@@ -64,7 +66,7 @@ def session_out(session: Session) -> dict[str, Any]:
         "capacity": session.capacity,
         "created_at": timestamp(session.created_at),
         "updated_at": timestamp(session.updated_at),
-        "expires_at": timestamp(session.expires_at),
+        "expires_at": timestamp(session.expires_at if session.rested_at is None else None),
         "ended_at": timestamp(session.ended_at),
         "cause": session.cause,
         "message": session.message,
@@ -81,6 +83,16 @@ def session_out(session: Session) -> dict[str, Any]:
         "warnings": [
             {"code": warning.code, "message": warning.message} for warning in session.warnings
         ],
+        "labels": session.labels,
+        "node_labels": session.node_labels,
+        "auto_start": session.auto_start,
+        "idle_timeout": session.idle_timeout,
+        "archive_after": session.archive_after,
+        "delete_after": session.delete_after,
+        "active_at": timestamp(session.active_at),
+        "rested_at": timestamp(session.rested_at),
+        "failures": session.failures,
+        "retry_at": timestamp(session.retry_at),
     }
 
 

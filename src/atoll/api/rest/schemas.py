@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from atoll.model.plan import Observed
+from atoll.model.session import SessionStatus, Wanted
 from atoll.model.template import TemplateStatus
 
 _SHORTENED = "Fields of which only the beginning is here, or nothing."
@@ -53,8 +55,9 @@ class WarningOut(BaseModel):
 class SessionOut(Stale):
     id: str
     template_id: str
-    status: Literal["creating", "running", "completed", "failed", "timeout", "terminated"]
-    wanted: Literal["running", "destroyed"]
+    status: SessionStatus
+    wanted: Wanted
+    observed: Observed = Field(description="The status, with all ends as one.")
     runtime_type: str
     runtime_node: str
     container_id: str | None = Field(description="The instance, by whatever driver.")
@@ -65,7 +68,9 @@ class SessionOut(Stale):
     capacity: int = Field(description="Executions at the same time.")
     created_at: datetime
     updated_at: datetime
-    expires_at: datetime
+    expires_at: datetime | None = Field(
+        description="When its life is over; none while it is stopped or archived."
+    )
     ended_at: datetime | None
     cause: str | None
     message: str | None
@@ -77,6 +82,16 @@ class SessionOut(Stale):
     started_from: str | None
     dependencies: InstallOut | None = Field(description="None when it asked for none.")
     warnings: list[WarningOut] = Field(description="What is weaker than asked for.")
+    labels: dict[str, str]
+    node_labels: dict[str, str] = Field(description="Labels that its node must have.")
+    auto_start: bool = Field(description="Whether a request that needs it starts it.")
+    idle_timeout: int | None = Field(description="Seconds without requests until it is stopped.")
+    archive_after: int | None = Field(description="Seconds at rest until it is archived.")
+    delete_after: int | None = Field(description="Seconds at rest until it ends.")
+    active_at: datetime | None = Field(description="When something was last asked of it.")
+    rested_at: datetime | None = Field(description="Since when it is stopped or archived.")
+    failures: int = Field(description="How often in a row it could not become what is wanted.")
+    retry_at: datetime | None = Field(description="When that is tried again.")
 
 
 class CheckpointOut(BaseModel):

@@ -545,6 +545,15 @@ class LocalDriver:
 
     # What is there
 
+    async def pause(self, handle: Handle) -> None:
+        raise NotImplementedError
+
+    async def resume(self, handle: Handle) -> None:
+        raise NotImplementedError
+
+    async def copy(self, workspace: str, name: str) -> bool:
+        raise NotImplementedError
+
     async def handles(self) -> list[Handle]:
         return await asyncio.to_thread(self._handles)
 

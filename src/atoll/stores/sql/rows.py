@@ -102,13 +102,17 @@ def compare_and_set(
 
 def compare_and_set_again(
     connection: Connection, statement: str, get: str, row: Mapping[str, Any], what: str
-) -> None:
-    """The same where an attempt was cut off: what it would have left is as good."""
+) -> bool:
+    """
+    The same where an attempt was cut off: what it would have left is as good. Whether this one
+    wrote it.
+    """
     if connection.execute(statement, row).rowcount > 0:
-        return
+        return True
     found = connection.execute(get, row).fetchone()
     if found is None or not _holds(found, {**row, "version": row["version"] + 1}):
         raise _moved_on(row, what)
+    return False
 
 
 def _holds(found: Row, row: Mapping[str, object]) -> bool:

@@ -24,6 +24,7 @@ CREATE TABLE templates (
     number INTEGER DEFAULT 1 NOT NULL,
     status VARCHAR(32) DEFAULT 'ready' NOT NULL,
     build TEXT,
+    pool_max INTEGER,
     PRIMARY KEY (id)
 );
 
@@ -61,6 +62,18 @@ CREATE TABLE sessions (
     secrets TEXT,
     volumes TEXT,
     warnings TEXT,
+    labels TEXT,
+    node_labels TEXT,
+    auto_start INTEGER DEFAULT 1 NOT NULL,
+    idle_timeout BIGINT,
+    archive_after BIGINT,
+    delete_after BIGINT,
+    active_at BIGINT,
+    rested_at BIGINT,
+    failures INTEGER DEFAULT 0 NOT NULL,
+    retry_at BIGINT,
+    unsettled_at BIGINT,
+    timer_at BIGINT,
     PRIMARY KEY (id)
 );
 
@@ -70,7 +83,9 @@ CREATE INDEX sessions_status ON sessions (status, created_at, id);
 
 CREATE INDEX sessions_template ON sessions (template_id, created_at, id);
 
-CREATE INDEX sessions_expires ON sessions (status, expires_at, id);
+CREATE INDEX sessions_unsettled ON sessions (runtime_node, unsettled_at);
+CREATE INDEX sessions_timer ON sessions (runtime_node, timer_at);
+CREATE INDEX sessions_node ON sessions (runtime_node, status, id);
 
 CREATE TABLE executions (
     id VARCHAR(64) NOT NULL,
@@ -146,6 +161,44 @@ CREATE TABLE keyed_requests (
 );
 
 CREATE INDEX keyed_requests_expires ON keyed_requests (expires_at);
+
+CREATE TABLE nodes (
+    id VARCHAR(255) NOT NULL,
+    type VARCHAR(255) NOT NULL,
+    seen_at BIGINT,
+    told TEXT NOT NULL,
+    status VARCHAR(32) NOT NULL,
+    failures INTEGER NOT NULL,
+    problem TEXT,
+    cordoned INTEGER NOT NULL,
+    drain TEXT,
+    PRIMARY KEY (id)
+);
+
+CREATE TABLE events (
+    id INTEGER NOT NULL,
+    number BIGINT,
+    created_at BIGINT NOT NULL,
+    type VARCHAR(255) NOT NULL,
+    subject VARCHAR(64) NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (id)
+);
+
+CREATE UNIQUE INDEX events_number ON events (number);
+CREATE INDEX events_created ON events (created_at);
+
+CREATE TABLE webhooks (
+    id VARCHAR(64) NOT NULL,
+    created_at BIGINT NOT NULL,
+    url TEXT NOT NULL,
+    secret TEXT NOT NULL,
+    types TEXT NOT NULL,
+    delivered BIGINT NOT NULL,
+    state TEXT,
+    version INTEGER NOT NULL,
+    PRIMARY KEY (id)
+);
 
 CREATE TABLE properties (
     name VARCHAR(64) NOT NULL,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import Conflict
+from atoll.model import plan
 from atoll.model.packages import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.session import (
@@ -22,6 +23,7 @@ from atoll.model.session import (
     WorkspaceMode,
 )
 from atoll.model.volume import VolumeMount
+from atoll.stores.sql.events import tell
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -31,7 +33,7 @@ from atoll.stores.sql.rows import (
     encode,
     encode_optional,
     insert,
-    insert_again,
+    inserted,
     micros,
     moment,
     optional_micros,
@@ -41,6 +43,7 @@ from atoll.stores.sql.rows import (
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from atoll.model.event import Event
     from atoll.model.page import Page
     from atoll.stores.sql.engine import Connection, Engine, Row
 
@@ -51,12 +54,16 @@ _ADD = """
         id, template_id, status, wanted, runtime_type, runtime_node, cpu, memory, disk,
         max_processes, timeout, created_at, updated_at, expires_at, ended_at, instance_id,
         cause, version, workspace, message, env_vars, capacity, template_version,
-        workspace_mode, durability, started_from, install, secrets, volumes, warnings
+        workspace_mode, durability, started_from, install, secrets, volumes, warnings,
+        labels, node_labels, auto_start, idle_timeout, archive_after, delete_after, active_at,
+        rested_at, failures, retry_at, unsettled_at, timer_at
     ) VALUES (
         :id, :template_id, :status, :wanted, :runtime_type, :runtime_node, :cpu, :memory, :disk,
         :max_processes, :timeout, :created_at, :updated_at, :expires_at, :ended_at, :instance_id,
         :cause, :version, :workspace, :message, :env_vars, :capacity, :template_version,
-        :workspace_mode, :durability, :started_from, :install, :secrets, :volumes, :warnings
+        :workspace_mode, :durability, :started_from, :install, :secrets, :volumes, :warnings,
+        :labels, :node_labels, :auto_start, :idle_timeout, :archive_after, :delete_after,
+        :active_at, :rested_at, :failures, :retry_at, :unsettled_at, :timer_at
     )
 """
 _GET = "SELECT * FROM sessions WHERE id = :id"
@@ -71,6 +78,11 @@ _SAVE = """
         capacity = :capacity, template_version = :template_version,
         workspace_mode = :workspace_mode, durability = :durability, started_from = :started_from,
         install = :install, secrets = :secrets, volumes = :volumes, warnings = :warnings,
+        labels = :labels, node_labels = :node_labels, auto_start = :auto_start,
+        idle_timeout = :idle_timeout, archive_after = :archive_after,
+        delete_after = :delete_after, active_at = :active_at, rested_at = :rested_at,
+        failures = :failures, retry_at = :retry_at, unsettled_at = :unsettled_at,
+        timer_at = :timer_at,
         version = :version + 1
     WHERE id = :id AND version = :version
 """
@@ -78,15 +90,31 @@ _OWN = """
     UPDATE instances SET session_id = :id
     WHERE id = :instance_id AND (session_id IS NULL OR session_id = :id)
 """
-_EXPIRED = """
-    SELECT * FROM sessions
-    WHERE status IN ('creating', 'running') AND expires_at <= :now
-    ORDER BY expires_at, id LIMIT :limit
+_UNENDED = ", ".join(f"'{status}'" for status in SessionStatus if not status.ended)
+_UNSETTLED = """
+    SELECT * FROM sessions WHERE runtime_node = :node_id AND unsettled_at <= :now
+    ORDER BY unsettled_at LIMIT :limit
 """
-_UNFINISHED = """
-    SELECT * FROM sessions
-    WHERE status IN ('creating', 'running') AND id > :after ORDER BY id LIMIT :limit
+_TIMED_OUT = """
+    SELECT * FROM sessions WHERE runtime_node = :node_id AND timer_at <= :now
+    ORDER BY timer_at LIMIT :limit
 """
+_UNFINISHED = f"""
+    SELECT * FROM sessions
+    WHERE status IN ({_UNENDED}) AND id > :after ORDER BY id LIMIT :limit
+"""  # noqa: S608 - words of ours
+_ON_NODE = f"""
+    SELECT * FROM sessions
+    WHERE runtime_node = :node_id AND status IN ({_UNENDED}) AND id > :after
+    ORDER BY id LIMIT :limit
+"""  # noqa: S608 - words of ours
+_SEEN = """
+    UPDATE sessions SET active_at = :at, timer_at = :timer_at
+    WHERE id = :id AND version = :version
+"""
+_COUNT_ON = (
+    "SELECT count(*) AS number FROM sessions WHERE runtime_node = :node_id AND status = :status"
+)
 _COUNT = "SELECT count(*) AS number FROM sessions WHERE status = :status"
 
 
@@ -94,15 +122,17 @@ class SqlSessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, session: Session) -> None:
+    async def add(self, session: Session, *, event: Event | None = None) -> None:
         row = _row(session)
 
         def write(connection: Connection) -> None:
             insert(connection, _ADD, row, "Session")
             _own(connection, row)
+            tell(connection, event)
 
         def again(connection: Connection) -> None:
-            insert_again(connection, _ADD, _GET, row, "Session")
+            if not inserted(connection, _GET, row, "Session"):
+                write(connection)
 
         await self._engine.write(write, again=again if row["instance_id"] is None else None)
 
@@ -113,16 +143,18 @@ class SqlSessions:
 
         return await self._engine.read(read)
 
-    async def save(self, session: Session) -> Session:
+    async def save(self, session: Session, *, event: Event | None = None) -> Session:
         row = _row(session)
 
         def write(connection: Connection) -> None:
             compare_and_set(connection, _SAVE, row, "Session")
             if not session.status.ended:
                 _own(connection, row)
+            tell(connection, event)
 
         def again(connection: Connection) -> None:
-            compare_and_set_again(connection, _SAVE, _GET, row, "Session")
+            if compare_and_set_again(connection, _SAVE, _GET, row, "Session"):
+                tell(connection, event)
 
         alone = session.status.ended or session.instance_id is None
         await self._engine.write(write, again=again if alone else None)
@@ -147,15 +179,42 @@ class SqlSessions:
             )
         )
 
-    async def expired(self, now: datetime, *, limit: int) -> list[Session]:
-        return await self._list(_EXPIRED, {"now": micros(now), "limit": limit})
+    async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        values = {"now": micros(now), "node_id": node_id, "limit": limit}
+        return await self._list(_UNSETTLED, values)
 
-    async def unfinished(self, *, limit: int, after: str = "") -> list[Session]:
-        return await self._list(_UNFINISHED, {"after": after, "limit": limit})
+    async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
+        values = {"now": micros(now), "node_id": node_id, "limit": limit}
+        return await self._list(_TIMED_OUT, values)
 
-    async def count(self, status: SessionStatus) -> int:
+    async def seen(self, session: Session, at: datetime) -> bool:
+        session = replace(session, active_at=at)
+        row = {
+            "id": session.id,
+            "version": session.version,
+            "at": micros(at),
+            "timer_at": optional_micros(plan.timer_at(session)),
+        }
+
+        def write(connection: Connection) -> bool:
+            return connection.execute(_SEEN, row).rowcount > 0
+
+        return await self._engine.write(write, again=write)
+
+    async def unfinished(
+        self, *, limit: int, after: str = "", node_id: str | None = None
+    ) -> list[Session]:
+        values = {"after": after, "limit": limit}
+        if node_id is None:
+            return await self._list(_UNFINISHED, values)
+        return await self._list(_ON_NODE, {**values, "node_id": node_id})
+
+    async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int:
+        values = {"status": status.value, "node_id": node_id}
+        statement = _COUNT if node_id is None else _COUNT_ON
+
         def read(connection: Connection) -> int:
-            (row,) = connection.execute(_COUNT, {"status": status.value})
+            (row,) = connection.execute(statement, values)
             return int(row["number"])
 
         return await self._engine.read(read)
@@ -211,6 +270,18 @@ def _row(session: Session) -> dict[str, Any]:
         "warnings": encode([_fields(warning) for warning in session.warnings])
         if session.warnings
         else None,
+        "labels": encode(session.labels) if session.labels else None,
+        "node_labels": encode(session.node_labels) if session.node_labels else None,
+        "auto_start": int(session.auto_start),
+        "idle_timeout": session.idle_timeout,
+        "archive_after": session.archive_after,
+        "delete_after": session.delete_after,
+        "active_at": optional_micros(session.active_at),
+        "rested_at": optional_micros(session.rested_at),
+        "failures": session.failures,
+        "retry_at": optional_micros(session.retry_at),
+        "unsettled_at": optional_micros(plan.unsettled_at(session)),
+        "timer_at": optional_micros(plan.timer_at(session)),
     }
 
 
@@ -277,5 +348,15 @@ def _session(row: Row) -> Session:
         secrets=decode_optional(row["secrets"]) or {},
         volumes=_tuple(row["volumes"], VolumeMount),
         warnings=_tuple(row["warnings"], Warning),
+        labels=decode_optional(row["labels"]) or {},
+        node_labels=decode_optional(row["node_labels"]) or {},
+        auto_start=bool(row["auto_start"]),
+        idle_timeout=row["idle_timeout"],
+        archive_after=row["archive_after"],
+        delete_after=row["delete_after"],
+        active_at=optional_moment(row["active_at"]),
+        rested_at=optional_moment(row["rested_at"]),
+        failures=row["failures"],
+        retry_at=optional_moment(row["retry_at"]),
         version=row["version"],
     )

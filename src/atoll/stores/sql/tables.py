@@ -41,6 +41,8 @@ WORD = words(32)
 NAME = words(255)
 TIME = BigInteger()
 JSON = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+COUNTED = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself in a column of this type alone."""
 BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 templates = Table(
@@ -67,6 +69,7 @@ templates = Table(
     Column("number", Integer, nullable=False, server_default=text("1")),
     Column("status", WORD, nullable=False, server_default=text("'ready'")),
     Column("build", JSON),
+    Column("pool_max", Integer),
     Index("templates_created", "created_at", "id"),
     Index("templates_status", "status", "id"),
 )
@@ -114,11 +117,26 @@ sessions = Table(
     Column("secrets", JSON),
     Column("volumes", JSON),
     Column("warnings", JSON),
+    Column("labels", JSON),
+    Column("node_labels", JSON),
+    Column("auto_start", Integer, nullable=False, server_default=text("1")),
+    Column("idle_timeout", BigInteger),
+    Column("archive_after", BigInteger),
+    Column("delete_after", BigInteger),
+    Column("active_at", TIME),
+    Column("rested_at", TIME),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("retry_at", TIME),
+    Column("unsettled_at", TIME),
+    Column("timer_at", TIME),
     Index("sessions_created", "created_at", "id"),
     Index("sessions_status", "status", "created_at", "id"),
     Index("sessions_template", "template_id", "created_at", "id"),
-    Index("sessions_expires", "status", "expires_at", "id"),
+    Index("sessions_unsettled", "runtime_node", "unsettled_at"),
+    Index("sessions_timer", "runtime_node", "timer_at"),
+    Index("sessions_node", "runtime_node", "status", "id"),
 )
+"""`unsettled_at` and `timer_at` are what `model.plan` says of the rest, to be looked for."""
 
 executions = Table(
     "executions",
@@ -222,6 +240,52 @@ volumes = Table(
     Column("version", Integer, nullable=False),
     Index("volumes_created", "created_at", "id"),
 )
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", NAME, primary_key=True),
+    Column("type", NAME, nullable=False),
+    Column("seen_at", TIME),
+    Column("told", JSON, nullable=False),
+    Column("status", WORD, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("problem", JSON),
+    Column("cordoned", Integer, nullable=False),
+    Column("drain", JSON),
+)
+"""`told` is what a node says of itself; others write what follows it."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", COUNTED, primary_key=True, autoincrement=True),
+    Column("number", BigInteger),
+    Column("created_at", TIME, nullable=False),
+    Column("type", NAME, nullable=False),
+    Column("subject", ID, nullable=False),
+    Column("data", JSON, nullable=False),
+    Index("events_number", "number", unique=True),
+    Index("events_created", "created_at"),
+)
+"""
+Written with what they tell of; `number`, their place on the feed, is given later, because rows
+become visible in another order than they were numbered in.
+"""
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("created_at", TIME, nullable=False),
+    Column("url", JSON, nullable=False),
+    Column("secret", JSON, nullable=False),
+    Column("types", JSON, nullable=False),
+    Column("delivered", BigInteger, nullable=False),
+    Column("state", JSON),
+    Column("version", Integer, nullable=False),
+)
+"""`delivered` is the number of the last event that it was told of; its secret is encrypted."""
 
 properties = Table(
     "properties",

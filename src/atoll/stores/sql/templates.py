@@ -34,11 +34,11 @@ _ADD = """
     INSERT INTO templates (
         id, version, created_at, updated_at, cpu, memory, disk, max_processes, pool_size, name,
         image, base_image, pre_installed_packages, requirements, python, preload, env,
-        number, status, build
+        number, status, build, pool_max
     ) VALUES (
         :id, :version, :created_at, :updated_at, :cpu, :memory, :disk, :max_processes, :pool_size,
         :name, :image, :base_image, :pre_installed_packages, :requirements, :python, :preload, :env,
-        :number, :status, :build
+        :number, :status, :build, :pool_max
     )
 """
 _GET = "SELECT * FROM templates WHERE id = :id"
@@ -48,7 +48,8 @@ _SAVE = """
         disk = :disk, max_processes = :max_processes, pool_size = :pool_size, name = :name,
         image = :image, base_image = :base_image, pre_installed_packages = :pre_installed_packages,
         requirements = :requirements, python = :python, preload = :preload, env = :env,
-        number = :number, status = :status, build = :build, version = :version + 1
+        number = :number, status = :status, build = :build, pool_max = :pool_max,
+        version = :version + 1
     WHERE id = :id AND version = :version
 """
 _REMOVE = "DELETE FROM templates WHERE id = :id"
@@ -192,6 +193,7 @@ def _row(template: Template) -> dict[str, Any]:
         "disk": template.default_resources.disk,
         "max_processes": template.default_resources.max_processes,
         "pool_size": template.pool_size,
+        "pool_max": template.pool_max,
         "name": encode(template.name),
         "image": encode(template.image),
         "base_image": encode(template.base_image),
@@ -225,7 +227,8 @@ def _build(fields: dict[str, Any]) -> Build:
 
 
 def _kept(row: Row) -> Template:
-    return _template(decode(row["template"]))
+    # One that was written before there was such a column lacks it.
+    return _template({"pool_max": None, **decode(row["template"])})
 
 
 def _template(row: Row) -> Template:
@@ -243,6 +246,7 @@ def _template(row: Row) -> Template:
         preload=tuple(decode(row["preload"])),
         env=decode(row["env"]),
         pool_size=row["pool_size"],
+        pool_max=row["pool_max"],
         number=row["number"],
         status=TemplateStatus(row["status"]),
         build=None if row["build"] is None else _build(decode(row["build"])),
