@@ -198,6 +198,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             leases.replica,
             ephemeral=embedded,
+            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
@@ -217,7 +218,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
         def changed() -> None:
-            pool.changed.set()
+            pool.renew()
             build_loop.changed.set()
 
         templates.changed = changed
@@ -309,6 +310,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
+            pool=pool,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -330,7 +332,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
+            await Recovery(
+                store, driver, sessions, dependencies, pool, settings.pool, node_id
+            ).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         sweep = Sweep(
@@ -349,7 +353,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
-            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sweep": sweep.run(),
             "builds": build_loop.run(),
             "layers": LayerSweep(

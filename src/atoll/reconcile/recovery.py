@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.model import demand
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.service.dependencies import Dependencies
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
+    from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -40,6 +42,7 @@ class Recovery:
         sessions: Sessions,
         dependencies: Dependencies,
         pool: Pool,
+        settings: PoolSettings,
         node_id: str,
     ) -> None:
         self._store = store
@@ -47,6 +50,7 @@ class Recovery:
         self._sessions = sessions
         self._dependencies = dependencies
         self._pool = pool
+        self._most = settings.max_size
         self._node_id = node_id
         self._adopting = asyncio.Lock()
         self._kept: set[str] = set()
@@ -97,7 +101,9 @@ class Recovery:
             return (
                 template.number == instance.template_version
                 and template.created_at <= instance.created_at
-                and self._pool.size(template) < template.pool_size
+                # What demand there was is not known any more: the refill lets go of what is too
+                # many, slowly.
+                and self._pool.size(template) < demand.bounds(template, self._most)[1]
                 and await self._pool.adopt(template, instance)
             )
 

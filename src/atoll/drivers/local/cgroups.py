@@ -49,6 +49,9 @@ class Groups(Protocol):
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
 
+    def memory_used(self, name: str) -> int | None:
+        """Bytes that all of the instance has; none when that is not counted, or it is gone."""
+
     def remove(self, name: str) -> None:
         """
         Remove the groups, which no process is in any more; nothing happens when they are not there.
@@ -119,6 +122,14 @@ def _counter(path: str, name: bytes) -> int:
     return 0
 
 
+def _size(path: str) -> int | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return int(file.read(64))
+    except FileNotFoundError:
+        return None
+
+
 def _quota(cpu: float) -> int:
     return max(1000, int(cpu * PERIOD))
 
@@ -180,6 +191,11 @@ class VersionOne:
         if self._memory is None:
             return 0
         return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
+
+    def memory_used(self, name: str) -> int | None:
+        if self._memory is None:
+            return None
+        return _size(f"{self._memory}/{name}/memory.usage_in_bytes")
 
     def remove(self, name: str) -> None:
         for top in self._tops.values():
@@ -243,6 +259,9 @@ class VersionTwo:
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
+    def memory_used(self, name: str) -> int | None:
+        return _size(f"{self._path}/{name}/memory.current")
+
     def remove(self, name: str) -> None:
         for group in ("supervisor", "exec", ""):
             _remove(self._top / name / group)
@@ -273,6 +292,9 @@ class NoGroups:
 
     def memory_kills(self, name: str) -> int:
         return 0
+
+    def memory_used(self, name: str) -> int | None:
+        return None
 
     def remove(self, name: str) -> None: ...
     def names(self) -> list[str]:
