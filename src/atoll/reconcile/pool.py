@@ -53,7 +53,9 @@ class Room:
     """What the node has for ready instances."""
 
     budget: int
-    """Bytes, for those of this control plane."""
+    """Bytes, for those of all its control planes."""
+    others: dict[str, int]
+    """What the other ones have, by template."""
     full: bool
     """Whether it has too little memory left for any other."""
     until: float
@@ -74,7 +76,7 @@ class PoolRefill:
         self._levels: dict[str, Level] = {}
         self._templates: list[Template] = []
         self._read_at = 0.0
-        self._room = Room(0, full=False, until=0.0)
+        self._room = Room(0, {}, full=False, until=0.0)
         self._making: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -146,7 +148,11 @@ class PoolRefill:
             wants.append(Want(least, level.target, self._pool.memory(template)))
             needs.append(needed)
         self._levels = levels
-        granted = demand.share(wants, room.budget)
+        theirs = sum(
+            room.others.get(template.id, 0) * want.memory
+            for template, want in zip(self._templates, wants, strict=True)
+        )
+        granted = demand.share(wants, room.budget - theirs)
         return [
             self._outlook(*each, room)
             for each in zip(self._templates, wants, granted, needs, strict=True)
@@ -226,13 +232,9 @@ class PoolRefill:
         if self._clock.monotonic() < self._room.until:
             return self._room
         metrics = await self._driver.metrics()
-        sizes = {template.id: self._pool.memory(template) for template in self._templates}
-        taken = sum(
-            sizes.get(template_id, 0) * many
-            for template_id, many in (await self._pool.elsewhere()).items()
-        )
         self._room = Room(
-            budget=int(metrics.mem_total * self._settings.memory_share) - taken,
+            budget=int(metrics.mem_total * self._settings.memory_share),
+            others=await self._pool.elsewhere(),
             full=1 - metrics.mem_usage < self._settings.memory_reserve,
             until=self._clock.monotonic() + ROOM_SECONDS,
         )

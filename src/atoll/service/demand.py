@@ -54,13 +54,13 @@ class Demand:
             seen.hits += hit
             seen.misses += not hit
 
-    def started(self, template_id: str, seconds: float, memory: int | None) -> None:
-        """One was made, and was seen to use so many bytes."""
+    def started(self, template_id: str, seconds: float | None, memory: int | None) -> None:
+        """One was made, in that time if it was for the pool, and uses so many bytes."""
         seen = self._seen.get(template_id)
-        if seen is not None:
+        if seen is not None and seconds is not None:
             seen.starts.append(seconds)
-            if memory is not None:
-                seen.memory.append(memory)
+        if seen is not None and memory is not None:
+            seen.memory.append(memory)
 
     def counts(self, template_id: str) -> tuple[int, int]:
         """How many found a ready instance, and how many did not."""

@@ -275,9 +275,11 @@ class Pool:
             await self._store.instances.add(instance)
             link = await self._driver.connect(handle)
             made_at = self._clock.monotonic()
-            if session_id is None:
+            if workspace is None:
+                # Before anything runs in it, so that of any new one tells what the next will use.
                 memory = await self._driver.memory_used(handle)
-                self.demand.started(template.id, made_at - begun, memory)
+                seconds = made_at - begun if session_id is None else None
+                self.demand.started(template.id, seconds, memory)
         except BaseException:
             await asyncio.shield(self.clear(spec.instance_id, workspace is None))
             raise
