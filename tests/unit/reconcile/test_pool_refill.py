@@ -112,7 +112,8 @@ class Ground:
         while True:
             self.pool.changed.clear()
             wait = await self.refill.turn()
-            while self._busy() and not self.pool.changed.is_set():
+            # One that is stuck tells nobody.
+            while self._busy() and not self.pool.changed.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0)  # Who has ended says so a moment later.
             if not self.pool.changed.is_set():
