@@ -73,7 +73,7 @@ class PoolRefill:
         self._pause = settings.window.total_seconds() / STEPS
         self._failures: dict[Edition, tuple[int, float, str]] = {}
         """How often in a row an edition could not be started, when it is tried again, and why."""
-        self._levels: dict[str, Level] = {}
+        self._levels: dict[Edition, Level] = {}
         self._templates: list[Template] = []
         self._read_at = 0.0
         self._room = Room(0, {}, full=False, until=0.0)
@@ -134,17 +134,17 @@ class PoolRefill:
         now = self._clock.monotonic()
         wants: list[Want] = []
         needs: list[int] = []
-        levels: dict[str, Level] = {}
+        levels: dict[Edition, Level] = {}
         for template in self._templates:
             least, most = demand.bounds(template, self._settings.max_size)
             needed = self._need(template)
             # One that has just been adopted is as large as it was for a while.
             size = self._pool.size(template)
-            before = self._levels.get(template.id, Level(size, now))
+            before = self._levels.get(template.edition, Level(size, now))
             before = Level(min(before.target, most), before.since)
             wanted = max(least, min(needed, most))
             level = demand.follow(before, wanted, now, self._pause)
-            levels[template.id] = level
+            levels[template.edition] = level
             wants.append(Want(least, level.target, self._pool.memory(template)))
             needs.append(needed)
         self._levels = levels

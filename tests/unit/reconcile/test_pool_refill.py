@@ -356,6 +356,20 @@ async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made
         assert {each.id for each in recorded} == set(found.node.lines)
 
 
+async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Path) -> None:
+    async with ground(tmp_path) as found:
+        template = await found.add(pool_size=4)
+        await found.settle()
+        found.burst(template, 3)
+        await found.settle()
+        smaller = replace(template, pool_size=1)
+        changed = await found.store.templates.supersede(template, smaller)
+        found.pool.renew()
+        await found.settle()
+        assert found.pool.sizes() == {template.id: 3}
+        assert found.outlook(changed).minimum == 1
+
+
 async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         slow = await found.add(id="a-slow", pool_size=1)
