@@ -56,6 +56,7 @@ from atoll.service.attempts import Attempts
 from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
+from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.dependencies import Dependencies
@@ -309,6 +310,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             embedded=embedded,
         )
         sessions.saves = saves
+        saves.resting = steps.save_resting
         checkpoints.discard_mounted = volumes.discard_mounted
         saves.busy = runs.sessions
         runs.saved = saves.before_result
@@ -338,6 +340,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            clones=Clones(store, driver, lives, sessions, saves, sealed, leases, clock, node_id),
             dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
