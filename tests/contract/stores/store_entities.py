@@ -369,6 +369,7 @@ templates = st.builds(
     preload=tuples_of_text,
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
+    pool_max=st.none() | st.integers(0, 2**31 - 1),
     number=st.integers(1, 2**31 - 4),
     status=st.sampled_from(TemplateStatus),
     build=st.none() | builds,

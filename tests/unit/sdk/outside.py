@@ -160,6 +160,7 @@ class Outside:
                     "/api/v1/templates/{id}", self.one_template, methods=["GET", "PUT", "DELETE"]
                 ),
                 Route("/api/v1/runtimes", self.nodes),
+                Route("/api/v1/pools", self.pools),
                 Route("/api/v1/runtimes/{id}/health", self.health),
                 Route("/api/v1/runtimes/{id}/metrics", self.metrics),
             ]
@@ -680,6 +681,28 @@ class Outside:
         numbers = {"cpu_usage": 0.1, "cpu_count": 2, "load_average": 0.5, "mem_usage": 0.2}
         more = {"mem_total": 1, "disk_free": 1, "session_count": 0, "pool": {"python": 2}}
         return JSONResponse({"id": "local"} | numbers | more)
+
+    async def pools(self, request: Request) -> Response:
+        pool = {
+            "template_id": "python",
+            "version": 1,
+            "ready": 2,
+            "starting": 1,
+            "others": 4,
+            "target": 3,
+            "wanted": 8,
+            "minimum": 2,
+            "maximum": 50,
+            "rate_per_minute": 90.0,
+            "start_seconds": 0.05,
+            "memory": 7_000_000,
+            "hits": 10,
+            "misses": 2,
+            "oldest_seconds": None,
+            "limited_by": "memory_share",
+            "message": None,
+        }
+        return self.page(request, [pool])
 
 
 class ServerThread:
