@@ -262,7 +262,10 @@ class LocalDriver:
             # that it does not run beside the next call, and what it made goes.
             await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
-                await self.destroy(making.result())
+                handle = making.result()
+                await self.destroy(handle)
+                if spec.workspace is None and spec.prefix is None:
+                    await self.discard(self.workspace_of(handle))
             raise
 
     async def _make(self, spec: InstanceSpec) -> Handle:
