@@ -1,12 +1,22 @@
-"""One change, as it is told to those who follow what happens."""
+"""One change, as it is told to those who follow what happens, and the places on their feed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from atoll.model import plan
+
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from atoll.model.execution import Execution
+    from atoll.model.session import Session
+    from atoll.model.template import Template
+
+LONGEST_TYPE = 64
+"""Characters of one type, or pattern of types, that is asked for."""
+MOST_TYPES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +30,80 @@ class Event:
     """Small, and for everybody who may read: no code, no values of variables."""
     number: int | None = None
     """Its place on the feed, once it has one: one more than that of the event before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is kept of the feed."""
+
+    first: int
+    """The number of the oldest event that is kept, or would be if there were one."""
+    last: int
+    """The highest number that was given; one less than `first` when nothing is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the feed that was looked through."""
+
+    events: tuple[Event, ...]
+    through: int
+    """The number up to which no other event matches."""
+    first: int
+    """Of all that is kept; what came before it was not seen, whether it matches or not."""
+
+
+def matches(pattern: str, type_: str) -> bool:
+    """Whether a type is meant: itself, or `session.*` for all that begin with `session.`."""
+    if pattern == "*":
+        return True
+    if pattern.endswith(".*"):
+        return type_.startswith(pattern[:-1])
+    return pattern == type_
+
+
+def session_event(session: Session, type_: str, at: datetime) -> Event:
+    """`type_` as in `session.stopped`. What its variables are is nobody's business."""
+    return Event(
+        type_,
+        session.id,
+        at,
+        {
+            "status": session.status.value,
+            "wanted": session.wanted.value,
+            "observed": plan.observed(session).value,
+            "cause": None if session.cause is None else session.cause.value,
+            "node_id": session.runtime_node,
+            "template_id": session.template_id,
+        },
+    )
+
+
+def execution_event(execution: Execution, what: str, at: datetime) -> Event:
+    """`what` it came to be: submitted, running, retried, or its last status."""
+    outcome = execution.outcome
+    cause = None if outcome is None else outcome.cause
+    if outcome is None and execution.attempts:
+        cause = execution.attempts[-1].cause
+    return Event(
+        f"execution.{what}",
+        execution.id,
+        at,
+        {
+            "session_id": execution.session_id,
+            "invocation_id": execution.invocation_id,
+            "status": execution.status.value,
+            "cause": None if cause is None else cause.value,
+            "retry_count": execution.retry_count,
+        },
+    )
+
+
+def template_event(template: Template, what: str, at: datetime) -> Event:
+    """`what` it came to be: created, changed, building, ready, failed or removed."""
+    return Event(
+        f"template.{what}",
+        template.id,
+        at,
+        {"version": template.number, "status": template.status.value},
+    )
