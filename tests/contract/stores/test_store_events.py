@@ -1,4 +1,4 @@
-"""Events: stored with what they tell of, numbered in one order, read by number, forgotten by age."""
+"""Events: stored with what they tell of, numbered in one order, and forgotten by age."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from atoll.api.rest import (
     checkpoints,
     contexts,
     dependencies,
+    events,
     executions,
     files,
     invocations,
@@ -25,6 +26,7 @@ from atoll.api.rest import (
     signed,
     templates,
     volumes,
+    webhooks,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -77,6 +79,8 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         templates,
         volumes,
         runtimes,
+        events,
+        webhooks,
     ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
