@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+from atoll.sdk.feed import AsyncEvents
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
+from atoll.sdk.webhooks import AsyncWebhooks
 
 if TYPE_CHECKING:
     import os
@@ -49,6 +51,8 @@ class AsyncAtoll:
         self._nodes = AsyncNodes(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
+        self._events = AsyncEvents(self._connection)
+        self._webhooks = AsyncWebhooks(self._connection)
 
     @property
     def url(self) -> str | None:
@@ -78,6 +82,14 @@ class AsyncAtoll:
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    @property
+    def events(self) -> AsyncEvents:
+        return self._events
+
+    @property
+    def webhooks(self) -> AsyncWebhooks:
+        return self._webhooks
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
