@@ -31,7 +31,6 @@ TOGETHER_SECONDS = 0.1
 """What comes in this time after some were numbered is numbered together."""
 AGAIN_SECONDS = 1.0
 HEAR_SECONDS = 60.0
-EXPIRY_SECONDS = 60.0
 BATCH = 500
 """Events forgotten in one transaction."""
 
@@ -81,9 +80,10 @@ class EventSweep:
         self._store = store
         self._clock = clock
         self._keep = settings.keep
+        self._pause = settings.sweep.total_seconds()
 
     async def run(self) -> None:
-        await sweep("event_sweep.failed", EXPIRY_SECONDS, self.once)
+        await sweep("event_sweep.failed", self._pause, self.once)
 
     async def once(self) -> None:
         """Forget all that was kept long enough. Any replica may do it, several at once too."""
