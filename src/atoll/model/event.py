@@ -53,30 +53,17 @@ class Stretch:
     """Of all that is kept; what came before it was not seen, whether it matches or not."""
 
 
-def matches(pattern: str, type_: str) -> bool:
-    """Whether a type is meant: itself, or `session.*` for all that begin with `session.`."""
-    if pattern == "*":
-        return True
-    if pattern.endswith(".*"):
-        return type_.startswith(pattern[:-1])
-    return pattern == type_
-
-
-def session_event(session: Session, type_: str, at: datetime) -> Event:
-    """`type_` as in `session.stopped`. What its variables are is nobody's business."""
-    return Event(
-        type_,
-        session.id,
-        at,
-        {
-            "status": session.status.value,
-            "wanted": session.wanted.value,
-            "observed": plan.observed(session).value,
-            "cause": None if session.cause is None else session.cause.value,
-            "node_id": session.runtime_node,
-            "template_id": session.template_id,
-        },
-    )
+def session_event(session: Session, at: datetime, what: str | None = None) -> Event:
+    """That a session has come to be what it is; `what` instead of its status if that is told."""
+    data = {
+        "status": session.status,
+        "wanted": session.wanted,
+        "observed": plan.observed(session),
+        "cause": session.cause,
+        "template_id": session.template_id,
+        "node_id": session.runtime_node,
+    }
+    return Event(f"session.{what or session.status}", session.id, at, data)
 
 
 def execution_event(execution: Execution, what: str, at: datetime) -> Event:
