@@ -44,6 +44,11 @@ class Received:
         return version == "v1" and base64.b64decode(signature) == digest
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who sends may be killed at any time."""
+
+
 class Receiver:
     def __init__(self) -> None:
         self.received: list[Received] = []
@@ -78,7 +83,7 @@ class Receiver:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
