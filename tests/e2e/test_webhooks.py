@@ -276,9 +276,9 @@ def test_the_commands_do_the_same(trusting: Server, receiver: Receiver) -> None:
     receiver.statuses = [500]
     assert "It answered 500" in run("test", webhook_id, code=1)
     assert webhook_id in run("list")
-    assert json.loads(run("get", webhook_id, "--json"))["types"] == ["session.*"]
+    assert json.loads(run("show", webhook_id, "--json"))["types"] == ["session.*"]
     assert run("change", webhook_id, "--disable").strip() == webhook_id
-    assert json.loads(run("delete", webhook_id, "--json")) == {"removed": [webhook_id]}
+    assert json.loads(run("rm", webhook_id, "--json")) == {"removed": [webhook_id]}
 
 
 REFUSED = [

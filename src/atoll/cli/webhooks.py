@@ -68,7 +68,9 @@ def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
 
 
 @app.command()
-def get(webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+def show(
+    webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False
+) -> None:
     """Show one, and how its deliveries go."""
     with connect(url, api_key) as atoll:
         found = atoll.webhooks.get(webhook_id)
@@ -96,7 +98,7 @@ def change(
 
 
 @app.command()
-def delete(
+def rm(
     webhook_id: Annotated[list[str], typer.Argument(metavar="WEBHOOK...")],
     url: Url = None,
     api_key: ApiKey = None,
