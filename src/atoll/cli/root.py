@@ -17,6 +17,7 @@ from atoll.cli import (
     keys,
     nodes,
     output,
+    pools,
     run,
     serve,
     sessions,
@@ -73,6 +74,7 @@ app.add_typer(volumes.app, name="volume")
 app.add_typer(nodes.app, name="node")
 app.command("events")(events.events)
 app.add_typer(webhooks.app, name="webhook")
+app.command("pools")(pools.pools)
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)

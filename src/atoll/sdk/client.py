@@ -10,6 +10,7 @@ from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.feed import AsyncEvents
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.pools import AsyncPools
 from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
@@ -49,6 +50,7 @@ class AsyncAtoll:
         self._templates = AsyncTemplates(self._connection)
         self._volumes = AsyncVolumes(self._connection)
         self._nodes = AsyncNodes(self._connection)
+        self._pools = AsyncPools(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
         self._events = AsyncEvents(self._connection)
@@ -90,6 +92,10 @@ class AsyncAtoll:
     @property
     def webhooks(self) -> AsyncWebhooks:
         return self._webhooks
+
+    @property
+    def pools(self) -> AsyncPools:
+        return self._pools
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,8 +38,8 @@ async def tell(store: Store, *events: Event) -> None:
         await store.executions.add(make_execution(), event=one)
 
 
-async def read(store: Store, after: int = 0, **asked: object) -> list[Event]:
-    stretch = await store.events.after(after, **asked)  # type: ignore[arg-type]
+async def read(store: Store, after: int = 0, **asked: Any) -> list[Event]:
+    stretch = await store.events.after(after, **asked)
     return list(stretch.events)
 
 
@@ -147,7 +147,7 @@ async def test_types_subject_and_limit_choose(store: Store) -> None:
     await tell(store, *(event(type_, subject) for type_ in types for subject in ("a", "b")))
     await store.events.number()
 
-    async def chosen(*patterns: str, **asked: object) -> list[tuple[str, str]]:
+    async def chosen(*patterns: str, **asked: Any) -> list[tuple[str, str]]:
         found = await read(store, types=patterns, **asked)
         return [(one.type, one.subject) for one in found]
 

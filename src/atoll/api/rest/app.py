@@ -18,6 +18,7 @@ from atoll.api.rest import (
     executions,
     files,
     invocations,
+    pools,
     probes,
     problems,
     runtimes,
@@ -81,6 +82,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         runtimes,
         events,
         webhooks,
+        pools,
     ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.pool import Pool
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
@@ -58,6 +59,7 @@ class Services:
     nodes: Nodes
     feed: Feed
     webhooks: Webhooks
+    pool: Pool
     store: Store
     blobs: Blobs
     coordination: Coordination
