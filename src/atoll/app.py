@@ -41,6 +41,7 @@ from atoll.model.key import Scope, digest
 from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.reconcile.events import EventNews, EventSweep, Sequencer
 from atoll.reconcile.executions import LEAVING, Adoption
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
@@ -49,6 +50,7 @@ from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
+from atoll.reconcile.webhooks import WebhookLoop
 from atoll.service.activity import Activity
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
@@ -59,8 +61,10 @@ from atoll.service.checkpoints import Checkpoints
 from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.deliveries import Sender
 from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
+from atoll.service.events import Feed
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
@@ -85,6 +89,7 @@ from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
 from atoll.service.volumes import Volumes
+from atoll.service.webhooks import Webhooks
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.dsn import Kind
@@ -145,10 +150,11 @@ def open_coordination(settings: Settings, cluster: str, clock: Clock) -> Coordin
 class Application:
     """The parts, as the server needs to reach them."""
 
-    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys) -> None:
+    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys, feed: Feed) -> None:
         self.web = web
         self.sessions = sessions
         self.keys = keys
+        self.feed = feed
 
 
 @asynccontextmanager
@@ -193,7 +199,10 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         )
         stack.push_async_callback(driver.close)
         await driver.open()
+        feed = Feed(store, coordination, clock)
+        store.told = feed.written
         templates = Templates(store, driver, coordination, clock, settings)
+        templates.told = feed.written
         await templates.ensure_default()
         tokens = None if embedded else await _tokens(store, clock, settings)
         pool = Pool(
@@ -240,7 +249,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             checkpoints,
         )
-        sealed = Secrets(_sealing(settings, own=own))
+        sealing = _sealing(settings, own=own)
+        sealed = Secrets(sealing)
+        sender = Sender(sealing, clock, settings.event)
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
@@ -357,6 +368,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
+            feed=feed,
+            webhooks=Webhooks(store, feed, sender, sealing, coordination, clock, settings.event),
             pool=pool,
             store=store,
             blobs=blobs,
@@ -413,6 +426,12 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),
+            "event numbers": Sequencer(feed).run(),
+            "event news": EventNews(coordination, feed).run(),
+            "event sweep": EventSweep(store, clock, settings.event).run(),
+            "webhooks": WebhookLoop(
+                store, feed, sender, coordination, leases, clock, settings.event
+            ).run(),
         }
         if spool is not None:
             loops["spool"] = spool.run()
@@ -422,7 +441,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if tokens is not None:
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
-        yield Application(web, sessions, keys)
+        yield Application(web, sessions, keys, feed)
 
 
 def _bucket(settings: BlobSettings) -> Bucket | None:
@@ -632,7 +651,7 @@ async def _serve(
     async with application(settings) as app:
         await ensure_first_key(settings, app.keys)
         # Before the welcome: who reads it may want it to end at once.
-        http = server.prepare(app.web, settings, parent)
+        http = server.prepare(app.web, settings, parent, app.feed.close)
         ready()
         await http.serve(sockets=[listener])
         if stop_sessions:

@@ -58,6 +58,10 @@ def invocation_id(execution_id: str) -> str:
     return f"inv_{rest}"
 
 
+def webhook_id(seed: Seed | None = None) -> str:
+    return f"hook_{_bits(seed)}"
+
+
 def context_id(seed: Seed | None = None) -> str:
     return f"ctx_{_bits(seed)}"
 

@@ -172,6 +172,8 @@ class EventSettings(Group):
 
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
     """How long events can be read, in seconds."""
+    sweep: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time between two looks for events that were kept long enough, in seconds."""
     webhook_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for a webhook to answer, in seconds."""
     webhook_retries: int = Field(8, ge=0)

@@ -64,6 +64,9 @@ ROUTES = {
     f"DELETE {V1}/sessions/{{session_id}}/secrets/{{name}}",
     f"GET {V1}/volumes", f"POST {V1}/volumes", f"GET {V1}/volumes/{{volume_id}}",
     f"DELETE {V1}/volumes/{{volume_id}}",
+    f"GET {V1}/events", f"GET {V1}/webhooks", f"POST {V1}/webhooks",
+    f"GET {V1}/webhooks/{{webhook_id}}", f"PATCH {V1}/webhooks/{{webhook_id}}",
+    f"DELETE {V1}/webhooks/{{webhook_id}}", f"POST {V1}/webhooks/{{webhook_id}}/test",
 }  # fmt: skip
 
 

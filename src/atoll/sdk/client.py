@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+from atoll.sdk.feed import AsyncEvents
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.pools import AsyncPools
@@ -14,6 +15,7 @@ from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
+from atoll.sdk.webhooks import AsyncWebhooks
 
 if TYPE_CHECKING:
     import os
@@ -51,6 +53,8 @@ class AsyncAtoll:
         self._pools = AsyncPools(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
+        self._events = AsyncEvents(self._connection)
+        self._webhooks = AsyncWebhooks(self._connection)
 
     @property
     def url(self) -> str | None:
@@ -80,6 +84,14 @@ class AsyncAtoll:
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    @property
+    def events(self) -> AsyncEvents:
+        return self._events
+
+    @property
+    def webhooks(self) -> AsyncWebhooks:
+        return self._webhooks
 
     @property
     def pools(self) -> AsyncPools:

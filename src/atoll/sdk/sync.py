@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.contexts import AsyncContext
     from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+    from atoll.sdk.feed import AsyncEvents
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Entry,
         Event,
         ExecutionInfo,
+        FeedEvent,
         FileEvent,
         InvocationInfo,
         Link,
@@ -61,8 +63,11 @@ if TYPE_CHECKING:
         TemplateInfo,
         Tree,
         VolumeInfo,
+        WebhookInfo,
+        WebhookTest,
     )
     from atoll.sdk.volumes import AsyncVolumes
+    from atoll.sdk.webhooks import AsyncWebhooks
 
 
 class Console:
@@ -1272,6 +1277,95 @@ class Nodes:
         return self._portal.call(self._async.metrics, node_id)
 
 
+class Events:
+    """What changed on the server."""
+
+    def __init__(self, inner: AsyncEvents, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(
+        self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
+    ) -> Iterator[FeedEvent]:
+        """
+        What is kept, oldest first, or what came after a number.
+
+        `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
+        """
+        yield from self._portal.iterate(self._async.list(types=types, subject=subject, after=after))
+
+    def follow(
+        self,
+        *,
+        types: Sequence[str] = (),
+        subject: str | None = None,
+        after: int | Literal["start", "end"] = "end",
+    ) -> Iterator[FeedEvent]:
+        """
+        What happens from now on, without end; or from a place on: after an event's number, or from
+        the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
+        no longer kept.
+        """
+        yield from self._portal.iterate(
+            self._async.follow(types=types, subject=subject, after=after)
+        )
+
+
+class Webhooks:
+    """All webhooks of the server."""
+
+    def __init__(self, inner: AsyncWebhooks, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def create(
+        self,
+        url: str,
+        *,
+        types: Sequence[str] = (),
+        secret: str | None = None,
+        enabled: bool = True,
+    ) -> WebhookInfo:
+        """
+        Have `url` told of what changes from now on: all of it, or events of `types`, like
+        "session.stopped" or "session.*".
+
+        What is sent is signed with `secret`, "whsec_" and 24 to 64 bytes as base64. Without one it
+        is made, and is in this answer and in no other. `atoll.verify_webhook` checks it.
+        """
+        return self._portal.call(
+            self._async.create, url, types=types, secret=secret, enabled=enabled
+        )
+
+    def get(self, webhook_id: str) -> WebhookInfo:
+        return self._portal.call(self._async.get, webhook_id)
+
+    def list(self) -> Iterator[WebhookInfo]:
+        """Oldest first."""
+        yield from self._portal.iterate(self._async.list())
+
+    def change(
+        self,
+        webhook_id: str,
+        *,
+        url: str | None = None,
+        types: Sequence[str] | None = None,
+        secret: str | None = None,
+        enabled: bool | None = None,
+    ) -> WebhookInfo:
+        """Change what is given. What waits to be tried again is tried at once."""
+        return self._portal.call(
+            self._async.change, webhook_id, url=url, types=types, secret=secret, enabled=enabled
+        )
+
+    def delete(self, webhook_id: str) -> None:
+        self._portal.call(self._async.delete, webhook_id)
+
+    def test(self, webhook_id: str) -> WebhookTest:
+        """Have an event `webhook.test` sent to it now, once."""
+        return self._portal.call(self._async.test, webhook_id)
+
+
 class Pools:
     """The warm pools of the control plane that answers."""
 
@@ -1335,6 +1429,14 @@ class Atoll:
     @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
+
+    @property
+    def events(self) -> Events:
+        return Events(self._async.events, self._portal)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        return Webhooks(self._async.webhooks, self._portal)
 
     @property
     def pools(self) -> Pools:

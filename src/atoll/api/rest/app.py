@@ -14,6 +14,7 @@ from atoll.api.rest import (
     checkpoints,
     contexts,
     dependencies,
+    events,
     executions,
     files,
     invocations,
@@ -26,6 +27,7 @@ from atoll.api.rest import (
     signed,
     templates,
     volumes,
+    webhooks,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -78,6 +80,8 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         templates,
         volumes,
         runtimes,
+        events,
+        webhooks,
         pools,
     ):
         app.include_router(module.router, prefix=PREFIX)

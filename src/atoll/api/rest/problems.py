@@ -47,6 +47,8 @@ _BY_CODE = {
     "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "events_expired": HTTPStatus.GONE,
+    "too_many_followers": HTTPStatus.TOO_MANY_REQUESTS,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -186,7 +186,6 @@ CREATE TABLE events (
 );
 
 CREATE UNIQUE INDEX events_number ON events (number);
-CREATE INDEX events_created ON events (created_at);
 
 CREATE TABLE webhooks (
     id VARCHAR(64) NOT NULL,

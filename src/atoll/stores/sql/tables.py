@@ -266,7 +266,6 @@ events = Table(
     Column("subject", ID, nullable=False),
     Column("data", JSON, nullable=False),
     Index("events_number", "number", unique=True),
-    Index("events_created", "created_at"),
 )
 """
 Written with what they tell of; `number`, their place on the feed, is given later, because rows

@@ -85,7 +85,6 @@ def upgrade() -> None:
         sa.Column("data", JSON, nullable=False),
     )
     steps.create_index("events_number", "events", ["number"], unique=True)
-    steps.create_index("events_created", "events", ["created_at"])
     steps.create_table(
         "webhooks",
         sa.Column("id", ID, primary_key=True),
