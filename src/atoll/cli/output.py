@@ -63,9 +63,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     Console(width=width, highlight=False, emoji=False).print(shown)
 
 
-def details(value: Any) -> None:
-    """One thing, a field a line."""
-    table(("", ""), [(name, _short(item)) for name, item in plain(value).items()])
+def details(value: Any, **more: str) -> None:
+    """One thing, a field a line, and what is said about it besides."""
+    table(("", ""), [(name, _short(item)) for name, item in {**plain(value), **more}.items()])
 
 
 def age(moment: datetime) -> str:
