@@ -5,7 +5,7 @@ archived, paused, changed, copied.
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -274,6 +274,19 @@ def labels(pairs: Iterable[str] | None) -> dict[str, str]:
 
 def _changed(given: dict[str, str], removed: Iterable[str] | None) -> dict[str, str | None]:
     return {**given, **dict.fromkeys(removed or ())}
+
+
+def shown(info: "SessionInfo") -> dict[str, Any]:
+    """The session's fields, those first that say how it is."""
+    fields = output.plain(info)
+    first = {name: fields.pop(name) for name in ("id", "status", "wanted", "observed")}
+    return {
+        **first,
+        "cause": fields.pop("cause"),
+        "message": fields.pop("message"),
+        "next": next_change(info),
+        **fields,
+    }
 
 
 def next_change(info: "SessionInfo") -> str:

@@ -63,9 +63,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     Console(width=width, highlight=False, emoji=False).print(shown)
 
 
-def details(value: Any, **more: str) -> None:
-    """One thing, a field a line, and what is said about it besides."""
-    table(("", ""), [(name, _short(item)) for name, item in {**plain(value), **more}.items()])
+def details(value: Any) -> None:
+    """One thing, a field a line."""
+    fields = value if isinstance(value, dict) else plain(value)
+    table(("", ""), [(name, _short(item)) for name, item in fields.items()])
 
 
 def age(moment: datetime) -> str:

@@ -174,7 +174,7 @@ def show(
     if json:
         output.as_json(info)
     else:
-        output.details(info, next=lifecycle.next_change(info))
+        output.details(lifecycle.shown(info))
 
 
 @app.command()
