@@ -131,10 +131,13 @@ def test_a_session_that_is_not_to_start_by_itself_does_not(session: Session) -> 
     session.update(auto_start=False)
     session.stop()
 
-    for request in (lambda: read(session), lambda: session.files.read_text("notes.txt")):
+    for path in ("notes.txt", "none"):
         with pytest.raises(Conflict) as refused:
-            request()
+            session.files.read_text(path)
         assert refused.value.code == "session_not_running"
+    with pytest.raises(Conflict) as refused:
+        read(session)
+    assert refused.value.code == "session_not_running"
 
     assert session.refresh().status == "stopped"
     session.start()
