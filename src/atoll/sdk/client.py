@@ -124,6 +124,11 @@ class AsyncAtoll:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -143,6 +148,11 @@ class AsyncAtoll:
             workspace_mode=workspace_mode,
             durability=durability,
             started_from=started_from,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
         )
         try:
             yield session

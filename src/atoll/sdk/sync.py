@@ -645,7 +645,10 @@ class Context:
 
 
 class Session:
-    """A sandbox that lives until it is deleted or its time is over."""
+    """
+    A sandbox that lives until it is deleted or its time is over. At rest (stopped, archived) it has
+    its files and uses neither memory nor CPU time; what is asked of it starts it again.
+    """
 
     def __init__(self, inner: AsyncSession, portal: Portal) -> None:
         self._async = inner
@@ -992,6 +995,116 @@ class Session:
         """Ask the server how it is."""
         return self._portal.call(self._async.refresh)
 
+    def start(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Have it run: with its files from the node or from the archive, or from where it was paused.
+        What is run in it does that by itself, unless `auto_start` is False.
+
+        This and the others of its kind wait until the session is so, at most `wait` seconds; the
+        `status` says what it is then. The server goes on with it in any case.
+        """
+        return self._portal.call(self._async.start, wait=wait)
+
+    def stop(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        End what runs in it and give back its memory; its files stay on its node. Its life does not
+        go on until it is started again, which begins a new one.
+        """
+        return self._portal.call(self._async.stop, wait=wait)
+
+    def archive(self, *, wait: float | None = None) -> SessionInfo:
+        """Stop it, and have its files in the blob store alone, where any node can start it from."""
+        return self._portal.call(self._async.archive, wait=wait)
+
+    def pause(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Let it stand still with its memory, contexts and processes; it uses no CPU time. Raises
+        `Conflict` with the code `session_busy` while an execution is under way. Its life goes on.
+        """
+        return self._portal.call(self._async.pause, wait=wait)
+
+    def resume(self, *, wait: float | None = None) -> SessionInfo:
+        """The same as `start`."""
+        return self._portal.call(self._async.resume, wait=wait)
+
+    def update(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+    ) -> SessionInfo:
+        """
+        Change what is given and leave the rest: see `sessions.create`. `timeout` gives it so many
+        seconds of life from now on. `env` and `labels` are added to what it has; None removes one.
+        New limits count at once, variables for what is run next. 0 is never for the last three.
+        """
+        return self._portal.call(
+            self._async.update,
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=env,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
+        )
+
+    def extend(self, seconds: int) -> SessionInfo:
+        """Give it so many seconds of life from now on."""
+        return self._portal.call(self._async.extend, seconds)
+
+    def clone(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """
+        A new session as this one is, but for what is given (see `update`), with a copy of its
+        files as they are now. Memory, processes and executions are not copied.
+        """
+        return Session(
+            self._portal.call(
+                self._async.clone,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                max_processes=max_processes,
+                env=env,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
     def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
         return self._portal.call(self._async.delete)
@@ -1024,6 +1137,11 @@ class Sessions:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -1045,6 +1163,11 @@ class Sessions:
         it raises `InvalidRequest` with the code `dependency_failed`, unless
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
+
+        `idle_timeout` is after how many seconds without requests it is stopped; `archive_after` and
+        `delete_after` are after how many seconds at rest it is archived, or ends. 0 is never; what
+        is left out is as the server's settings say. What is asked of a session that is paused or
+        at rest starts it, unless `auto_start` is False. `labels` are yours, and are shown.
 
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
@@ -1069,6 +1192,11 @@ class Sessions:
                 workspace_mode=workspace_mode,
                 durability=durability,
                 started_from=started_from,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -1469,6 +1597,11 @@ class Atoll:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -1489,6 +1622,11 @@ class Atoll:
                 workspace_mode=workspace_mode,
                 durability=durability,
                 started_from=started_from,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
             )
         ) as value:
             yield Session(value, self._portal)

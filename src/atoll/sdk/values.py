@@ -82,15 +82,22 @@ class SessionInfo:
     id: str
     template_id: str
     status: str
-    """creating, running, completed, failed, timeout or terminated."""
+    """
+    What it is: creating, starting, restoring, running, pausing, paused, stopping, stopped,
+    archiving, archived or error; or how it ended: completed, failed, timeout or terminated.
+    """
     wanted: str
+    """What it is to become: running, paused, stopped, archived or destroyed."""
     runtime_type: str
     runtime_node: str
     resources: Limits
     timeout: int
     created_at: datetime
     updated_at: datetime
-    expires_at: datetime
+    expires_at: datetime | None
+    """When its life is over; none while it is stopped or archived."""
+    observed: str = ""
+    """The status, with all ends as one."""
     capacity: int = 1
     """Executions that may run in it at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
@@ -98,6 +105,7 @@ class SessionInfo:
     pod_name: str | None = None
     ended_at: datetime | None = None
     cause: str | None = None
+    """Why it ended, was stopped, or is in `error`."""
     message: str | None = None
     template_version: int = 1
     secrets: tuple[str, ...] = ()
@@ -110,6 +118,25 @@ class SessionInfo:
     """Its own Python packages; none when it asked for none."""
     warnings: tuple[Notice, ...] = ()
     """What is weaker than asked for."""
+    labels: dict[str, str] = field(default_factory=dict)
+    node_labels: dict[str, str] = field(default_factory=dict)
+    """Labels that its node must have."""
+    auto_start: bool = True
+    """Whether a request that needs it starts it when it is paused or at rest."""
+    idle_timeout: int | None = None
+    """Seconds without requests until it is stopped."""
+    archive_after: int | None = None
+    """Seconds at rest until it is archived."""
+    delete_after: int | None = None
+    """Seconds at rest until it ends."""
+    active_at: datetime | None = None
+    """When something was last asked of it, as far as was written down."""
+    rested_at: datetime | None = None
+    """Since when it is stopped or archived."""
+    failures: int = 0
+    """How often in a row it could not become what is wanted."""
+    retry_at: datetime | None = None
+    """When that is tried again."""
     stale: bool = False
     """The server's database is away: this is what was known last."""
 

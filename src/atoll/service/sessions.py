@@ -411,7 +411,9 @@ class Sessions:
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
             await self._want(session_id, timer.wanted, timer.cause, of=session)
-            await self.settle(session_id)
+            settled = await self.settle(session_id)
+            if settled is not None:
+                self.schedule(settled)
 
     async def _busy(self, session_id: str) -> bool:
         """Whether something runs in it or waits to."""
