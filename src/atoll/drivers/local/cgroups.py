@@ -61,6 +61,9 @@ class Groups(Protocol):
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
 
+    def supervisor_kills(self, name: str) -> int:
+        """How often it has ended one beside user code: the supervisor, and with it all."""
+
     def freeze(self, name: str, seconds: float) -> bool:
         """
         Let all processes of the instance stand still; what they fork on the way does so too. False,
@@ -242,6 +245,11 @@ class VersionOne:
             return 0
         return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
 
+    def supervisor_kills(self, name: str) -> int:
+        if self._memory is None:
+            return 0
+        return _counter(f"{self._memory}/{name}/memory.oom_control", b"oom_kill")
+
     def freeze(self, name: str, seconds: float) -> bool:
         assert self._freezer is not None
         group = self._freezer / name
@@ -346,6 +354,9 @@ class VersionTwo:
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
+    def supervisor_kills(self, name: str) -> int:
+        return _counter(f"{self._path}/{name}/supervisor/memory.events", b"oom_kill")
+
     def freeze(self, name: str, seconds: float) -> bool:
         group = f"{self._path}/{name}"
 
@@ -405,6 +416,9 @@ class NoGroups:
         return []
 
     def memory_kills(self, name: str) -> int:
+        return 0
+
+    def supervisor_kills(self, name: str) -> int:
         return 0
 
     def freeze(self, name: str, seconds: float) -> bool:
