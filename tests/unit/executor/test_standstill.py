@@ -88,6 +88,7 @@ async def goes_on(path: Path) -> None:
 
 
 def _counts(path: Path) -> None:
+    eventually(path.exists, "its beginning")
     before = path.read_text()
     eventually(lambda: path.read_text() not in ("", before), "more of it")
 
@@ -169,7 +170,7 @@ print('stopped' if b'Stopped' in said else 'fine', flush=True)
 
 
 async def test_all_go_on_when_who_asked_is_gone(executor: Executor) -> None:
-    code = "for n in range(4_000): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
+    code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     counted = executor.path.parent / "workspace/n"
     other = await executor.connect()
@@ -189,7 +190,7 @@ async def test_all_go_on_when_who_asked_is_gone(executor: Executor) -> None:
 
 
 async def test_all_go_on_when_the_time_is_over(executor: Executor) -> None:
-    code = "for n in range(4_000): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
+    code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     other = await executor.connect()
     told = other.pull("scan", freeze=0.2)
@@ -217,7 +218,7 @@ async def test_two_at_once_stand_still_together(executor: Executor) -> None:
 
 
 async def test_a_request_that_changes_files_meanwhile_is_told(executor: Executor) -> None:
-    code = "for n in range(4_000): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
+    code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
     told = link.pull("scan", freeze=True)
@@ -231,7 +232,7 @@ async def test_a_request_that_changes_files_meanwhile_is_told(executor: Executor
 
 
 async def test_runs_that_come_meanwhile_run_afterwards(executor: Executor) -> None:
-    code = "for n in range(4_000): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
+    code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
     told = link.pull("scan", freeze=True)
