@@ -203,6 +203,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             leases.replica,
             ephemeral=embedded,
+            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
@@ -222,7 +223,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
         def changed() -> None:
-            pool.changed.set()
+            pool.renew()
             build_loop.changed.set()
 
         templates.changed = changed
@@ -356,6 +357,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
+            pool=pool,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -378,7 +380,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
         orphans = Orphans(
@@ -396,7 +398,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
-            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sessions": SessionReconciler(
                 store, sessions, steps, coordination, clock, settings.session, node_id
             ).run(),
