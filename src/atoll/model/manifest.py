@@ -92,6 +92,8 @@ class Manifest:
     """Whether there was more than a checkpoint can hold."""
     settled: bool = True
     """Whether nothing changed while it was taken."""
+    moment: bool = False
+    """Whether the list of files is of one moment: user code stood still while it was made."""
 
     def page_of(self, path: str) -> str | None:
         """The page that has the path, if any has."""

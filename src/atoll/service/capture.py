@@ -25,6 +25,7 @@ from atoll.model.manifest import (
     Manifest,
     PageWriter,
 )
+from atoll.service.listing import listed
 from atoll.service.objects import AT_ONCE, digest
 from atoll.service.told import Reading, checked, nonsense, number_of, placed, read_line
 
@@ -83,6 +84,8 @@ class Capture:
         """Whether it differs from the one before."""
         self.settled = True
         self.cut = False
+        self.moment = False
+        """Whether user code stood still while the list of files was made."""
 
     async def run(self) -> None:
         if self._before is not None:
@@ -125,6 +128,7 @@ class Capture:
             objects={name: (used, self._sizes[name]) for name, used in self._used.items()},
             dropped=tuple(sorted(old - names)),
             cut=self.cut,
+            moment=self.moment,
             settled=settled and self.settled,
         )
 
@@ -160,9 +164,10 @@ class Capture:
 
     async def _scanned(self) -> AsyncIterator[Entry]:
         rest = b""
-        async for item in self._link.pull("scan"):
+        async for item in listed(self._link):
             if isinstance(item, dict):
                 self.cut |= bool(item.get("cut"))
+                self.moment = bool(item.get("frozen"))
                 continue
             *lines, rest = (rest + item).split(b"\n")
             if len(rest) > MAX_LINE:
