@@ -221,7 +221,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             build_loop.changed.set()
 
         templates.changed = changed
-        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        checkpoints = Checkpoints(
+            store, blobs, leases, clock, node_id, backups=settings.workspace.backups
+        )
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         sealed = Secrets(_sealing(settings, own=own))
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)

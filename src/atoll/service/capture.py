@@ -109,12 +109,12 @@ class Capture:
         if self._before is not None and tuple(self._pages) != self._before.pages:
             self.changed = True
 
+    @property
+    def stray(self) -> set[str]:
+        """Unused objects that were there, or were written for a try that came to nothing."""
+        return self._sizes.keys() - self._used.keys()
+
     def manifest(self, session_id: str, number: int, created_at: str, settled: bool) -> Manifest:
-        names = {name for _, name in self._pages} | self._used.keys()
-        # All that was there or was written, a try that came to nothing included.
-        old = set(self._sizes)
-        if self._before is not None:
-            old |= {name for _, name in self._before.pages}
         return Manifest(
             session_id=session_id,
             number=number,
@@ -123,7 +123,6 @@ class Capture:
             size=self.size,
             pages=tuple(self._pages),
             objects={name: (used, self._sizes[name]) for name, used in self._used.items()},
-            dropped=tuple(sorted(old - names)),
             cut=self.cut,
             settled=settled and self.settled,
         )

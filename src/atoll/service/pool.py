@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.instance import Callback
     from atoll.model.resources import Resources
+    from atoll.model.session import Warning
     from atoll.model.template import Template
     from atoll.model.volume import Volume, VolumeMount
     from atoll.stores.base import Store
@@ -39,6 +40,8 @@ class Ready:
     instance: Instance
     link: Link
     resources: Resources
+    warnings: tuple[Warning, ...] = ()
+    """What its session is to be told of it."""
 
 
 class Pool:

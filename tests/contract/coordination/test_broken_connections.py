@@ -1,4 +1,4 @@
-"""A connection to Redis that breaks at any step of a command is a `TemporaryError`, nothing else."""
+"""A connection to Redis that breaks at any step of a command is a `TemporaryError`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from atoll.model.manifest import (
     spans,
 )
 from atoll.service import told
-from atoll.service.checkpoints import Checkpoints
+from atoll.service.checkpoints import Checkpoints, Restored
 from atoll.service.leases import Leases
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
@@ -59,6 +59,7 @@ class Ground:
         self._bubblewrap = bubblewrap
         self.checkpoints = checkpoints
         self._stack = AsyncExitStack()
+        self.last: Restored | None = None
 
     async def node(self, name: str) -> tuple[Path, Link]:
         """An executor of its own; its workspace, and the link to it."""
@@ -71,7 +72,13 @@ class Ground:
 
     async def restored(self, name: str) -> Path:
         workspace, link = await self.node(name)
-        await self.checkpoints.restore(SESSION, link)
+
+        async def again() -> Link:
+            nonlocal workspace
+            workspace, other = await self.node(f"{workspace.parent.name} again")
+            return other
+
+        self.last = await self.checkpoints.restore(SESSION, link, again)
         return workspace
 
     def objects(self) -> dict[str, int]:
