@@ -41,6 +41,7 @@ from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.orphans import OrphanSweep
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
@@ -362,6 +363,17 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "orphans": OrphanSweep(
+                store,
+                blobs,
+                checkpoints,
+                leases,
+                clock,
+                cluster=cluster,
+                name=node_id if spool is None else "shared",
+                grace=settings.blob.orphan_grace,
+                request_ttl=settings.idempotency_ttl,
+            ).run(),
             "saves": saves.run(),
         }
         if spool is not None:

@@ -370,8 +370,10 @@ class Capture:
             done, self._writes = await asyncio.wait(
                 self._writes, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
-                task.result()
+            # Of each: one that nobody asks for its error complains.
+            failed = [error for task in done if (error := task.exception()) is not None]
+            if failed:
+                raise failed[0]
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:
