@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import mimetypes
 import os
@@ -41,19 +42,22 @@ from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.executions import LEAVING, Adoption
-from atoll.reconcile.orphans import OrphanSweep
+from atoll.reconcile.orphaned_blobs import OrphanSweep
+from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
-from atoll.reconcile.sessions import Sweep
+from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
+from atoll.service.activity import Activity
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
 from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
+from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.dependencies import Dependencies
@@ -74,9 +78,10 @@ from atoll.service.runs import Runs
 from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
-from atoll.service.sessions import Sessions
+from atoll.service.sessions import Sessions, settle_topic
 from atoll.service.signed_links import SignedLinks
 from atoll.service.signing import Signing
+from atoll.service.steps import Steps
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
@@ -199,6 +204,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             leases.replica,
             ephemeral=embedded,
+            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
@@ -218,20 +224,60 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
         def changed() -> None:
-            pool.changed.set()
+            pool.renew()
             build_loop.changed.set()
 
         templates.changed = changed
         checkpoints = Checkpoints(
             store, blobs, leases, clock, node_id, backups=settings.workspace.backups
         )
-        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
+        lives = Lives(
+            store,
+            driver,
+            pool,
+            templates,
+            leases,
+            tasks,
+            clock,
+            settings.session,
+            node_id,
+            checkpoints,
+        )
         sealed = Secrets(_sealing(settings, own=own))
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
-            store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+            store,
+            driver,
+            pool,
+            templates,
+            lives,
+            leases,
+            tasks,
+            clock,
+            settings,
+            node_id,
+            provision,
         )
+        steps = Steps(
+            store,
+            driver,
+            pool,
+            lives,
+            sessions,
+            checkpoints,
+            leases,
+            clock,
+            settings.session,
+            settings.archive,
+            node_id,
+            remote=spool is not None,
+        )
+        sessions.settle = steps.settle
+        sessions.wake = functools.partial(_wake, coordination)
+        activity = Activity(store, tasks, clock)
+        lives.touched = activity.touch
+        activity.moved = sessions.schedule
         dependencies = Dependencies(
             store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
@@ -268,6 +314,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             embedded=embedded,
         )
         sessions.saves = saves
+        saves.resting = steps.save_resting
         checkpoints.discard_mounted = volumes.discard_mounted
         saves.busy = runs.sessions
         runs.saved = saves.before_result
@@ -297,6 +344,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            clones=Clones(store, driver, lives, sessions, saves, sealed, leases, clock, node_id),
             dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
@@ -312,6 +360,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
+            pool=pool,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -326,6 +375,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
         stack.callback(saves.close)
+        stack.callback(activity.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
@@ -333,14 +383,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
+            await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await adoption.once()
-        sweep = Sweep(
+        orphans = Orphans(
             store,
             driver,
             sessions,
-            dependencies,
             pool,
             coordination,
             leases,
@@ -352,8 +401,11 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
-            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
-            "sweep": sweep.run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
+            "sessions": SessionReconciler(
+                store, sessions, steps, coordination, clock, settings.session, node_id
+            ).run(),
+            "orphans": orphans.run(),
             "builds": build_loop.run(),
             "layers": LayerSweep(
                 store, driver, builds, leases, clock, settings.template, node_id
@@ -363,7 +415,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
-            "orphans": OrphanSweep(
+            "orphaned blobs": OrphanSweep(
                 store,
                 blobs,
                 checkpoints,
@@ -445,6 +497,14 @@ def _callbacks(tokens: Tokens, settings: Settings) -> Callable[[str], Callback]:
     url = settings.link.callback_url
     assert url is not None
     return lambda instance_id: Callback(url, tokens.make(instance_id))
+
+
+async def _wake(coordination: Coordination, node_id: str) -> None:
+    try:
+        await coordination.tell(settle_topic(node_id))
+    except TemporaryError as error:
+        # Its sweep finds them.
+        log.info("node.not_woken", node_id=node_id, error=error.message)
 
 
 async def _leave(coordination: Coordination) -> None:

@@ -22,7 +22,7 @@ import pytest
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.s3 import S3Objects
 from atoll.coordination.memory import MemoryCoordination
-from atoll.reconcile.orphans import OrphanSweep
+from atoll.reconcile.orphaned_blobs import OrphanSweep
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.leases import Leases
 from atoll.service.objects import data_of

@@ -1,188 +1,205 @@
 """
-The sweep of orphaned blobs: what nothing refers to any more, and nobody is about to refer to.
+Instances and workspaces that no session owns go away.
 
-An object goes when its session or execution is not in the store, or is over and has let go of it,
-or when none of its session's kept backups names it; and never before it is as old as the grace, by
-the back-end's own clock: whoever creates something puts its blobs first and records it after.
-Nothing of a session is removed while one of its backups is being taken, nor while it cannot be told
-what they need, nor what waits on this node for a store that was away. Each record is read right
-before what it does not name is removed.
-
-A turn looks at a bounded number of objects and the next goes on behind them. One replica at a time
-does it for a blob store. A store that belongs to another database is left alone.
+What is on its way to an owner is left alone for a while. One replica at a time looks through a
+node.
 """
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import PAGE
-from atoll.errors import PermanentError, TemporaryError
-from atoll.reconcile.sweep import alone, sweep
-from atoll.service.checkpoints import lease_of
-from atoll.service.objects import data_of
+from atoll.errors import TemporaryError
+from atoll.service.lives import instance_lease
 
 if TYPE_CHECKING:
-    from atoll.blobs.base import BlobInfo, Blobs
+    from collections.abc import Awaitable
+
     from atoll.clock import Clock
-    from atoll.service.checkpoints import Checkpoints
+    from atoll.coordination.base import Coordination
+    from atoll.drivers.base import Driver
+    from atoll.model.instance import Handle, Instance
     from atoll.service.leases import Leases
+    from atoll.service.pool import Pool
+    from atoll.service.sessions import Sessions
+    from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
-PAUSE = 60.0
-"""Seconds between two turns."""
-PAGES = 4
-"""Pages of a list that a turn looks at."""
-ROUND = 3600.0
-"""Seconds from one time that all was looked at to the next."""
-OWNER = "cluster/owner"
-"""Names the database whose blobs these are."""
-SESSIONS = ("workspaces/", "exports/", "uploads/")
-EXECUTIONS = "executions/"
-REQUESTS = "requests/"
-KINDS = (*SESSIONS, EXECUTIONS, REQUESTS)
+BATCH = 1000
+YOUNG = 120.0
+"""
+Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
+"""
 
 
-class OrphanSweep:
+class Orphans:
     def __init__(
         self,
         store: Store,
-        blobs: Blobs,
-        checkpoints: Checkpoints,
+        driver: Driver,
+        sessions: Sessions,
+        pool: Pool,
+        coordination: Coordination,
         leases: Leases,
         clock: Clock,
-        *,
+        settings: SessionSettings,
+        node_id: str,
         cluster: str,
-        name: str,
-        grace: timedelta,
-        request_ttl: timedelta,
     ) -> None:
-        """`name` tells blob stores apart: those who share one have the same."""
         self._store = store
-        self._blobs = blobs
-        self._checkpoints = checkpoints
+        self._driver = driver
+        self._sessions = sessions
+        self._pool = pool
+        self._coordination = coordination
         self._leases = leases
         self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+        self._key = f"sweep:{node_id}"
         self._cluster = cluster
-        self._key = f"orphans:{name}"
-        self._grace = grace
-        self._request_ttl = request_ttl
-        self._kind = 0
-        self._after: str | None = None
-        self._rest_until = float("-inf")
+        self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
-        await sweep("orphan_sweep.failed", PAUSE, self.turn)
-
-    async def turn(self) -> None:
-        if self._clock.monotonic() >= self._rest_until:
-            await alone(self._leases, self._key, self.once)
+        while True:
+            await asyncio.sleep(self._settings.sweep.total_seconds())
+            try:
+                lease = await self._leases.try_lease(self._key)
+                if lease is not None:
+                    async with lease:
+                        await self.once()
+            except TemporaryError as error:
+                log.warning("sweep.failed", code=error.code, error=error.message)
+            except Exception as error:
+                log.error("sweep.failed", exc_info=error)
 
     async def once(self) -> None:
-        """Look at the next objects."""
-        if not await self._is_ours():
-            return
-        for _ in range(PAGES):
-            kind = KINDS[self._kind]
-            page = await self._blobs.list(kind, after=self._after)
-            for owner, group in itertools.groupby(page, lambda info: _owner(info.key)):
-                try:
-                    await self._look(kind, owner, [info for info in group if self._is_old(info)])
-                except TemporaryError as error:
-                    if error.code != "blobs_unavailable":
-                        raise
-                    # What one owner has and the store does not give away keeps no others.
-                    log.info("orphan_sweep.left", owner=owner, error=error.message)
-            if len(page) == PAGE:
-                self._after = page[-1].key
-                continue
-            self._after, self._kind = None, (self._kind + 1) % len(KINDS)
-            if self._kind == 0:
-                self._rest_until = self._clock.monotonic() + ROUND
-                return
-
-    async def _is_ours(self) -> bool:
-        """Whether these blobs are of this database; the first that asks for them has them."""
-        if await self._store.cluster() != self._cluster:
-            return False
-        owner = await self._blobs.get(OWNER)
-        if owner is None and await self._blobs.create(OWNER, self._cluster.encode()):
-            return True
-        if (owner or await self._blobs.get(OWNER)) == self._cluster.encode():
-            return True
-        log.warning("orphan_sweep.not_ours", owner=(owner or b"").decode(errors="replace")[:64])
-        self._rest_until = self._clock.monotonic() + ROUND
-        return False
-
-    def _is_old(self, info: BlobInfo, beyond: timedelta = timedelta(0)) -> bool:
-        return self._clock.now() - info.modified_at >= self._grace + beyond
-
-    async def _look(self, kind: str, owner: str, old: list[BlobInfo]) -> None:
-        """Remove those of one owner's objects that are orphans."""
-        if not old:
-            return
-        if kind == EXECUTIONS:
-            await self._remove(await self._of_execution(owner, old))
-        elif kind == REQUESTS:
-            await self._remove([info for info in old if self._is_old(info, self._request_ttl)])
+        await self._end_broken()
+        if await self._store.cluster() == self._cluster:
+            await self._remove_orphans()
         else:
-            await self._of_session(kind, owner, old)
+            # One of several addresses is no copy of the others, and knows nothing of this node.
+            log.error("database.is_another", node=self._key, belongs_to=self._cluster)
 
-    async def _of_execution(self, execution_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
-        execution = await self._store.executions.get(execution_id)
-        if execution is None:
-            return old
-        if not execution.status.ended:
-            return []
-        kept = set(execution.kept.values())
-        return [info for info in old if info.key not in kept]
+    async def _end_broken(self) -> None:
+        """
+        End instances whose volumes or workspace went away under them, as when s3fs was killed: the
+        next request that needs one of these sessions makes a new one, with new mounts.
+        """
+        broken = set(await self._driver.places.broken())
+        if broken:
+            for handle in await self._driver.handles():
+                if handle.instance_id in broken:
+                    log.warning("instance.mount_lost", instance_id=handle.instance_id)
+                    ending = self._driver.stop(handle, grace=timedelta(0))
+                    await self._settled(ending, instance_id=handle.instance_id)
 
-    async def _of_session(self, kind: str, session_id: str, old: list[BlobInfo]) -> None:
-        lease = await self._leases.try_lease(lease_of(session_id))
-        if lease is None:
-            return  # One of its backups is being taken.
-        async with lease:
-            if await self._blobs.is_home(f"{kind}{session_id}/"):
-                unneeded = await self._unneeded(kind, session_id, old)
-                lease.check()
-                await self._remove(unneeded)
-
-    async def _unneeded(self, kind: str, session_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
-        session = await self._store.sessions.get(session_id)
-        checkpoint = await self._store.checkpoints.get(session_id)
-        if session is None and checkpoint is None:
-            return old
-        if kind != "workspaces/":
-            # Of one that is over all goes with its record; this came after that.
-            over = session is None or session.status.ended
-            return old if over and checkpoint is None else []
-        if checkpoint is None or not checkpoint.manifest:
-            return old
+    async def _settled(self, work: Awaitable[object], **about: str) -> None:
+        """One that cannot be settled does not keep the others waiting; it is tried again."""
         try:
-            names = await self._checkpoints.named(checkpoint)
-        except PermanentError as error:
-            log.info("orphan_sweep.not_told", session_id=session_id, error=error.message)
-            return []
-        needed = {data_of(session_id) + name for name in names}
-        needed |= {one.manifest for one in checkpoint.backups}
-        return [info for info in old if info.key not in needed]
+            await work
+        except Exception as error:
+            log.warning("sweep.item_failed", exc_info=error, **about)
 
-    async def _remove(self, orphans: list[BlobInfo]) -> None:
-        for info in orphans:
-            # Now or not at all: later it may be needed again.
-            await self._blobs.remove(info.key, later=False)
-        if orphans:
-            size = sum(info.size for info in orphans)
-            log.info("orphan.blobs", first=orphans[0].key, objects=len(orphans), size=size)
+    async def _remove_orphans(self) -> None:
+        owned, kept, ended = await self._owned()
+        seen: dict[str, float] = {}
+        now = self._clock.monotonic()
+        for handle in await self._driver.handles():
+            if handle.instance_id in owned:
+                continue
+            if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
+                log.info("orphan.instance", instance_id=handle.instance_id)
+                await self._settled(self._remove(handle), instance_id=handle.instance_id)
+        # Those of instances that are there go after them.
+        kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
+        for workspace in await self._driver.workspaces():
+            if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
+                log.info("orphan.workspace", workspace=workspace)
+                await self._settled(self._driver.discard(workspace), workspace=workspace)
+        self._first_seen = seen
 
+    async def _remove(self, handle: Handle) -> None:
+        instance = await self._store.instances.get(handle.instance_id)
+        # First: its replica may come back and give it to a session at this moment.
+        if instance is not None and instance.session_id is None:
+            taken = not await self._store.instances.abandon(instance.id)
+            if taken:
+                return
+        elif instance is not None and await self._is_owned(instance):
+            return
+        await self._driver.destroy(handle)
+        await self._store.instances.remove(handle.instance_id)
 
-def _owner(key: str) -> str:
-    """The id of the session, the execution or the request."""
-    kind, first, *rest = key.split("/")
-    return rest[0] if f"{kind}/" == EXECUTIONS and rest else first
+    async def _is_owned(self, instance: Instance) -> bool:
+        """By a session that came to have it since its owners were looked up."""
+        session = await self._store.sessions.get(instance.session_id or "")
+        return (
+            session is not None and not session.status.ended and session.instance_id == instance.id
+        )
+
+    def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
+        seen[key] = self._first_seen.get(key, now)
+        return now - seen[key] >= YOUNG
+
+    async def _owned(self) -> tuple[set[str], set[str], set[str]]:
+        """
+        Instances and workspaces that a session or the pool has a right to; and the instances of
+        sessions that have ended.
+        """
+        instances: set[str] = set()
+        workspaces: set[str] = set()
+        ended: set[str] = set()
+        after = ""
+        while True:
+            batch = await self._store.sessions.holdings(self._node_id, limit=BATCH, after=after)
+            for holding in batch:
+                instances.add(holding.instance_id or "")
+                workspaces.add(holding.workspace or "")
+            if len(batch) < BATCH:
+                break
+            after = batch[-1].session_id
+        for instance in await self._store.instances.all():
+            if await self._is_ready(instance):
+                instances.add(instance.id)
+                workspaces.add(instance.workspace)
+            elif instance.id not in instances and self._is_of_session(instance):
+                if await self._is_seen_to(instance.session_id or ""):
+                    instances.add(instance.id)
+                    workspaces.add(instance.workspace)
+                elif await self._has_ended(instance):
+                    ended.add(instance.id)
+        return instances, workspaces, ended
+
+    def _is_of_session(self, instance: Instance) -> bool:
+        return instance.session_id is not None and instance.node_id == self._node_id
+
+    async def _has_ended(self, instance: Instance) -> bool:
+        session = await self._store.sessions.get(instance.session_id or "")
+        return session is not None and session.status.ended
+
+    async def _is_seen_to(self, session_id: str) -> bool:
+        """
+        Whether somebody changes what the session has here at this moment: makes an instance whose
+        files come from afar, or saves what an ended one leaves.
+        """
+        if session_id in self._sessions.clearing:
+            return True
+        lease = await self._leases.try_lease(instance_lease(session_id), self._leases.own())
+        if lease is None:
+            return True  # By another replica of this node.
+        async with lease:
+            return False
+
+    async def _is_ready(self, instance: Instance) -> bool:
+        """Whether it waits for a session in the pool of a replica that lives."""
+        if instance.session_id is not None or instance.holder is None:
+            return False
+        if instance.holder == self._coordination.replica:
+            return self._pool.holds(instance.id)
+        return await self._coordination.alive(instance.holder)

@@ -3,9 +3,8 @@ After a start that finds no other replica on this node: what an earlier one left
 
 Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
 sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
-their workspace and get a new one then, and those whose packages were being installed are brought to
-run. Executions that were under way are taken over by
-`executions.py`.
+their workspace and get a new one then, and those that are not what is wanted are seen to by
+`sessions.py`. Executions that were under way are taken over by `executions.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.model import demand
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
-    from atoll.service.dependencies import Dependencies
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
+    from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -38,15 +38,15 @@ class Recovery:
         store: Store,
         driver: Driver,
         sessions: Sessions,
-        dependencies: Dependencies,
         pool: Pool,
+        settings: PoolSettings,
         node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
-        self._dependencies = dependencies
         self._pool = pool
+        self._most = settings.max_size
         self._node_id = node_id
         self._adopting = asyncio.Lock()
         self._kept: set[str] = set()
@@ -70,11 +70,12 @@ class Recovery:
                 group.create_task(limited(handle))
         await self._forget_lost_instances()
         await self._discard_workspaces()
-        await self._schedule_ends()
+        await self._schedule()
 
     async def _instance(self, handle: Handle) -> None:
         instance = await self._store.instances.get(handle.instance_id)
-        running = (await self._driver.observe(handle)).state is State.RUNNING
+        state = (await self._driver.observe(handle)).state
+        running = state in (State.RUNNING, State.PAUSED)
         if instance is not None and running:
             if instance.session_id is None:
                 template = await self._store.templates.ready(instance.template_id)
@@ -97,14 +98,18 @@ class Recovery:
             return (
                 template.number == instance.template_version
                 and template.created_at <= instance.created_at
-                and self._pool.size(template) < template.pool_size
+                # What demand there was is not known any more: the refill lets go of what is too
+                # many, slowly.
+                and self._pool.size(template) < demand.bounds(template, self._most)[1]
                 and await self._pool.adopt(template, instance)
             )
 
     async def _workspaces_in_use(self) -> set[str]:
         found: set[str] = set()
         after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+        while batch := await self._store.sessions.unfinished(
+            limit=BATCH, after=after, node_id=self._node_id
+        ):
             found |= {session.workspace for session in batch if session.workspace is not None}
             after = batch[-1].id
         return found
@@ -122,10 +127,11 @@ class Recovery:
             if workspace not in kept:
                 await self._driver.discard(workspace)
 
-    async def _schedule_ends(self) -> None:
+    async def _schedule(self) -> None:
         after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+        while batch := await self._store.sessions.unfinished(
+            limit=BATCH, after=after, node_id=self._node_id
+        ):
             for session in batch:
-                self._sessions.schedule_end(session)
-                self._dependencies.resume(session)
+                self._sessions.schedule(session)
             after = batch[-1].id

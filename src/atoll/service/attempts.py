@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -24,12 +24,14 @@ from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost
 from atoll.model.session import Cause, SessionStatus
 from atoll.service.leases import LeaseLost
+from atoll.service.lives import NOT_RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.model.session import Session
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
     from atoll.service.lives import Live, Lives
@@ -65,7 +67,7 @@ class Superseded(Exception):
     """Another replica sees to it now."""
 
 
-class _Deaf:
+class Deaf:
     """Hears a run only to know when it ends."""
 
     def started(self) -> None: ...
@@ -163,7 +165,7 @@ class Attempts:
             return cut_short(running)
         execution = running.execution
         try:
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
         except AtollError as error:
             return await self._unreachable(running, error)
         if execution.instance_id is None:
@@ -248,14 +250,14 @@ class Attempts:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
         log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
-            await live.link.attach(execution_id, 0, _Deaf())
+            await live.link.attach(execution_id, 0, Deaf())
 
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution
         try:
             # Brought back if it has died: the journal stays with the workspace, and who takes that
             # over may know how the run ended.
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
         except AtollError as error:
             return await self._unreachable(running, error)
         if running.cancelled:
@@ -286,23 +288,32 @@ class Attempts:
         """The session has no instance to run it in."""
         if error.code in AWAY:
             raise error
-        if error.code == "session_ended":
+        if error.code in ("session_ended", NOT_RUNNING):
             running.ended_by = await self._lives.session(running.execution.session_id)
+        if error.code == "node_not_reached":
+            await self._hand_over(running)
         if running.stopped:
             return cut_short(running)
         return lost(
             ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
         )
 
+    async def _hand_over(self, running: Running) -> NoReturn:
+        """Its session is on another node now: leave it to whoever is there."""
+        with contextlib.suppress(Conflict):
+            await self._store.executions.save(dataclasses.replace(running.execution, holder=None))
+        raise Superseded
+
     async def _after_loss(self, running: Running, live: Live) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""
         execution = running.execution
         deadline = self._clock.monotonic() + execution.request.timeout + END_MARGIN
         while not await self._session_has_ended(running) and (
-            (await self._driver.observe(live.instance.handle)).state is State.RUNNING
+            (await self._driver.observe(live.instance.handle)).state
+            in (State.RUNNING, State.PAUSED)
         ):
             try:
-                again = await self._lives.live(execution.session_id)
+                again = await self._lives.live(execution.session_id, asked_at=execution.created_at)
                 if running.cancelled:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=self._grace)
@@ -339,7 +350,7 @@ class Attempts:
         """
         execution = running.execution
         try:
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
             raw = await live.link.attach(execution.id, running.sequence, running)
         except AtollError as error:
             if error.code in AWAY:
@@ -351,7 +362,10 @@ class Attempts:
         """By this replica, which says so, or by another, which only the record tells."""
         if running.ended_by is None:
             session = await self._lives.session(running.execution.session_id)
-            if session.status.ended:
+            rested = session.rested_at
+            if session.status.ended or (
+                rested is not None and rested >= running.execution.created_at
+            ):
                 running.ended_by = session
         return running.ended_by is not None
 
@@ -427,7 +441,7 @@ def cut_short(running: Running) -> Outcome:
     session = running.ended_by
     expired = session is not None and session.status is SessionStatus.TIMEOUT
     cause = (session.cause if session is not None else None) or Cause.USER
-    told = _cancelled(running) if session is None else {"message": "The session ended."}
+    told = _cancelled(running) if session is None else {"message": _over(session)}
     return lost(
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
         cause,
@@ -436,6 +450,10 @@ def cut_short(running: Running) -> Outcome:
         stdout=running.gathered("stdout"),
         stderr=running.gathered("stderr"),
     )
+
+
+def _over(session: Session) -> str:
+    return "The session ended." if session.status.ended else "The session was stopped."
 
 
 def _cancelled(running: Running) -> dict[str, str]:

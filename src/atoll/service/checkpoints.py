@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 from typing import TYPE_CHECKING
 
 import structlog
@@ -132,8 +131,7 @@ class Checkpoints:
 
     def _alone(self, session_id: str) -> Lease:
         # Of this call alone: the same owner would be let in twice.
-        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
-        return self._leases.lease(lease_of(session_id), owner)
+        return self._leases.lease(lease_of(session_id), self._leases.own())
 
     async def _captured(
         self, session_id: str, link: Link, before: Checkpoint | None
@@ -265,6 +263,20 @@ class Checkpoints:
                 await self._mark_damaged(checkpoint)
                 raise
             return checkpoint
+
+    async def secure(self, session_id: str, link: Link) -> Checkpoint | None:
+        """
+        What the workspace holds now, verified; None as `take`. When something that was stored
+        before turns out to be damaged, all is stored again from the workspace, once.
+        """
+        if await self.take(session_id, link) is None:
+            return None
+        try:
+            return await self.verify(session_id)
+        except PermanentError as error:
+            log.warning("checkpoint.anew", session_id=session_id, error=error.message)
+        await self.take(session_id, link)
+        return await self.verify(session_id)
 
     async def _mark_damaged(self, checkpoint: Checkpoint) -> None:
         """Have the next one store all of it again."""

@@ -91,7 +91,7 @@ class Runs:
         """How long they took together."""
         self.saved: Callable[[Live], Awaitable[None]] = _at_once
         """Told of each end before it is final, with what its session was reached by."""
-        sessions.ended = self._session_ended
+        sessions.ended = sessions.halted = self._session_ended
         lives.reconnected = self._reconnected
         coordination.on_cancel = self._cancel_heard
         coordination.on_gap = self._cancels_missed
@@ -237,7 +237,11 @@ class Runs:
 
     def _session_ended(self, session: Session) -> None:
         for running in self._running.values():
-            if running.execution.session_id == session.id:
+            execution, rested = running.execution, session.rested_at
+            if execution.session_id == session.id and (
+                # What was asked for after it was stopped starts it again.
+                session.status.ended or rested is None or execution.created_at <= rested
+            ):
                 running.ended_by = session
                 running.give_up_turn()
 

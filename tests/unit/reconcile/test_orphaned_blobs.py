@@ -22,8 +22,8 @@ from atoll.model.checkpoint import Checkpoint, Older
 from atoll.model.execution import ExecutionStatus
 from atoll.model.manifest import Manifest
 from atoll.model.session import SessionStatus
-from atoll.reconcile import orphans
-from atoll.reconcile.orphans import OWNER, OrphanSweep
+from atoll.reconcile import orphaned_blobs as orphans
+from atoll.reconcile.orphaned_blobs import OWNER, OrphanSweep
 from atoll.service.checkpoints import Checkpoints, lease_of
 from atoll.service.leases import Leases
 from atoll.service.objects import data_of, digest, manifest_of

@@ -17,6 +17,7 @@ from atoll.api.rest import (
     executions,
     files,
     invocations,
+    pools,
     probes,
     problems,
     runtimes,
@@ -77,6 +78,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         templates,
         volumes,
         runtimes,
+        pools,
     ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.service.artifacts import Artifacts
     from atoll.service.builds import Builds
     from atoll.service.checkpoints import Checkpoints
+    from atoll.service.clones import Clones
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.dependencies import Dependencies
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.pool import Pool
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
+    clones: Clones
     dependencies: Dependencies
     executions: Executions
     consoles: Consoles
@@ -52,6 +55,7 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
+    pool: Pool
     store: Store
     blobs: Blobs
     coordination: Coordination

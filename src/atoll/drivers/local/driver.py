@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,7 @@ from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import (
     AtollError,
+    Conflict,
     InvalidRequest,
     NotFound,
     PermanentError,
@@ -62,8 +64,12 @@ NODE = "node"
 """The driver's directory in the data directory."""
 HANDLE_VERSION = 1
 CALLBACK = "callback.json"
+PAUSE_SECONDS = 10.0
+"""The longest that processes may take to stand still."""
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
+CPU_TICKS = 100
+"""Least ticks of the clock, of all cores together, that the use of CPUs is told of."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
@@ -99,7 +105,8 @@ class LocalDriver:
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
-        self._cpu_seen: tuple[float, float] | None = None
+        self._cpu_seen = (0.0, 0.0)
+        self._cpu_usage = 0.0
         self.capabilities = Capabilities(frozenset())
         self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
         self.places = Places(self._node, self._instances, settings, bucket)
@@ -151,7 +158,8 @@ class LocalDriver:
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
-        self.capabilities = Capabilities(frozenset(provides), missing)
+        features = {"pause", "copy"} if self._groups.freezes else {"copy"}
+        self.capabilities = Capabilities(frozenset(provides), missing, frozenset(features))
 
     def _installer(self, *, filtered: bool) -> Installer | None:
         uv = uv_binary()
@@ -243,7 +251,7 @@ class LocalDriver:
     async def _ensure(self, spec: InstanceSpec) -> Handle:
         found = await asyncio.to_thread(self._stored, spec.instance_id)
         if found is not None:
-            if (await self.observe(found)).state is State.RUNNING:
+            if (await self.observe(found)).state in (State.RUNNING, State.PAUSED):
                 return found
             await self.destroy(found)
         making = asyncio.ensure_future(self._make(spec))
@@ -296,7 +304,7 @@ class LocalDriver:
     def _give_up(self, instance_id: str, handle: Handle | None) -> None:
         try:
             if handle is not None:
-                self._kill_now(handle.data)
+                self._kill_now(handle)
         finally:
             self._clear(instance_id)
 
@@ -357,6 +365,7 @@ class LocalDriver:
             "layers": list(tree.layers),
             "mounts": str(self.places.mounts),
             "image": path if workspace.kind == IMAGE else None,
+            "owner": workspace.owner,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
@@ -404,10 +413,14 @@ class LocalDriver:
             return None
 
     async def observe(self, handle: Handle) -> Observation:
+        return self._observe(handle)
+
+    def _observe(self, handle: Handle) -> Observation:
         data = handle.data
         same = processes.start_time(int(data["child"])) == data["child_started"]
         if same and data["boot"] == processes.boot_id():
-            return Observation(State.RUNNING)
+            paused = self._groups.frozen(handle.instance_id)
+            return Observation(State.PAUSED if paused else State.RUNNING)
         status = self._nursery.exits.get(int(data["pid"]))
         if status is None:
             return Observation(State.GONE)
@@ -420,6 +433,8 @@ class LocalDriver:
         except FileNotFoundError:
             raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
         try:
+            if self._groups.frozen(handle.instance_id):
+                raise LinkLost(f"Instance {handle.instance_id} is paused.")
             # Through the descriptor, as the spawner bound it.
             path = f"/proc/self/fd/{fd}/link.sock"
             new = handle.instance_id in self._new
@@ -443,7 +458,7 @@ class LocalDriver:
 
     async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
         """Why an instance does not answer: what it said before it ended, if it has."""
-        if (await self.observe(handle)).state is State.RUNNING:
+        if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
         said = await asyncio.to_thread(_tail, self._instances / handle.instance_id / "log")
         if not said:
@@ -478,10 +493,34 @@ class LocalDriver:
         self._kills[handle.instance_id] = kills
         return kills > before
 
+    async def memory_used(self, handle: Handle) -> int | None:
+        return self._groups.memory_used(handle.instance_id)
+
+    async def pause(self, handle: Handle) -> None:
+        if not self._groups.freezes:
+            raise Conflict(
+                "Instances of this node cannot be paused: it has no freezer for control groups.",
+                code="pause_unavailable",
+            )
+        if (await self.observe(handle)).state not in (State.RUNNING, State.PAUSED):
+            return
+        still = await asyncio.to_thread(self._groups.freeze, handle.instance_id, PAUSE_SECONDS)
+        if not still and (await self.observe(handle)).state is State.RUNNING:
+            raise TemporaryError(
+                f"Processes of instance {handle.instance_id} did not come to a standstill in "
+                f"{PAUSE_SECONDS:g} s; they go on.",
+                code="pause_timeout",
+            )
+
+    async def resume(self, handle: Handle) -> None:
+        if (await self.observe(handle)).state is State.PAUSED:
+            await asyncio.to_thread(self._groups.thaw, handle.instance_id)
+
     # The end
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        if grace:
+        # Who stands still cannot be asked, and is not let go on for it.
+        if grace and not self._groups.frozen(handle.instance_id):
             # Whatever keeps it from ending by itself, the kernel does not ask.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
@@ -498,15 +537,17 @@ class LocalDriver:
         data = handle.data
         if data["boot"] != processes.boot_id():
             return
-        await asyncio.to_thread(self._kill_now, data)
+        await asyncio.to_thread(self._kill_now, handle)
 
-    @staticmethod
-    def _kill_now(data: dict[str, str | int]) -> None:
+    def _kill_now(self, handle: Handle) -> None:
+        data = handle.data
         deadline = time.monotonic() + 10
         for pid, started in (("child", "child_started"), ("pid", "started")):
             processes.kill(int(data[pid]), int(data[started]))
         for pid, started in (("child", "child_started"), ("pid", "started")):
             while processes.start_time(int(data[pid])) == data[started]:
+                if self._groups.frozen(handle.instance_id):
+                    cgroups.kill_all(self._groups, handle.instance_id)
                 if time.monotonic() > deadline:
                     raise TemporaryError(
                         f"Process {data[pid]} does not end.", code="instance_stuck"
@@ -528,10 +569,7 @@ class LocalDriver:
                 self._groups.remove(instance_id)
                 break
             except cgroups.BusyGroup:
-                for pid in self._groups.processes(instance_id):
-                    started = processes.start_time(pid)
-                    if started is not None:
-                        processes.kill(pid, started)
+                cgroups.kill_all(self._groups, instance_id)
                 if time.monotonic() > deadline:
                     raise TemporaryError(
                         f"Processes of instance {instance_id} do not end.", code="instance_stuck"
@@ -543,16 +581,52 @@ class LocalDriver:
     async def discard(self, workspace: str) -> None:
         await asyncio.to_thread(self._workspaces.remove, workspace)
 
-    # What is there
-
-    async def pause(self, handle: Handle) -> None:
-        raise NotImplementedError
-
-    async def resume(self, handle: Handle) -> None:
-        raise NotImplementedError
-
     async def copy(self, workspace: str, name: str) -> bool:
-        raise NotImplementedError
+        abandoned = threading.Event()
+        copying = asyncio.ensure_future(asyncio.to_thread(self._copy, workspace, name, abandoned))
+        try:
+            return await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            # A thread cannot be called back. It is told, and ends before the next call can begin.
+            abandoned.set()
+            await asyncio.wait([copying])
+            if not copying.cancelled():
+                copying.exception()
+            raise
+
+    def _copy(self, workspace: str, name: str, abandoned: threading.Event) -> bool:
+        source = self._workspaces.get(workspace)
+        if source is None:
+            return False
+        try:
+            self._settle(source)
+            return self._workspaces.copy(source, name, abandoned)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise TemporaryError(
+                f"Workspace {workspace} could not be copied: {error}.",
+                code=NODE_FULL if full else "workspace_not_copied",
+            ) from error
+
+    def _settle(self, workspace: Workspace) -> None:
+        """See to it that all that was written to a workspace is in its files or its image."""
+        for handle in self._handles():
+            if self.workspace_of(handle) != workspace.name:
+                continue
+            state = self._observe(handle).state
+            if state is State.RUNNING:
+                raise TemporaryError(
+                    f"Workspace {workspace.name} is in use by instance {handle.instance_id}, which "
+                    "does not stand still.",
+                    code="workspace_busy",
+                )
+            if state is State.PAUSED:
+                if workspace.kind == IMAGE:
+                    processes.sync_files(int(handle.data["child"]), "workspace")
+                return
+        self._workspaces.wait_until_let_go(workspace)
+
+    # What is there
 
     async def handles(self) -> list[Handle]:
         return await asyncio.to_thread(self._handles)
@@ -596,8 +670,11 @@ class LocalDriver:
     def _metrics(self) -> NodeMetrics:
         fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
         busy, total = float(sum(fields) - fields[3] - fields[4]), float(sum(fields))
-        before, self._cpu_seen = self._cpu_seen or (0.0, 0.0), (busy, total)
-        span = total - before[1]
+        span = total - self._cpu_seen[1]
+        if span >= CPU_TICKS:
+            # Asked sooner again, by somebody else perhaps, it would be the usage of an instant.
+            self._cpu_usage = min(1.0, max(0.0, (busy - self._cpu_seen[0]) / span))
+            self._cpu_seen = (busy, total)
         memory = dict(
             line.split(":") for line in Path("/proc/meminfo").read_text().strip().split("\n")
         )
@@ -608,7 +685,7 @@ class LocalDriver:
         except OSError:
             free = 0  # `health` tells.
         return NodeMetrics(
-            cpu_usage=min(1.0, max(0.0, (busy - before[0]) / span)) if span > 0 else 0.0,
+            cpu_usage=self._cpu_usage,
             mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],
             disk_free=free,
             cpu_count=os.cpu_count() or 1,
