@@ -50,6 +50,7 @@ ELSEWHERE = (
     "lease_lost",
     "node_not_reached",
     "dependency_failed",
+    "checkpoint_damaged",
 )
 """Codes that say more than that the session is not ready."""
 NOT_RUNNING = "session_not_running"
