@@ -43,6 +43,7 @@ from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.events import EventNews, EventSweep, Sequencer
 from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.orphaned_blobs import OrphanSweep
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
@@ -236,7 +237,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             build_loop.changed.set()
 
         templates.changed = changed
-        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        checkpoints = Checkpoints(
+            store, blobs, leases, clock, node_id, backups=settings.workspace.backups
+        )
         lives = Lives(
             store,
             driver,
@@ -425,6 +428,17 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "orphaned blobs": OrphanSweep(
+                store,
+                blobs,
+                checkpoints,
+                leases,
+                clock,
+                cluster=cluster,
+                name=node_id if spool is None else "shared",
+                grace=settings.blob.orphan_grace,
+                request_ttl=settings.idempotency_ttl,
+            ).run(),
             "saves": saves.run(),
             "event numbers": Sequencer(feed).run(),
             "event news": EventNews(coordination, feed).run(),

@@ -112,12 +112,12 @@ class Capture:
         if self._before is not None and tuple(self._pages) != self._before.pages:
             self.changed = True
 
+    @property
+    def stray(self) -> set[str]:
+        """Unused objects that were there, or were written for a try that came to nothing."""
+        return self._sizes.keys() - self._used.keys()
+
     def manifest(self, session_id: str, number: int, created_at: str, settled: bool) -> Manifest:
-        names = {name for _, name in self._pages} | self._used.keys()
-        # All that was there or was written, a try that came to nothing included.
-        old = set(self._sizes)
-        if self._before is not None:
-            old |= {name for _, name in self._before.pages}
         return Manifest(
             session_id=session_id,
             number=number,
@@ -126,7 +126,6 @@ class Capture:
             size=self.size,
             pages=tuple(self._pages),
             objects={name: (used, self._sizes[name]) for name, used in self._used.items()},
-            dropped=tuple(sorted(old - names)),
             cut=self.cut,
             moment=self.moment,
             settled=settled and self.settled,
@@ -376,8 +375,10 @@ class Capture:
             done, self._writes = await asyncio.wait(
                 self._writes, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
-                task.result()
+            # Of each: one that nobody asks for its error complains.
+            failed = [error for task in done if (error := task.exception()) is not None]
+            if failed:
+                raise failed[0]
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.model.demand import Limit
     from atoll.model.instance import Callback
     from atoll.model.resources import Resources
+    from atoll.model.session import Warning
     from atoll.model.template import Template
     from atoll.model.volume import Volume, VolumeMount
     from atoll.settings import PoolSettings
@@ -48,6 +49,8 @@ class Ready:
     resources: Resources
     made_at: float
     """Seconds of the monotonic clock."""
+    warnings: tuple[Warning, ...] = ()
+    """What its session is to be told of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,6 +358,7 @@ class Sessions:
             status=SessionStatus.RUNNING,
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
+            warnings=session.warnings + ready.warnings,
             updated_at=self._clock.now(),
         )
         try:

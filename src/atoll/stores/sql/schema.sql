@@ -223,6 +223,7 @@ CREATE TABLE checkpoints (
     node_id VARCHAR(255) NOT NULL,
     kept_until BIGINT,
     version INTEGER NOT NULL,
+    backups TEXT,
     PRIMARY KEY (id)
 );
 

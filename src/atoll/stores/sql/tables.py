@@ -225,6 +225,7 @@ checkpoints = Table(
     Column("node_id", NAME, nullable=False),
     Column("kept_until", TIME),
     Column("version", Integer, nullable=False),
+    Column("backups", JSON),
     Index("checkpoints_kept", "kept_until", "id"),
 )
 """`id` is the session's."""
