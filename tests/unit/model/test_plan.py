@@ -254,7 +254,7 @@ def test_it_is_due_by_itself_at(fields: dict[str, Any], expected: datetime | Non
             },
             None,
             id="cleared",
-        ),  # fmt: skip
+        ),
     ],
 )
 def test_there_is_something_to_do_from(fields: dict[str, Any], expected: datetime | None) -> None:
@@ -264,7 +264,6 @@ def test_there_is_something_to_do_from(fields: dict[str, Any], expected: datetim
 @given(
     st.sampled_from(SessionStatus),
     st.sampled_from(Wanted),
-    st.booleans(),
     st.sampled_from([None, 1, 60, 10**9]),
     st.sampled_from([None, 1, 60, 10**9]),
     st.sampled_from([None, 1, 60, 10**9]),
@@ -272,11 +271,11 @@ def test_there_is_something_to_do_from(fields: dict[str, Any], expected: datetim
 def test_what_is_there_has_something_to_do_or_a_timer_or_is_kept_for_ever(
     status: SessionStatus,
     wanted: Wanted,
-    rests: bool,
     idle: int | None,
     archive: int | None,
     delete: int | None,
 ) -> None:
+    rests = status.at_rest
     given = session(
         status=status,
         wanted=wanted,
