@@ -67,7 +67,7 @@ class Superseded(Exception):
     """Another replica sees to it now."""
 
 
-class _Deaf:
+class Deaf:
     """Hears a run only to know when it ends."""
 
     def started(self) -> None: ...
@@ -250,7 +250,7 @@ class Attempts:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
         log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
-            await live.link.attach(execution_id, 0, _Deaf())
+            await live.link.attach(execution_id, 0, Deaf())
 
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution

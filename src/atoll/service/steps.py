@@ -28,6 +28,7 @@ from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
+from atoll.service.attempts import Deaf
 from atoll.service.lives import instance_lease
 
 if TYPE_CHECKING:
@@ -257,14 +258,25 @@ class Steps:
 
     @contextlib.asynccontextmanager
     async def _quieted(self, instance: Instance) -> AsyncIterator[Link]:
-        """Its executor, with nothing of the user's running any more."""
+        """Its executor, with nothing of the user's running any more: asked first, then made to."""
         link = await self._driver.connect(instance.handle)
         try:
+            await self._cancel_runs(link)
             with contextlib.suppress(ExecutorError):  # One of before does not know the word.
                 await link.call("quiet")
             yield link
         finally:
             link.close()
+
+    async def _cancel_runs(self, link: Link) -> None:
+        runs = [run["id"] for run in link.hello.get("runs") or () if not run["ended"]]
+        grace = self._settings.stop_grace.total_seconds()
+        with contextlib.suppress(TimeoutError, ExecutorError):
+            async with asyncio.timeout(grace):
+                for run in runs:
+                    await link.call("cancel", id=run, grace=grace)
+                for run in runs:
+                    await link.attach(run, 0, Deaf())
 
     async def _archive(self, session: Session) -> Session:
         async with self._slot():
