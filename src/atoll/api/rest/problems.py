@@ -59,6 +59,8 @@ _BY_CODE = {
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
 }
+_OWN_STATUS = {"session_busy": Conflict}
+"""What has such a code and is of this kind has the status of its kind."""
 _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
     "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
@@ -73,7 +75,7 @@ _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 
 
 def status_of(error: AtollError) -> HTTPStatus:
-    if error.code in _BY_CODE:
+    if error.code in _BY_CODE and not isinstance(error, _OWN_STATUS.get(error.code, ())):
         return _BY_CODE[error.code]
     return next(
         (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST
