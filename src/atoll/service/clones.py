@@ -149,7 +149,7 @@ class Clones:
             instance = await self._store.instances.get(source.instance_id)
         state = State.GONE
         if instance is not None:
-            state = (await self._driver.observe(instance.handle)).state
+            state = await self._lives.state(instance.handle)
         if instance is None or state is not State.RUNNING:
             yield state is not State.UNKNOWN  # One that is paused was told to write it all first.
             return

@@ -40,6 +40,10 @@ class Context:
     execution_count: int
 
 
+STILL = (SessionStatus.PAUSING, SessionStatus.PAUSED)
+"""Statuses in which the contexts are there and cannot answer."""
+
+
 class Contexts:
     def __init__(
         self, lives: Lives, driver: Driver, provision: Provision, settings: ExecutionSettings
@@ -85,16 +89,12 @@ class Contexts:
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
         live = await self._lives.reach(session_id)
-        if live is None and await self._stands_still(session_id):
+        if live is None and (await self._lives.session(session_id)).status in STILL:
             live = await self._lives.live(session_id)
         if live is None:
             return ()  # They went with the instance, which reading does not bring back.
         answer = await _call(live, "context_list")
         return tuple(_context(session_id, item) for item in answer["contexts"])
-
-    async def _stands_still(self, session_id: str) -> bool:
-        session = await self._lives.session(session_id)
-        return session.status in (SessionStatus.PAUSING, SessionStatus.PAUSED)
 
     async def get(self, session_id: str, context_id: str) -> Context:
         for context in await self.list(session_id):
