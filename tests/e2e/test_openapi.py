@@ -14,7 +14,7 @@ from tests.e2e.api import V1, Api, answer, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "patch", "post", "delete"}
 ROUTES = {
     f"GET {V1}/sessions/{{session_id}}/checkpoint",
     f"POST {V1}/sessions/{{session_id}}/checkpoint",
