@@ -663,7 +663,12 @@ class LocalDriver:
     # What is there
 
     async def handles(self) -> list[Handle]:
-        return await asyncio.to_thread(self._handles)
+        try:
+            return await asyncio.to_thread(self._handles)
+        except OSError as error:
+            raise TemporaryError(
+                f"The instances of this node cannot be listed: {error}", code="node_unavailable"
+            ) from error
 
     def _tidy(self, groups: list[str], directories: set[str]) -> None:
         """
