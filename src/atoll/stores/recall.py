@@ -132,6 +132,7 @@ class RecallingStore:
         self.requests = store.requests
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes
+        self.nodes = store.nodes
 
     async def open(self) -> None:
         await self._store.open()

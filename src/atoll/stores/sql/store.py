@@ -11,6 +11,7 @@ from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
 from atoll.stores.sql.keys import SqlKeys
+from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.requests import SqlKeyedRequests
 from atoll.stores.sql.rows import insert
 from atoll.stores.sql.sessions import SqlSessions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Instances,
         KeyedRequests,
         Keys,
+        Nodes,
         Sessions,
         Templates,
         Volumes,
@@ -55,6 +57,7 @@ class SqlStore:
         self.requests: KeyedRequests = SqlKeyedRequests(self._engine)
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)
+        self.nodes: Nodes = SqlNodes(self._engine)
 
     async def open(self) -> None:
         await self._engine.open()
