@@ -34,6 +34,7 @@ class Extras:
     workspace_mode: WorkspaceMode = WorkspaceMode.SYNC
     durability: Durability = Durability.BACKGROUND
     started_from: str | None = None
+    node_labels: Mapping[str, str] = field(default_factory=dict)
     install: Install | None = None
 
 
@@ -62,6 +63,7 @@ class Provision:
             workspace_mode=extras.workspace_mode,
             durability=extras.durability,
             started_from=extras.started_from,
+            node_labels=dict(extras.node_labels),
             install=install,
         )
 

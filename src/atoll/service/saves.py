@@ -26,7 +26,7 @@ from atoll.model.session import Cause, Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -86,6 +86,11 @@ class Saves:
         self._warned: set[str] = set()
         self.busy: Callable[[], Collection[str]] = tuple
         """The sessions in which something runs."""
+        self.elsewhere: Callable[[Session], Awaitable[None]] = _as_it_is
+        """
+        Has a session of another node saved there; where that cannot be reached, what it saved last
+        will have to do.
+        """
 
     def begun(self, session: Session) -> Session:
         """A new session, with a warning if its files will be on the node's disk alone."""
@@ -166,7 +171,7 @@ class Saves:
             except TemporaryError as error:
                 if error.code != "node_not_reached":
                     raise
-                # What it saved last will have to do.
+                await self.elsewhere(session)
         await self.left(session_id)
         if await self._checkpoints.get(session_id) is None:
             raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
@@ -308,3 +313,7 @@ class Saves:
     def close(self) -> None:
         for timer in self._due.values():
             timer.cancel()
+
+
+async def _as_it_is(session: Session) -> None:
+    return

@@ -26,6 +26,7 @@ from atoll.api.rest import (
     templates,
     volumes,
 )
+from atoll.api.rest.forwarding import Forwarding
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
@@ -94,6 +95,7 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
         clock=found.clock,
         ttl=found.settings.idempotency_ttl,
     )
+    app = Forwarding(app, found)
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
     app = Authentication(app, keys)
     if found.settings.cors_origins:

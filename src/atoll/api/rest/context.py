@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.peers import Peers
+    from atoll.service.placement import Placements
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
@@ -52,6 +54,8 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
+    placements: Placements
+    peers: Peers
     store: Store
     blobs: Blobs
     coordination: Coordination

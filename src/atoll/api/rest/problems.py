@@ -58,6 +58,7 @@ _BY_CODE = {
     "queue_full": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
 }
 _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",

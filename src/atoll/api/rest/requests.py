@@ -34,6 +34,9 @@ Env = Annotated[dict[EnvName, EnvValue], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
+LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+LabelValue = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=32)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
@@ -137,7 +140,15 @@ class CreateVolume(Wire):
 
 
 EXTRAS = frozenset(
-    {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
+    {
+        "secrets",
+        "volumes",
+        "workspace_mode",
+        "durability",
+        "started_from",
+        "dependencies",
+        "node_labels",
+    }
 )
 """Fields of which most sessions have none."""
 
@@ -170,6 +181,7 @@ class CreateSession(ResourcesIn):
     dependencies: Annotated[list[DependencyIn], Field(max_length=MOST_DEPENDENCIES)] = Field(
         [], description="Python packages of its own."
     )
+    node_labels: Labels = Field({}, description="Labels that its node must have.")
     install_timeout: int = Field(300, ge=30, le=1800, description="Seconds.")
     fail_on_dependency_error: bool = Field(
         True, description="Whether the session fails when they cannot be installed."
@@ -205,6 +217,7 @@ class CreateSession(ResourcesIn):
             workspace_mode=self.workspace_mode,
             durability=self.durability,
             started_from=self.started_from,
+            node_labels=self.node_labels,
             install=self._install(),
         )
 
