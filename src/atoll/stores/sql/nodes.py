@@ -90,7 +90,7 @@ class SqlNodes:
         problem: str | None,
         event: Event | None = None,
     ) -> bool:
-        row = {
+        row: dict[str, object] = {
             "id": node.id,
             "status": status.value,
             "failures": failures,
@@ -99,7 +99,7 @@ class SqlNodes:
         before = {"status_before": node.status.value, "failures_before": node.failures}
 
         def write(connection: Connection) -> bool:
-            if connection.execute(_JUDGE, row | before).rowcount == 0:
+            if connection.execute(_JUDGE, {**row, **before}).rowcount == 0:
                 return False
             tell(connection, event)
             return True
