@@ -66,6 +66,8 @@ from atoll.service.leases import Leases
 from atoll.service.lives import Lives
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
+from atoll.service.peers import Peers
+from atoll.service.placement import Placements
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
@@ -265,6 +267,21 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             embedded=embedded,
         )
         sessions.saves = saves
+        placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
+        sessions.admit = placements.admit
+        peers = Peers(
+            store,
+            lives,
+            coordination,
+            clock,
+            settings.node,
+            node_id,
+            await store.secret(),
+            placements,
+            shared_blobs=settings.blob.url is not None,
+        )
+        stack.push_async_callback(peers.close)
+        saves.elsewhere = peers.save
         checkpoints.discard_mounted = volumes.discard_mounted
         saves.busy = runs.sessions
         runs.saved = saves.before_result
@@ -309,6 +326,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=Nodes(node, store, driver, pool, clock),
+            placements=placements,
+            peers=peers,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -346,6 +365,20 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             cluster,
         )
+        if not embedded:
+            await store.nodes.tell(
+                Node(
+                    node_id,
+                    driver.kind,
+                    settings.node.url or "",
+                    labels=settings.node.labels,
+                    provides=driver.capabilities.provides,
+                    max_sessions=settings.node.max_sessions,
+                    shared_blobs=settings.blob.url is not None,
+                    seen_at=clock.now(),
+                )
+            )
+        await peers.look()
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
@@ -361,6 +394,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),
+            "peers": peers.run(),
         }
         if spool is not None:
             loops["spool"] = spool.run()
@@ -547,6 +581,10 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
+        if settings.node.url is None:
+            # Once for all workers: they answer at the same address.
+            own = {"url": server.address(settings, port)}
+            settings = settings.model_copy(update={"node": settings.node.model_copy(update=own)})
 
         def welcome() -> None:
             key_file = None if settings.api_key else settings.data_dir / KEY_FILE

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 
+WITH_INSTANCE = (
+    SessionStatus.CREATING,
+    SessionStatus.STARTING,
+    SessionStatus.RESTORING,
+    SessionStatus.RUNNING,
+    SessionStatus.PAUSING,
+    SessionStatus.PAUSED,
+    SessionStatus.STOPPING,
+)
+
+
+def edition(template_id: str, number: int) -> str:
+    return f"{template_id}@{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     node: Node

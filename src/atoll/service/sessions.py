@@ -28,7 +28,7 @@ from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -60,6 +60,10 @@ def _fits_ready_one(session: Session) -> bool:
         and session.started_from is None
         and not is_installing(session)
     )
+
+
+async def _admitted(session: Session) -> Callable[[], None]:
+    return lambda: None
 
 
 def is_installing(session: Session) -> bool:
@@ -101,6 +105,11 @@ class Sessions:
         """Brings a session to run whose packages have to be installed first."""
         self.clearing: set[str] = set()
         """Ids of ended sessions whose instances this process is about to remove."""
+        self.admit: Callable[[Session], Awaitable[Callable[[], None]]] = _admitted
+        """
+        Refuses a session that this node does not take; gives what to call when it is stored, or
+        will not be.
+        """
         self.saves: Saves | None = None
         """What sees to their files; none where nothing is saved."""
 
@@ -160,14 +169,15 @@ class Sessions:
             # Its life begins when they are installed.
             later = session.expires_at + timedelta(seconds=extras.install.timeout)
             session = dataclasses.replace(session, expires_at=later)
-        ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
-        if ready is not None:
-            try:
-                return await self._adopt(session, ready)
-            except Conflict as error:
-                # Others took this replica for lost, and its ready instances away.
-                log.warning("pool.instance_lost", session_id=session.id, error=error.message)
+        admitted = await self.admit(session)
         try:
+            ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
+            if ready is not None:
+                try:
+                    return await self._adopt(session, ready)
+                except Conflict as error:
+                    # Others took this replica for lost, and its ready instances away.
+                    log.warning("pool.instance_lost", session_id=session.id, error=error.message)
             await self._store.sessions.add(session)
         except Conflict:
             known = None if session_id is None else await self._store.sessions.get(session_id)
@@ -175,6 +185,8 @@ class Sessions:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
             return await self._known(known)
+        finally:
+            admitted()
         if not is_installing(session):
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
@@ -189,7 +201,9 @@ class Sessions:
                 session.message or f"Session {session.id} could not be created.",
                 code="session_failed",
             )
-        return session if session.status.ended else (await self._lives.live(session.id)).session
+        if session.status.ended or session.runtime_node != self._node_id:
+            return session  # Whoever asks for it is led to its node.
+        return (await self._lives.live(session.id)).session
 
     def _life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()

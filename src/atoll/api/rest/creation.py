@@ -137,7 +137,7 @@ class Creation:
         known = [node for node in await self._store.nodes.all() if node.id not in demand.exclude]
         lacking = [demand.require - node.provides for node in known]
         if known and all(lacking):
-            missing = sorted(min(lacking, key=len))
+            missing = min((sorted(names) for names in lacking), key=len)
             raise InvalidRequest(
                 f"No node gives what the template demands: {', '.join(missing)}.",
                 code="isolation_unavailable",

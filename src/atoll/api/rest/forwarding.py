@@ -74,9 +74,11 @@ class Forwarding:
             if asked.kind is Kind.INVOKE:
                 await self._invoke(asked, scope, receive, send)
                 return
-        if asked is None or session_id is None:
-            await self._app(scope, receive, send)
-        elif elsewhere is None and (not asked.needs_it or self._peers.at_hand(session_id)):
+        here = elsewhere is None
+        if here and session_id is not None and asked is not None and asked.needs_it:
+            # Unless it runs, it may have to be started elsewhere.
+            here = self._peers.at_hand(session_id)
+        if here or asked is None or session_id is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._connect(session_id, elsewhere, scope, receive, send)

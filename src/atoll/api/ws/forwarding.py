@@ -132,9 +132,9 @@ class Passage:
                 code = message.get("code", NORMAL)
                 await upstream.close(code if _may_be_sent(code) else GOING_AWAY)
                 return
-            data, text = message.get("bytes"), message.get("text")
+            data: bytes | str | None = message.get("bytes")
             try:
-                await upstream.send(text if data is None else data)
+                await upstream.send(message["text"] if data is None else data)
             except ConnectionClosed:
                 # Why, and what it said before, the other direction tells.
                 await asyncio.Event().wait()
@@ -161,4 +161,4 @@ class Passage:
 
 
 def _may_be_sent(code: int) -> bool:
-    return code in range(3000, 5000) or (code in range(1000, 1015) and code not in (1004, 1005, 1006))
+    return code in range(3000, 5000) or code in {*range(1000, 1015)} - {1004, 1005, 1006}
