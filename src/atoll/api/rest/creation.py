@@ -19,7 +19,7 @@ from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, 
 from atoll.api.rest.problems import problem
 from atoll.api.rest.requests import CreateSession
 from atoll.errors import AtollError, InvalidRequest, TemporaryError
-from atoll.model.placement import Demand
+from atoll.model.placement import Demand, rank
 from atoll.model.session import WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.nodes import edition
@@ -37,6 +37,8 @@ REFUSALS = frozenset(
     {"instance_not_started", "node_cordoned", "node_full", "node_not_reached", "wrong_node"}
 )
 """What a node says that another one may not say."""
+MOST_ASKED = 8
+"""Nodes that are asked for one session."""
 
 
 class Creation:
@@ -46,6 +48,7 @@ class Creation:
         self._placements = found.placements
         self._templates = found.templates
         self._store = found.store
+        self._spread_above = found.settings.node.spread_above
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(receive)
@@ -131,10 +134,20 @@ class Creation:
         return dataclasses.replace(demand, node_id=demand.node_id or source.runtime_node)
 
     async def _candidates(self, demand: Demand) -> list[Node]:
+        """
+        Those that are thought to fit, then those that fit by their own last word: what was given
+        to them since may have ended already, and they know.
+        """
         nodes = await self._placements.candidates(demand)
+        known = await self._store.nodes.all()
+        asked = {node.id for node in nodes}
+        nodes += [
+            node
+            for node in rank(known, demand, spread_above=self._spread_above)
+            if node.id not in asked
+        ]
         if nodes:
-            return nodes
-        known = [node for node in await self._store.nodes.all() if node.id not in demand.exclude]
+            return nodes[:MOST_ASKED]
         lacking = [demand.require - node.provides for node in known]
         if known and all(lacking):
             missing = min((sorted(names) for names in lacking), key=len)
