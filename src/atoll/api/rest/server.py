@@ -127,13 +127,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
-    """The address, where the key is, and a line that works when pasted."""
+def address(settings: Settings, port: int) -> str:
+    """Where this machine reaches it."""
     scheme = "http" if settings.tls_cert is None else "https"
     # Where "every address" is listened on, this machine reaches it by loopback.
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     host = f"[{name}]" if ":" in name else name
-    url = f"{scheme}://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
+
+
+def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
+    """The address, where the key is, and a line that works when pasted."""
+    url = address(settings, port)
     key = "$ATOLL_API_KEY" if key_file is None else f"$(cat {key_file})"
     where = "in ATOLL_API_KEY" if key_file is None else f"in {key_file}"
     lines = [
