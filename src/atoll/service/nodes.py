@@ -90,7 +90,8 @@ class Nodes:
 
     async def report(self) -> Node:
         """Tell of this node; as it is, with what others say of it."""
-        known = await self._store.nodes.get(self.id)
+        self.known = tuple(await self._store.nodes.all())
+        known = next((node for node in self.known if node.id == self.id), None)
         own = await self.own()
         event = None
         if known is None:
