@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from atoll import directories, ids, workers
 from atoll.api.internal.app import Internal
+from atoll.api.internal.node import NodeRoute
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
@@ -37,16 +38,18 @@ from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
-from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
-from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.departed import Departed
+from atoll.reconcile.executions import Adoption
+from atoll.reconcile.nodes import Probe, Report
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import Sweep
 from atoll.reconcile.templates import TemplateNews
+from atoll.service.admission import Admission
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
@@ -64,14 +67,16 @@ from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.moves import Moves
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
 from atoll.service.peers import Peers
 from atoll.service.placement import Placements
 from atoll.service.pool import Pool
+from atoll.service.probing import Probing
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
-from atoll.service.runs import Runs
+from atoll.service.runs import LEAVING, Runs
 from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
@@ -149,9 +154,12 @@ class Application:
 
 
 @asynccontextmanager
-async def application(settings: Settings, *, embedded: bool = False) -> AsyncIterator[Application]:
+async def application(
+    settings: Settings, *, embedded: bool = False, url: str | None = None
+) -> AsyncIterator[Application]:
     """
-    A whole Atoll on `settings.data_dir`. Embedded, it needs no key, and its instances end with it.
+    A whole Atoll on `settings.data_dir`, at `url` for the control planes of other nodes. Embedded,
+    it needs no key, and its instances end with it.
     """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(make_data_dir, settings.data_dir)
@@ -218,11 +226,6 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         pool.provide = builds.provide
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
-        def changed() -> None:
-            pool.changed.set()
-            build_loop.changed.set()
-
-        templates.changed = changed
         checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
         lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
         sealed = Secrets(_sealing(settings, own=own))
@@ -267,26 +270,46 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             embedded=embedded,
         )
         sessions.saves = saves
+        checkpoints.discard_mounted = volumes.discard_mounted
+        saves.busy = runs.sessions
+        runs.saved = saves.before_result
+        keys = Keys(store, clock, settings.recall)
+        nodes = Nodes(
+            store,
+            driver,
+            builds,
+            coordination,
+            clock,
+            settings,
+            node_id,
+            url or f"unix://{settings.data_dir / NODE}",
+            pool.sizes,
+        )
         placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
-        sessions.admit = placements.admit
+        moves = Moves(store, placements, coordination, clock)
+        sessions.admit = Admission(store, clock, settings.node, node_id).admit
         peers = Peers(
             store,
             lives,
+            moves,
             coordination,
             clock,
             settings.node,
             node_id,
             await store.secret(),
-            placements,
             shared_blobs=settings.blob.url is not None,
         )
         stack.push_async_callback(peers.close)
         saves.elsewhere = peers.save
-        checkpoints.discard_mounted = volumes.discard_mounted
-        saves.busy = runs.sessions
-        runs.saved = saves.before_result
-        keys = Keys(store, clock, settings.recall)
-        node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        departed = Departed(store, driver, lives, runs, node_id)
+        report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
+
+        def changed() -> None:
+            pool.changed.set()
+            build_loop.changed.set()
+            report.changed.set()
+
+        templates.changed = changed
         contexts = Contexts(lives, driver, provision, settings.execution)
         executions = Executions(
             store,
@@ -325,7 +348,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             builds=builds,
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
-            nodes=Nodes(node, store, driver, pool, clock),
+            nodes=nodes,
             placements=placements,
             peers=peers,
             store=store,
@@ -335,7 +358,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool, spool)
+        metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
@@ -351,6 +374,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if lock is not None and lock.alone:
             await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
+        await nodes.report()
         await adoption.once()
         sweep = Sweep(
             store,
@@ -365,19 +389,6 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             cluster,
         )
-        if not embedded:
-            await store.nodes.tell(
-                Node(
-                    node_id,
-                    driver.kind,
-                    settings.node.url or "",
-                    labels=settings.node.labels,
-                    provides=driver.capabilities.provides,
-                    max_sessions=settings.node.max_sessions,
-                    shared_blobs=settings.blob.url is not None,
-                    seen_at=clock.now(),
-                )
-            )
         await peers.look()
         loops = {
             "adoption": adoption.run(),
@@ -395,7 +406,13 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "saves": saves.run(),
             "peers": peers.run(),
+            "report": report.run(),
         }
+        probing = Probing(await store.secret(), clock, settings.node.probe_timeout)
+        if not embedded:
+            loops["probe"] = Probe(
+                store, nodes, probing, moves, coordination, leases, clock, settings.node
+            ).run()
         if spool is not None:
             loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -404,6 +421,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if tokens is not None:
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
+        if not embedded:
+            web = NodeRoute(web, nodes, probing)
         yield Application(web, sessions, keys)
 
 
@@ -581,10 +600,6 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
-        if settings.node.url is None:
-            # Once for all workers: they answer at the same address.
-            own = {"url": server.address(settings, port)}
-            settings = settings.model_copy(update={"node": settings.node.model_copy(update=own)})
 
         def welcome() -> None:
             key_file = None if settings.api_key else settings.data_dir / KEY_FILE
@@ -607,7 +622,8 @@ async def _serve(
     parent: int | None,
     stop_sessions: bool,
 ) -> None:
-    async with application(settings) as app:
+    url = server.address(settings, listener.getsockname()[1])
+    async with application(settings, url=url) as app:
         await ensure_first_key(settings, app.keys)
         # Before the welcome: who reads it may want it to end at once.
         http = server.prepare(app.web, settings, parent)

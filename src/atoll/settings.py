@@ -169,6 +169,11 @@ class NodeSettings(Group):
     """Failed probes in a row after which a node gets no work and its sessions move."""
     drain_concurrency: int = Field(3, ge=1)
     """Sessions that leave a draining node at the same time."""
+    drain_grace: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
+    """
+    How long a session that is to leave may go on with what runs in it, in seconds; what runs then
+    is ended, and tried again on its next node.
+    """
 
 
 class EventSettings(Group):

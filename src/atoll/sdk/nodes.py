@@ -1,4 +1,4 @@
-"""Nodes: the places that host instances (`runtimes` on the wire)."""
+"""Nodes: the places that host instances."""
 
 from __future__ import annotations
 
@@ -21,8 +21,35 @@ class AsyncNodes:
         self._connection = connection
 
     async def list(self) -> AsyncIterator[NodeInfo]:
-        async for item in self._connection.pages("runtimes"):
+        async for item in self._connection.pages("nodes"):
             yield decode(NodeInfo, item)
+
+    async def get(self, node_id: str) -> NodeInfo:
+        return decode(NodeInfo, await self._connection.call("GET", f"nodes/{segment(node_id)}"))
+
+    async def cordon(self, node_id: str) -> NodeInfo:
+        """Give it no new sessions; those that it has stay."""
+        return await self._post(node_id, "cordon")
+
+    async def uncordon(self, node_id: str) -> NodeInfo:
+        """Give it sessions again; this ends a drain."""
+        return await self._post(node_id, "uncordon")
+
+    async def drain(self, node_id: str) -> NodeInfo:
+        """
+        Have its sessions go on on other nodes, with their files. This returns at once; `drain` of
+        the node tells how far it is, and `get` gives that anew. Raises `Conflict` with code
+        `drain_unavailable` where that cannot be.
+        """
+        return await self._post(node_id, "drain")
+
+    async def delete(self, node_id: str) -> None:
+        """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
+        await self._connection.call("DELETE", f"nodes/{segment(node_id)}")
+
+    async def _post(self, node_id: str, verb: str) -> NodeInfo:
+        answer = await self._connection.call("POST", f"nodes/{segment(node_id)}/{verb}")
+        return decode(NodeInfo, answer)
 
     async def health(self, node_id: str) -> NodeHealth:
         """Whether the node is well, and what isolation it can give."""

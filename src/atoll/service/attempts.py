@@ -57,12 +57,17 @@ AWAY = frozenset(
 )
 """Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 
+NOT_HERE = "node_not_reached"
 CONTEXT_CODES = frozenset({"context_not_found", "context_dead", "context_busy"})
 """Why a context cannot run it; another try would not change that."""
 
 
 class Superseded(Exception):
     """Another replica sees to it now."""
+
+
+class Elsewhere(Exception):
+    """Its session is on another node now, where somebody sees to it."""
 
 
 class _Deaf:
@@ -114,7 +119,7 @@ class Attempts:
         try:
             with self._noted(running):
                 return await work
-        except (LeaseLost, Superseded):
+        except (LeaseLost, Superseded, Elsewhere):
             raise
         except Exception as error:  # Whatever it is, an execution has an end.
             if isinstance(error, TemporaryError) and error.code in AWAY:
@@ -286,6 +291,8 @@ class Attempts:
         """The session has no instance to run it in."""
         if error.code in AWAY:
             raise error
+        if error.code == NOT_HERE:
+            raise Elsewhere from error
         if error.code == "session_ended":
             running.ended_by = await self._lives.session(running.execution.session_id)
         if running.stopped:
@@ -312,6 +319,8 @@ class Attempts:
             except ExecutorError:
                 break  # It does not know the run: it never had it.
             except (AtollError, TimeoutError) as error:
+                if isinstance(error, AtollError) and error.code == NOT_HERE:
+                    raise Elsewhere from error
                 if self._clock.monotonic() >= deadline:
                     # It is there and mute: of no more use to anybody.
                     await self._driver.stop(live.instance.handle, grace=timedelta(0))
@@ -344,6 +353,8 @@ class Attempts:
         except AtollError as error:
             if error.code in AWAY:
                 raise
+            if error.code == NOT_HERE:
+                raise Elsewhere from error
             return None
         return await self._conclude(running, live, raw)
 

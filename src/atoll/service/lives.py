@@ -112,6 +112,10 @@ class Lives:
     def count(self) -> int:
         return len(self._lives)
 
+    def sessions(self) -> set[str]:
+        """Those that this process has a link to."""
+        return set(self._lives)
+
     async def live(self, session_id: str) -> Live:
         """The session's compute, brought back once if it has died."""
         live = self._lives.get(session_id)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import httpx
 import structlog
 
-from atoll.errors import Conflict, PermanentError, TemporaryError
-from atoll.model import plan
+from atoll.errors import PermanentError, TemporaryError
 from atoll.model.node import NodeStatus
+from atoll.model.session import Cause
 from atoll.service.hops import Hop, Hops
-from atoll.service.sessions import settle_topic
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.model.node import Node
     from atoll.model.session import Session
     from atoll.service.lives import Lives
-    from atoll.service.placement import Placements
+    from atoll.service.moves import Moves
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 
@@ -87,12 +86,12 @@ class Peers:
         self,
         store: Store,
         lives: Lives,
+        moves: Moves,
         coordination: Coordination,
         clock: Clock,
         settings: NodeSettings,
         node_id: str,
         secret: str,
-        placements: Placements,
         *,
         shared_blobs: bool,
     ) -> None:
@@ -101,7 +100,7 @@ class Peers:
         self._coordination = coordination
         self._clock = clock
         self._settings = settings
-        self._placements = placements
+        self._moves = moves
         self._shared_blobs = shared_blobs
         self._hops = Hops(secret)
         self._others: dict[str, Node] = {}
@@ -186,8 +185,6 @@ class Peers:
         """Have the others look as soon as this node can be found at its address."""
         if self._announced or self._own is None:
             return
-        if self._settings.url not in (None, self._own.url):
-            return
         await self._coordination.tell(TOPIC)
         self._announced = True
 
@@ -247,28 +244,25 @@ class Peers:
         at_hand = not execution.kept or self._shared_blobs
         return ANYWHERE if execution.status.ended and at_hand else execution.session_id
 
-    async def reroute(self, session_id: str) -> Session | None:
+    async def reroute(self, session_id: str) -> bool:
         """
-        A session that is at rest, with its files in the blob store alone, given to another node
-        than the one that it was last on, which does not take it; None when it cannot be.
+        Give a session that is at rest, with its files in the blob store alone, to another node than
+        its own, which does not take it. False when it cannot go.
         """
         session = await self._store.sessions.get(session_id)
         if session is None or not session.status.at_rest or session.workspace is not None:
-            return None
-        before = self.node(session.runtime_node)
-        if before is not None and not before.shared_blobs:
-            return None
+            return False
+        left = self.node(session.runtime_node)
+        if left is not None and not left.shared_blobs:
+            return False
         try:
-            node = await self._placements.assign(session)
-            moved = plan.moved(session, node.id, self._clock.now())
-            moved = await self._store.sessions.save(moved)
-        except (Conflict, PermanentError, TemporaryError) as error:
-            # Somebody else was quicker, or no node takes it.
+            node_id = await self._moves.move(session, Cause.NODE_LOST)
+        except (PermanentError, TemporaryError) as error:
             log.info("session.not_moved", session_id=session_id, error=error.message)
-            return None
-        log.info("session.moved", session_id=session_id, node_id=node.id)
-        await self._coordination.tell(settle_topic(node.id))
-        return moved
+            return False
+        if node_id is not None:
+            await self._moves.tell(session.runtime_node, {node_id})
+        return True  # Or somebody else was quicker.
 
     # What one node asks of another
 

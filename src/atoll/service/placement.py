@@ -14,7 +14,7 @@ from atoll.errors import PermanentError, TemporaryError
 from atoll.model.placement import MOUNT, Demand, rank, unfit
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import S3
-from atoll.service.nodes import WITH_INSTANCE, edition
+from atoll.service.nodes import edition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,8 +51,6 @@ class Placements:
         self._read: tuple[float, list[Node]] | None = None
         self._given: dict[str, list[datetime]] = {}
         """When sessions were given to a node, by its id."""
-        self._coming: set[str] = set()
-        """Sessions that this process makes here, and has not stored yet."""
 
     async def candidates(self, demand: Demand) -> list[Node]:
         """The nodes that fit, best first; none when none does."""
@@ -60,47 +58,6 @@ class Placements:
         if [node.id for node in nodes] == [self._node_id]:
             nodes = [self._alone(nodes[0])]
         return rank(nodes, demand, spread_above=self._settings.spread_above)
-
-    async def admit(self, session: Session) -> Callable[[], None]:
-        """
-        Refuse a session that this node takes no more of, or was not to have; what to call when it
-        is stored, or will not be. Until then it counts here, since nobody else knows of it.
-        """
-        own = next((node for node in await self._nodes() if node.id == self._node_id), None)
-        if own is not None and (own.cordoned or own.drain is not None):
-            raise TemporaryError(
-                f"Node {own.id} takes no new sessions.", code="node_cordoned", retry_after=5
-            )
-        labels = self._settings.labels
-        if any(labels.get(name) != value for name, value in session.node_labels.items()):
-            raise TemporaryError(
-                f"Node {self._node_id} does not have the labels that are asked for.",
-                code="no_node",
-                retry_after=5,
-            )
-        most = self._settings.max_sessions
-        if most is None:
-            return lambda: None
-        self._coming.add(session.id)
-        try:
-            # Those that come now see this one, which sees those that came before.
-            if await self._instances() + len(self._coming) > most:
-                raise TemporaryError(
-                    f"Node {self._node_id} has {most} sessions, and takes no more.",
-                    code="node_full",
-                    retry_after=5,
-                )
-        except BaseException:
-            self._coming.discard(session.id)
-            raise
-        return lambda: self._coming.discard(session.id)
-
-    async def _instances(self) -> int:
-        counts = [
-            await self._store.sessions.count(status, node_id=self._node_id)
-            for status in WITH_INSTANCE
-        ]
-        return sum(counts)
 
     def gave(self, node_id: str) -> None:
         """A session was given to it, of which it has not told yet."""
@@ -111,10 +68,16 @@ class Placements:
         self._read = None
 
     async def assign(self, session: Session) -> Node:
+        """The node for a session that has to leave its own; it counts there from now on."""
+        node = await self.check(session)
+        self.gave(node.id)
+        return node
+
+    async def check(self, session: Session) -> Node:
         """
-        The node for a session that has to leave the one that it is on. `TemporaryError` with code
-        `no_node` when none fits, `PermanentError` with code `volume_elsewhere` when a volume of it
-        is on the disk of the node that it is to leave.
+        The same without counting. `TemporaryError` with code `no_node` when none fits,
+        `PermanentError` with code `volume_elsewhere` when a volume of it is on the disk of the node
+        that it is to leave.
         """
         demand = await self.demand(session)
         if demand.node_id == session.runtime_node:
@@ -135,7 +98,6 @@ class Placements:
                 f"No other node can take session {session.id}: {await self._why(moving)}",
                 code="no_node",
             )
-        self.gave(found[0].id)
         return found[0]
 
     async def demand(self, session: Session) -> Demand:

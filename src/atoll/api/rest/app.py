@@ -17,6 +17,7 @@ from atoll.api.rest import (
     executions,
     files,
     invocations,
+    nodes,
     probes,
     problems,
     runtimes,
@@ -77,6 +78,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         checkpoints,
         templates,
         volumes,
+        nodes,
         runtimes,
     ):
         app.include_router(module.router, prefix=PREFIX)
