@@ -65,14 +65,14 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
-    lives = Lives(store, driver, pool, templates, leases, tasks, clock, NODE)
+    lives = Lives(store, driver, pool, templates, leases, tasks, clock, settings.session, NODE)
     blobs = LocalObjects(place / "blobs")
     packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
     provision = Provision(
         Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), packages
     )
     sessions = Sessions(
-        store, driver, pool, templates, lives, tasks, clock, settings, NODE, provision
+        store, driver, pool, templates, lives, leases, tasks, clock, settings, NODE, provision
     )
     bulk = Bulk(blobs, settings.blob)
     ends = Ends(store, bulk, coordination, clock)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import mimetypes
 import os
@@ -41,14 +42,17 @@ from atoll.model.key import Scope, digest
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.departed import Departed
+from atoll.reconcile.drains import Drains
 from atoll.reconcile.executions import Adoption
 from atoll.reconcile.nodes import Probe, Report
+from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
-from atoll.reconcile.sessions import Sweep
+from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
+from atoll.service.activity import Activity
 from atoll.service.admission import Admission
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
@@ -80,9 +84,10 @@ from atoll.service.runs import LEAVING, Runs
 from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
-from atoll.service.sessions import Sessions
+from atoll.service.sessions import Sessions, settle_topic
 from atoll.service.signed_links import SignedLinks
 from atoll.service.signing import Signing
+from atoll.service.steps import Steps
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
@@ -227,13 +232,53 @@ async def application(
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
         checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
-        lives = Lives(store, driver, pool, templates, leases, tasks, clock, node_id, checkpoints)
+        lives = Lives(
+            store,
+            driver,
+            pool,
+            templates,
+            leases,
+            tasks,
+            clock,
+            settings.session,
+            node_id,
+            checkpoints,
+        )
         sealed = Secrets(_sealing(settings, own=own))
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
-            store, driver, pool, templates, lives, tasks, clock, settings, node_id, provision
+            store,
+            driver,
+            pool,
+            templates,
+            lives,
+            leases,
+            tasks,
+            clock,
+            settings,
+            node_id,
+            provision,
         )
+        steps = Steps(
+            store,
+            driver,
+            pool,
+            lives,
+            sessions,
+            checkpoints,
+            leases,
+            clock,
+            settings.session,
+            settings.archive,
+            node_id,
+            remote=spool is not None,
+        )
+        sessions.settle = steps.settle
+        sessions.wake = functools.partial(_wake, coordination)
+        activity = Activity(store, tasks, clock)
+        lives.touched = activity.touch
+        activity.moved = sessions.schedule
         dependencies = Dependencies(
             store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
@@ -365,6 +410,7 @@ async def application(
         stack.push_async_callback(sessions.close)
         stack.push_async_callback(pool.close)
         stack.callback(saves.close)
+        stack.callback(activity.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         if embedded:
@@ -372,15 +418,14 @@ async def application(
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, dependencies, pool, node_id).run()
+            await Recovery(store, driver, sessions, pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await nodes.report()
         await adoption.once()
-        sweep = Sweep(
+        orphans = Orphans(
             store,
             driver,
             sessions,
-            dependencies,
             pool,
             coordination,
             leases,
@@ -394,7 +439,10 @@ async def application(
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
-            "sweep": sweep.run(),
+            "sessions": SessionReconciler(
+                store, sessions, steps, coordination, clock, settings.session, node_id
+            ).run(),
+            "orphans": orphans.run(),
             "builds": build_loop.run(),
             "layers": LayerSweep(
                 store, driver, builds, leases, clock, settings.template, node_id
@@ -412,6 +460,18 @@ async def application(
         if not embedded:
             loops["probe"] = Probe(
                 store, nodes, probing, moves, coordination, leases, clock, settings.node
+            ).run()
+            loops["drains"] = Drains(
+                store,
+                nodes,
+                placements,
+                moves,
+                runs,
+                coordination,
+                leases,
+                clock,
+                settings.node,
+                steps.leave,
             ).run()
         if spool is not None:
             loops["spool"] = spool.run()
@@ -484,6 +544,14 @@ def _callbacks(tokens: Tokens, settings: Settings) -> Callable[[str], Callback]:
     url = settings.link.callback_url
     assert url is not None
     return lambda instance_id: Callback(url, tokens.make(instance_id))
+
+
+async def _wake(coordination: Coordination, node_id: str) -> None:
+    try:
+        await coordination.tell(settle_topic(node_id))
+    except TemporaryError as error:
+        # Its sweep finds them.
+        log.info("node.not_woken", node_id=node_id, error=error.message)
 
 
 async def _leave(coordination: Coordination) -> None:

@@ -122,14 +122,23 @@ class Blobs(Protocol):
         be listed no name may begin with another name there.
         """
 
-    async def remove(self, key: str) -> None:
-        """Nothing happens when it is not there."""
+    async def remove(self, key: str, *, later: bool = True) -> None:
+        """
+        Nothing happens when it is not there. Unless it may be done `later`, a back-end that is away
+        is unavailable, and the object is then not removed behind the caller's back.
+        """
 
     async def remove_all(self, prefix: str) -> None:
         """
         Remove all whose key begins with `prefix`, which is a key followed by `/`, and on disk what
         killed puts left there. A failure may leave some; calling it again goes on. A put beneath
         the prefix at the same time may be unavailable.
+        """
+
+    async def is_home(self, prefix: str) -> bool:
+        """
+        Whether all that was put or removed beneath `prefix` from this node is so in the back-end:
+        nothing of it waits here for one that is, or was, away.
         """
 
     async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:

@@ -141,7 +141,11 @@ class Objects:
                 return [_info(item) for item in page]
             return []
 
-    async def remove(self, key: str) -> None:
+    async def is_home(self, prefix: str) -> bool:
+        check_prefix(prefix)
+        return True
+
+    async def remove(self, key: str, *, later: bool = True) -> None:
         check_key(key)
         async with self._store(f"remove {key}") as store:
             with contextlib.suppress(FileNotFoundError):

@@ -174,10 +174,30 @@ class Spool:
         merged = {info.key: info for info in there} | found
         return [merged[key] for key in sorted(merged)[:limit]]
 
-    async def remove(self, key: str) -> None:
+    async def is_home(self, prefix: str) -> bool:
+        directory = check_prefix(prefix)
+
+        def nothing_waits() -> bool:
+            if self._waiting.objects(directory, None, 1) or self._waiting.covering(f"{prefix}any"):
+                return False
+            after = ""
+            while removals := self._waiting.removals(after, PAGE):
+                if any(removal.what.startswith(prefix) for removal in removals):
+                    return False
+                after = removals[-1].name
+            return True
+
+        with on_disk():
+            return await asyncio.to_thread(nothing_waits)
+
+    async def remove(self, key: str, *, later: bool = True) -> None:
         check_key(key)
         with on_disk():
             held = await asyncio.to_thread(self._waiting.look, key)
+        if not later:
+            if held is not Held.NOTHING:
+                raise self._reach.unavailable("something waits for it on this node")
+            return await self._reach.ask(lambda: self._remote.remove(key))
         await self._remove(key, held, lambda: self._remote.remove(key))
 
     async def remove_all(self, prefix: str) -> None:

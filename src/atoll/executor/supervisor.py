@@ -97,6 +97,7 @@ class Supervisor:
             "collect": self._port,
             "populate": self._port,
             "quiet": self._quiet,
+            "detach": self._detach,
         }
 
     def _port(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -120,6 +121,16 @@ class Supervisor:
                 pass  # There is none.
         stream.end({})
         self._dismiss(stream.connection, int(LEAVE_SECONDS / SOON_SECONDS))
+
+    def _detach(self, stream: Stream, request: dict[str, Any]) -> None:
+        """
+        Close all other connections, so that those who hold them notice that they are to look anew.
+        Runs go on, and what they say stays in the journal.
+        """
+        for connection in list(self._connections):
+            if connection is not stream.connection:
+                connection.close()
+        stream.end({})
 
     def _dismiss(self, kept: Connection, looks: int) -> None:
         """Close all other connections, when they were told how what ran has ended."""

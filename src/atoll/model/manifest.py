@@ -112,15 +112,22 @@ class Manifest:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    fields = json.loads(data)
-    if fields.pop("version") != VERSION:
+    try:
+        fields = json.loads(data)
+        if fields.pop("version") != VERSION:
+            raise PermanentError(
+                "The checkpoint was written by another version of Atoll.",
+                code="checkpoint_unreadable",
+            )
+        fields["pages"] = tuple((first, name) for first, name in fields["pages"])
+        fields["objects"] = {name: (used, size) for name, (used, size) in fields["objects"].items()}
+        fields["dropped"] = tuple(fields["dropped"])
+        return Manifest(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise PermanentError(
-            "The checkpoint was written by another version of Atoll.", code="checkpoint_unreadable"
-        )
-    fields["pages"] = tuple((first, name) for first, name in fields["pages"])
-    fields["objects"] = {name: (used, size) for name, (used, size) in fields["objects"].items()}
-    fields["dropped"] = tuple(fields["dropped"])
-    return Manifest(**fields)
+            "The list of what a checkpoint holds is damaged in the blob store.",
+            code="checkpoint_damaged",
+        ) from None
 
 
 def told(fields: Sequence[Any]) -> Entry:

@@ -59,9 +59,9 @@ class Drains:
         leases: Leases,
         clock: Clock,
         settings: NodeSettings,
-        leave: Callable[[str], Awaitable[Session]],
+        leave: Callable[[str, str], Awaitable[Session]],
     ) -> None:
-        """`leave` saves a session, ends its instance and frees its files here."""
+        """`leave` saves a session, gives it to a node, and removes what it has here."""
         self._store = store
         self._nodes = nodes
         self._placements = placements
@@ -117,7 +117,7 @@ class Drains:
             if not await self._is_on():
                 return
             try:
-                to = await self._go(session)
+                await self._go(session)
             except AtollError as error:
                 log.warning("drain.session_stays", session_id=session.id, error=error.message)
                 emptied.message = error.message[:LONGEST]
@@ -126,21 +126,18 @@ class Drains:
                 log.error("drain.session_stays", session_id=session.id, exc_info=error)
                 emptied.message = f"Session {session.id} could not leave; the log says why."
                 return
-            if to is not None:
-                await self._moves.tell(self._nodes.id, {to})
             await self._tell(emptied.message)
 
-    async def _go(self, session: Session) -> str | None:
+    async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.
-        await self._placements.check(session)
+        target = await self._placements.assign(session)
         under_way = await self._runs.let_go_of(session.id)
         try:
-            left = await self._leave(session.id)
-            if left.status.ended or left.runtime_node != self._nodes.id:
-                return None
-            return await self._moves.move(left, Cause.EVICTED)
+            left = await self._leave(session.id, target.id)
         finally:
             await self._runs.hand_over(under_way)
+        if left.runtime_node == target.id:
+            self._moves.count(Cause.EVICTED)
 
     async def _idle(self, session_id: str) -> None:
         """Until nothing runs in it, or it had time enough."""

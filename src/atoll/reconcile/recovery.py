@@ -3,9 +3,8 @@ After a start that finds no other replica on this node: what an earlier one left
 
 Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
 sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
-their workspace and get a new one then, and those whose packages were being installed are brought to
-run. Executions that were under way are taken over by
-`executions.py`.
+their workspace and get a new one then, and those that are not what is wanted are seen to by
+`sessions.py`. Executions that were under way are taken over by `executions.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
-    from atoll.service.dependencies import Dependencies
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
     from atoll.stores.base import Store
@@ -38,14 +36,12 @@ class Recovery:
         store: Store,
         driver: Driver,
         sessions: Sessions,
-        dependencies: Dependencies,
         pool: Pool,
         node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
-        self._dependencies = dependencies
         self._pool = pool
         self._node_id = node_id
         self._adopting = asyncio.Lock()
@@ -70,11 +66,12 @@ class Recovery:
                 group.create_task(limited(handle))
         await self._forget_lost_instances()
         await self._discard_workspaces()
-        await self._schedule_ends()
+        await self._schedule()
 
     async def _instance(self, handle: Handle) -> None:
         instance = await self._store.instances.get(handle.instance_id)
-        running = (await self._driver.observe(handle)).state is State.RUNNING
+        state = (await self._driver.observe(handle)).state
+        running = state in (State.RUNNING, State.PAUSED)
         if instance is not None and running:
             if instance.session_id is None:
                 template = await self._store.templates.ready(instance.template_id)
@@ -104,7 +101,9 @@ class Recovery:
     async def _workspaces_in_use(self) -> set[str]:
         found: set[str] = set()
         after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+        while batch := await self._store.sessions.unfinished(
+            limit=BATCH, after=after, node_id=self._node_id
+        ):
             found |= {session.workspace for session in batch if session.workspace is not None}
             after = batch[-1].id
         return found
@@ -122,10 +121,11 @@ class Recovery:
             if workspace not in kept:
                 await self._driver.discard(workspace)
 
-    async def _schedule_ends(self) -> None:
+    async def _schedule(self) -> None:
         after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+        while batch := await self._store.sessions.unfinished(
+            limit=BATCH, after=after, node_id=self._node_id
+        ):
             for session in batch:
-                self._sessions.schedule_end(session)
-                self._dependencies.resume(session)
+                self._sessions.schedule(session)
             after = batch[-1].id

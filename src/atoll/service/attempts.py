@@ -24,12 +24,14 @@ from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost
 from atoll.model.session import Cause, SessionStatus
 from atoll.service.leases import LeaseLost
+from atoll.service.lives import NOT_RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.model.session import Session
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
     from atoll.service.lives import Live, Lives
@@ -168,7 +170,7 @@ class Attempts:
             return cut_short(running)
         execution = running.execution
         try:
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
         except AtollError as error:
             return await self._unreachable(running, error)
         if execution.instance_id is None:
@@ -260,7 +262,7 @@ class Attempts:
         try:
             # Brought back if it has died: the journal stays with the workspace, and who takes that
             # over may know how the run ended.
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
         except AtollError as error:
             return await self._unreachable(running, error)
         if running.cancelled:
@@ -293,7 +295,7 @@ class Attempts:
             raise error
         if error.code == NOT_HERE:
             raise Elsewhere from error
-        if error.code == "session_ended":
+        if error.code in ("session_ended", NOT_RUNNING):
             running.ended_by = await self._lives.session(running.execution.session_id)
         if running.stopped:
             return cut_short(running)
@@ -306,10 +308,11 @@ class Attempts:
         execution = running.execution
         deadline = self._clock.monotonic() + execution.request.timeout + END_MARGIN
         while not await self._session_has_ended(running) and (
-            (await self._driver.observe(live.instance.handle)).state is State.RUNNING
+            (await self._driver.observe(live.instance.handle)).state
+            in (State.RUNNING, State.PAUSED)
         ):
             try:
-                again = await self._lives.live(execution.session_id)
+                again = await self._lives.live(execution.session_id, asked_at=execution.created_at)
                 if running.cancelled:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=self._grace)
@@ -348,7 +351,7 @@ class Attempts:
         """
         execution = running.execution
         try:
-            live = await self._lives.live(execution.session_id)
+            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
             raw = await live.link.attach(execution.id, running.sequence, running)
         except AtollError as error:
             if error.code in AWAY:
@@ -362,7 +365,10 @@ class Attempts:
         """By this replica, which says so, or by another, which only the record tells."""
         if running.ended_by is None:
             session = await self._lives.session(running.execution.session_id)
-            if session.status.ended:
+            rested = session.rested_at
+            if session.status.ended or (
+                rested is not None and rested >= running.execution.created_at
+            ):
                 running.ended_by = session
         return running.ended_by is not None
 
@@ -438,7 +444,7 @@ def cut_short(running: Running) -> Outcome:
     session = running.ended_by
     expired = session is not None and session.status is SessionStatus.TIMEOUT
     cause = (session.cause if session is not None else None) or Cause.USER
-    told = _cancelled(running) if session is None else {"message": "The session ended."}
+    told = _cancelled(running) if session is None else {"message": _over(session)}
     return lost(
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
         cause,
@@ -447,6 +453,10 @@ def cut_short(running: Running) -> Outcome:
         stdout=running.gathered("stdout"),
         stderr=running.gathered("stderr"),
     )
+
+
+def _over(session: Session) -> str:
+    return "The session ended." if session.status.ended else "The session was stopped."
 
 
 def _cancelled(running: Running) -> dict[str, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,6 +23,7 @@ from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects, prefix_of
 from atoll.service.restore import Restore
+from atoll.service.verification import Verification
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -78,7 +78,7 @@ class Checkpoints:
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
         # Of this take alone: the same owner would be let in twice.
-        owner = f"{self._leases.replica}/{secrets.token_hex(8)}"
+        owner = self._leases.own()
         # The slot last: those in line for one session keep none from others, and by the lease a
         # sweep sees that the instance is still needed.
         async with self._leases.lease(f"checkpoint:{session_id}", owner), self._taking:
@@ -175,6 +175,35 @@ class Checkpoints:
                 await self._blobs.remove(older)
         except TemporaryError as error:
             log.info("checkpoint.not_cleaned", session_id=session_id, error=error.message)
+
+    # Certainty
+
+    async def is_home(self, session_id: str) -> bool:
+        """Whether nothing of a session's checkpoints waits on this node for the blob store."""
+        return await self._blobs.is_home(prefix_of(session_id))
+
+    async def verify(self, session_id: str) -> Checkpoint:
+        """
+        The last checkpoint, read through: all of it is in the blob store, undamaged.
+        `PermanentError`, `checkpoint_damaged`, says what is not; `TemporaryError`,
+        `blobs_unavailable`, that some of it waits on this node still, or the store is away.
+        """
+        owner = self._leases.own()
+        # So that no other one is taken meanwhile, which would remove objects of this one.
+        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._restoring:
+            checkpoint = await self.get(session_id)
+            if checkpoint is None:
+                raise NotFound(
+                    f"Session {session_id} has no checkpoint.", code="checkpoint_not_found"
+                )
+            if not await self.is_home(session_id):
+                raise TemporaryError(
+                    f"Files of session {session_id} wait on this node for the blob store.",
+                    code=AWAY,
+                )
+            manifest = await self._manifest(checkpoint)
+            await Verification(self._blobs, session_id, manifest).run()
+            return checkpoint
 
     # Reading
 

@@ -65,7 +65,6 @@ class Dependencies:
         self._tasks = tasks
         self._clock = clock
         self._node_id = node_id
-        self._finishing: set[str] = set()
         self._adding: dict[str, Install] = {}
         """What is being installed for sessions that run, by session."""
 
@@ -88,18 +87,11 @@ class Dependencies:
 
     # At the creation
 
-    def resume(self, session: Session) -> None:
-        """See that a session comes to run whose packages nobody may be installing any more."""
-        here = session.runtime_node == self._node_id and session.id not in self._finishing
-        if here and session.status is SessionStatus.CREATING and is_installing(session):
-            self._tasks.start(self.finish(session), f"start {session.id}")
-
     async def finish(self, session: Session) -> Session:
         """
         Bring a session to run whose packages are being installed: by this replica, by another, or
         by one that is no more. An execution that comes meanwhile waits for the same.
         """
-        self._finishing.add(session.id)
         try:
             return (await self._lives.live(session.id)).session
         except Conflict:
@@ -112,8 +104,6 @@ class Dependencies:
                         current, SessionStatus.FAILED, Cause.DRIVER, error.message
                     )
             raise
-        finally:
-            self._finishing.discard(session.id)
 
     async def _equip(self, session: Session) -> Session:
         """With its packages on this node, or without them if it said that it can do so."""

@@ -129,7 +129,7 @@ class Executions:
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity
         else:
-            session = await self._lives.usable(session_id)
+            session = await self._lives.startable(session_id)
             instance_id, capacity = session.instance_id or "", session.capacity
         if not self._leases.valid:
             raise TemporaryError(

@@ -12,6 +12,7 @@ and the act is refused by version in the store.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
@@ -81,12 +82,19 @@ class Leases:
         """
         return Lease(self, key, owner, wait, instead)
 
-    async def try_lease(self, key: str) -> Lease | None:
-        """The same without waiting; None when another replica has it. To be entered at once."""
-        owner = f"{self.replica}/{key}"
+    async def try_lease(self, key: str, owner: str | None = None) -> Lease | None:
+        """
+        The same without waiting; None when another has it. To be entered at once. Without an owner
+        it is the replica's, which is let in twice.
+        """
+        owner = owner or f"{self.replica}/{key}"
         if await self._coordination.acquire(key, owner) is not None:
             return None
         return Lease(self, key, owner, 0.0, ())
+
+    def own(self) -> str:
+        """An owner that is nobody else, not even another task of this replica."""
+        return f"{self.replica}/{secrets.token_hex(8)}"
 
     async def start(self) -> None:
         """Be present, before anything is done."""

@@ -2,10 +2,11 @@
 The compute of sessions, as this replica reaches it.
 
 A session that runs has a `Live` here: its instance and the link to it. The store is the truth; a
-`Live` is only how to reach what the store says, and goes with its link. An instance that has died
-is replaced in the same session, with its workspace, by the next request that needs it; requests
-that come at the same time cause one recovery, also when they come to several replicas: it takes a
-lease.
+`Live` is only how to reach what the store says, and goes with its link. Before an instance is
+trusted it is looked at, at most once in a short while. One that has died is replaced in the same
+session, with its workspace, by the next request that needs it, and a session that is paused or at
+rest is started by it; requests that come at the same time cause one recovery, also when they come
+to several replicas: it takes a lease.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
+from atoll.model.event import session_event
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
+from atoll.model.session import Session, SessionStatus, Wanted, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from datetime import datetime
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from atoll.service.pool import Pool, Ready
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
+    from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -47,9 +52,27 @@ ELSEWHERE = (
     "dependency_failed",
 )
 """Codes that say more than that the session is not ready."""
+NOT_RUNNING = "session_not_running"
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
 """Seconds."""
+
+
+UP = (
+    SessionStatus.CREATING,
+    SessionStatus.STARTING,
+    SessionStatus.RESTORING,
+    SessionStatus.RUNNING,
+    SessionStatus.PAUSING,
+    SessionStatus.PAUSED,
+    SessionStatus.ERROR,
+)
+"""Statuses in which an instance that is found is the one to go on with."""
+
+
+def instance_lease(session_id: str) -> str:
+    """Who has it is the one that changes what the session has on its node."""
+    return f"instance:{session_id}"
 
 
 def mounted_at(session: Session) -> str | None:
@@ -64,6 +87,8 @@ class Live:
         self.session = session
         self.instance = instance
         self.link = link
+        self.seen = float("-inf")
+        """When the instance was last looked at."""
 
 
 class Lives:
@@ -76,6 +101,7 @@ class Lives:
         leases: Leases,
         tasks: Tasks,
         clock: Clock,
+        settings: SessionSettings,
         node_id: str,
         checkpoints: Checkpoints | None = None,
     ) -> None:
@@ -87,15 +113,21 @@ class Lives:
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
+        self._probe_interval = settings.probe_interval.total_seconds()
+        self._probe_timeout = settings.probe_timeout.total_seconds()
         self._node_id = node_id
         self._lives: dict[str, Live] = {}
-        self._recovering: dict[str, asyncio.Future[Live]] = {}
+        self._recovering: dict[str, tuple[asyncio.Future[Live], datetime | None]] = {}
         self.reconnected: Callable[[Live], None] = lambda live: None
         """Told when an instance is reached that may have results of before."""
         self.kept: Callable[[Session], None] = lambda session: None
         """Told of each session that is reached."""
         self.equip: Callable[[Session], Awaitable[Session]] = _as_it_is
         """Gives a session what it must have before an instance is made for it."""
+        self.touched: Callable[[Session], None] = lambda session: None
+        """Told of each session that something is asked of."""
+        self.halt: Callable[[Session], Awaitable[Session]] = _as_it_is
+        """Finishes the stop of a session that is `stopping`."""
 
     async def session(self, session_id: str) -> Session:
         session = await self._store.sessions.get(session_id)
@@ -116,17 +148,53 @@ class Lives:
         """Those that this process has a link to."""
         return set(self._lives)
 
-    async def live(self, session_id: str) -> Live:
-        """The session's compute, brought back once if it has died."""
+    async def live(self, session_id: str, *, asked_at: datetime | None = None) -> Live:
+        """
+        The session's compute, brought back once if it has died. One that is paused or at rest is
+        started, unless it was told not to, or by what was asked for (`asked_at`) before it rested.
+        """
         live = self._lives.get(session_id)
         if live is not None and live.link.alive:
-            return live
-        recovering = self._recovering.get(session_id)
-        if recovering is None:
-            recovering = self._tasks.start(self._recover(session_id), f"recover {session_id}")
-            self._recovering[session_id] = recovering
-            recovering.add_done_callback(lambda _: self._recovering.pop(session_id, None))
-        return await asyncio.shield(recovering)
+            self.touched(live.session)
+            if self._clock.monotonic() - live.seen < self._probe_interval:
+                return live
+            if await self._is_there(live):
+                return live
+        while True:
+            recovering, theirs = self._recovering.get(session_id) or self._start_recovery(
+                session_id, asked_at
+            )
+            try:
+                return await asyncio.shield(recovering)
+            except Conflict as error:
+                if error.code != NOT_RUNNING or asked_at is not None or theirs is None:
+                    raise
+                # Refused to something older; this may start it.
+
+    def _start_recovery(
+        self, session_id: str, asked_at: datetime | None
+    ) -> tuple[asyncio.Future[Live], datetime | None]:
+        task = self._tasks.start(self._recover(session_id, asked_at), f"recover {session_id}")
+        self._recovering[session_id] = task, asked_at
+        task.add_done_callback(lambda _: self._recovering.pop(session_id, None))
+        return task, asked_at
+
+    async def _is_there(self, live: Live) -> bool:
+        """Whether the instance lives, as far as can be told in a short time."""
+        # Before the first await: who comes meanwhile does not ask as well.
+        live.seen = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._probe_timeout):
+                state = (await self._driver.observe(live.instance.handle)).state
+        except (TimeoutError, TemporaryError) as error:
+            # What it is like is not known: its link will tell, as it would without this look.
+            log.warning("instance.not_observed", session_id=live.session.id, error=str(error))
+            return True
+        if state in (State.RUNNING, State.UNKNOWN):
+            return True
+        live.link.close()
+        self._drop(live)
+        return False
 
     async def reach(self, session_id: str) -> Live | None:
         """The session's compute as it is; None when it has died, or was never there."""
@@ -134,12 +202,19 @@ class Lives:
         if live is not None:
             return live
         session = await self._unended(session_id)
-        return await self._found(session)
+        return await self._found(session) if session.status in UP else None
 
     async def usable(self, session_id: str) -> Session:
         """A session that has not ended and is on a node that this replica reaches."""
         session = await self._unended(session_id)
         self.check_here(session)
+        return session
+
+    async def startable(self, session_id: str) -> Session:
+        """The same, of one that runs or that a request may start."""
+        session = await self.usable(session_id)
+        if session.wanted is not Wanted.RUNNING and not session.auto_start:
+            raise _not_running(session)
         return session
 
     def check_here(self, session: Session) -> None:
@@ -150,38 +225,97 @@ class Lives:
                 code="node_not_reached",
             )
 
-    async def _recover(self, session_id: str) -> Live:
+    async def _recover(self, session_id: str, asked_at: datetime | None) -> Live:
         try:
-            live = await self._found(await self._unended(session_id))
-            if live is not None:
-                return live
-            owner = f"{self._leases.replica}/{session_id}"
-            async with self._leases.lease(f"instance:{session_id}", owner):
-                # Another replica may have been quicker.
-                session = await self._unended(session_id)
+            session = await self._wanting(await self._unended(session_id), asked_at)
+            self.touched(session)
+            if session.status in (SessionStatus.CREATING, SessionStatus.RUNNING):
                 live = await self._found(session)
-                if live is None:
-                    if session.instance_id is not None:
-                        log.warning(
-                            "session.instance_lost",
-                            session_id=session_id,
-                            instance_id=session.instance_id,
-                        )
-                        await self.remove_instance(session.instance_id)
-                    try:
-                        live = await self._start_again(await self.equip(session))
-                    except Conflict:
-                        # Ended meanwhile, or the replica that was making it has made it.
-                        live = await self._found(await self._unended(session_id))
-                        if live is None:
-                            raise
-                return live
+                if live is not None:
+                    return live
+            owner = f"{self._leases.replica}/{session_id}"
+            async with self._leases.lease(instance_lease(session_id), owner):
+                # Another replica may have been quicker.
+                session = await self._wanting(await self._unended(session_id), asked_at)
+                return await self._bring_up(session)
         except (LinkLost, PermanentError, TemporaryError) as error:
             if error.code in ELSEWHERE:
                 raise
             raise TemporaryError(
                 f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
             ) from error
+
+    async def bring_up(self, session_id: str) -> Live:
+        """For whoever has the lease of the instance: the session's compute, made if need be."""
+        return await self._bring_up(await self._unended(session_id))
+
+    async def _bring_up(self, session: Session) -> Live:
+        if session.status is SessionStatus.STOPPING:
+            session = await self.halt(session)
+        live = await self._found(session, wake=True) if session.status in UP else None
+        if live is not None:
+            if session.status is not SessionStatus.RUNNING:
+                self._renew(live, await self._stored(_running(session, self._clock.now())))
+            return live
+        if session.instance_id is not None:
+            log.warning(
+                "session.instance_lost", session_id=session.id, instance_id=session.instance_id
+            )
+            await self.remove_instance(session.instance_id)
+        try:
+            return await self._start_again(await self.equip(await self._begun(session)))
+        except Conflict:
+            # Ended meanwhile, or the replica that was making it has made it.
+            live = await self._found(await self._unended(session.id))
+            if live is None:
+                raise
+            return live
+
+    async def _wanting(self, session: Session, asked_at: datetime | None) -> Session:
+        """The session, wanted to run."""
+        while session.wanted is not Wanted.RUNNING:
+            over = asked_at is not None and (session.rested_at or session.updated_at) >= asked_at
+            if over or not session.auto_start:
+                raise _not_running(session)
+            self.check_here(session)
+            now = self._clock.now()
+            try:
+                return await self._store.sessions.save(
+                    dataclasses.replace(
+                        session,
+                        wanted=Wanted.RUNNING,
+                        failures=0,
+                        retry_at=None,
+                        active_at=now,
+                        updated_at=now,
+                    )
+                )
+            except Conflict:
+                session = await self._unended(session.id)
+        return session
+
+    async def _begun(self, session: Session) -> Session:
+        """One that was at rest, as one that is about to run: with a new life."""
+        if session.rested_at is None:
+            return session
+        now = self._clock.now()
+        restored = session.workspace is None and session.workspace_mode is WorkspaceMode.SYNC
+        return await self._stored(
+            dataclasses.replace(
+                session,
+                status=SessionStatus.RESTORING if restored else SessionStatus.STARTING,
+                rested_at=None,
+                cause=None,
+                message=None,
+                active_at=now,
+                expires_at=now + timedelta(seconds=session.timeout),
+                updated_at=now,
+            )
+        )
+
+    async def _stored(self, session: Session) -> Session:
+        event = session_event(session, session.updated_at)
+        return await self._store.sessions.save(session, event=event)
 
     async def _unended(self, session_id: str) -> Session:
         session = await self.session(session_id)
@@ -193,15 +327,18 @@ class Lives:
             )
         return session
 
-    async def _found(self, session: Session) -> Live | None:
-        """The session's instance, reached again if it lives."""
+    async def _found(self, session: Session, *, wake: bool = False) -> Live | None:
+        """The session's instance, reached again if it lives; with `wake`, also if it is paused."""
         self.check_here(session)
         if session.instance_id is None:
             return None
         instance = await self._store.instances.get(session.instance_id)
         if instance is None:
             return None
-        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+        state = (await self._driver.observe(instance.handle)).state
+        if state is State.PAUSED and wake:
+            await self._driver.resume(instance.handle)
+        elif state is not State.RUNNING:
             return None
         try:
             return await self._reconnect(session, instance)
@@ -243,7 +380,9 @@ class Lives:
             volumes=await self._volumes(session),
             prefix=prefix,
         )
-        source = session.started_from if session.workspace is None else None
+        source = None
+        if session.workspace is None and prefix is None:
+            source = await self._source(session)
         try:
             ready = await make(workspace=session.workspace)
         except NotFound as error:
@@ -266,6 +405,14 @@ class Lives:
                 raise
         return ready
 
+    async def _source(self, session: Session) -> str | None:
+        """Whose checkpoint a session begins with that has no files on this node."""
+        if session.status is SessionStatus.CREATING:
+            return session.started_from
+        if self._checkpoints is None or await self._checkpoints.get(session.id) is None:
+            return None
+        return session.id
+
     async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
         found = []
         for mount in session.volumes:
@@ -277,18 +424,14 @@ class Lives:
 
     async def _start_again(self, session: Session) -> Live:
         ready = await self.make(session)
-        now = self._clock.now()
+        running = dataclasses.replace(
+            _running(session, self._clock.now()),
+            instance_id=ready.instance.id,
+            workspace=ready.instance.workspace,
+            warnings=session.warnings + _restored(session, ready),
+        )
         try:
-            session = await self._store.sessions.save(
-                dataclasses.replace(
-                    session,
-                    status=SessionStatus.RUNNING,
-                    instance_id=ready.instance.id,
-                    workspace=ready.instance.workspace,
-                    warnings=session.warnings + _restored(session, ready),
-                    updated_at=now,
-                )
-            )
+            session = await self._stored(running)
         except BaseException:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
@@ -356,8 +499,28 @@ class Lives:
             live.link.close()
 
 
+def _not_running(session: Session) -> Conflict:
+    return Conflict(
+        f"Session {session.id} is {session.status}; start it first.",
+        code=NOT_RUNNING,
+        status_now=session.status.value,
+    )
+
+
 async def _as_it_is(session: Session) -> Session:
     return session
+
+
+def _running(session: Session, now: datetime) -> Session:
+    return dataclasses.replace(
+        session,
+        status=SessionStatus.RUNNING,
+        cause=None,
+        message=None,
+        failures=0,
+        retry_at=None,
+        updated_at=now,
+    )
 
 
 def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:

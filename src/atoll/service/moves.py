@@ -14,7 +14,7 @@ import structlog
 
 from atoll.errors import Conflict
 from atoll.model import plan
-from atoll.model.event import Event
+from atoll.model.event import session_event
 from atoll.model.session import Warning
 from atoll.service.nodes import node_topic
 from atoll.service.sessions import settle_topic
@@ -51,21 +51,21 @@ class Moves:
         node = await self._placements.assign(session)
         now, left = self._clock.now(), session.runtime_node
         found = plan.moved(session, node.id, now)
-        data = {"from": left, "to": node.id, "cause": cause.value, "status": found.status.value}
         found = dataclasses.replace(
             found,
             runtime_type=node.type,
             warnings=tuple(item for item in found.warnings if item.code != WAITS),
         )
         try:
-            await self._store.sessions.save(
-                found, event=Event("session.moved", session.id, now, data)
-            )
+            await self._store.sessions.save(found, event=session_event(found, now, "moved"))
         except Conflict:
             return None
-        self.moved[cause.value] = self.moved.get(cause.value, 0) + 1
+        self.count(cause)
         log.info("session.moved", session_id=session.id, node=node.id, left=left, cause=cause.value)
         return node.id
+
+    def count(self, cause: Cause) -> None:
+        self.moved[cause.value] = self.moved.get(cause.value, 0) + 1
 
     async def tell(self, left: str, to: set[str]) -> None:
         """Tell the nodes that sessions have come to, and the one that they have left."""

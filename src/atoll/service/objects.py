@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from atoll.model.manifest import Entry
 
 AT_ONCE = 4
+DAMAGED = "checkpoint_damaged"
 KEPT = 6
 """Objects that stay in memory while a checkpoint is read; each has at most 8 MiB."""
 
 
 def prefix_of(session_id: str) -> str:
     return f"workspaces/{session_id}/"
+
+
+def data_of(session_id: str) -> str:
+    return f"{prefix_of(session_id)}data/"
 
 
 def digest(data: bytes) -> str:
@@ -38,7 +43,7 @@ def digest(data: bytes) -> str:
 class SessionObjects:
     def __init__(self, blobs: Blobs, session_id: str) -> None:
         self._blobs = blobs
-        self._data = f"{prefix_of(session_id)}data/"
+        self._data = data_of(session_id)
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._known: set[str] = set()
         self._read: OrderedDict[str, asyncio.Future[bytes]] = OrderedDict()
@@ -76,12 +81,12 @@ class SessionObjects:
         if data is None:
             raise PermanentError(
                 f"Object {name} of a checkpoint is gone from the blob store.",
-                code="checkpoint_damaged",
+                code=DAMAGED,
             )
         if await asyncio.to_thread(digest, data) != name:
             raise PermanentError(
                 f"Object {name} of a checkpoint is damaged in the blob store.",
-                code="checkpoint_damaged",
+                code=DAMAGED,
             )
         return data
 

@@ -48,7 +48,7 @@ class Restore:
                 group.create_task(self._when_carried(carriers))
         except ExceptionGroup as errors:
             # One reason is enough to tell; the others are its consequences.
-            raise _first(errors) from None
+            raise first(errors) from None
         return sum(int(task.result()["made"]) for task in (rest, *carriers))
 
     async def _when_carried(self, carriers: list[asyncio.Task[dict[str, object]]]) -> None:
@@ -95,7 +95,7 @@ async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(buffer)
 
 
-def _first(errors: BaseException) -> BaseException:
+def first(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors

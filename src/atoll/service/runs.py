@@ -94,7 +94,7 @@ class Runs:
         """How long they took together."""
         self.saved: Callable[[Live], Awaitable[None]] = _at_once
         """Told of each end before it is final, with what its session was reached by."""
-        sessions.ended = self._session_ended
+        sessions.ended = sessions.halted = self._session_ended
         lives.reconnected = self._reconnected
         coordination.on_cancel = self._cancel_heard
         coordination.on_gap = self._cancels_missed

@@ -1,8 +1,10 @@
 """
-Sessions: made, found, ended.
+Sessions: made, found, changed, ended.
 
-A session is a record first. How its compute is reached is the matter of `lives`; when its life is
-over it ends by a timer here, or by the sweep where this replica could not.
+A session is a record first: what is asked for here is written down as wanted, and `steps` brings it
+about. How its compute is reached is the matter of `lives`. What is due by itself (the end of its
+life, a stop because nobody needs it) is due by a timer here, or by the sweep where this replica
+could not.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
+from atoll.model import plan
+from atoll.model.event import session_event
+from atoll.model.execution import ExecutionStatus
 from atoll.model.packages import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.lives import NOT_RUNNING, instance_lease
 from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
     from atoll.model.resources import Resources
+    from atoll.service.leases import Leases
     from atoll.service.lives import Lives
     from atoll.service.pool import Pool, Ready
     from atoll.service.provision import Extras, Provision
@@ -46,6 +53,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 1.0
+FAR = 86_400.0
+"""Seconds beyond which a timer is left to the sweep."""
+
+
+MOST = {"env_vars": 256, "labels": 64}
+"""How many of these a session may have."""
 
 
 def settle_topic(node_id: str) -> str:
@@ -62,13 +75,63 @@ def _fits_ready_one(session: Session) -> bool:
     )
 
 
-async def _admitted(session: Session) -> Callable[[], None]:
-    return lambda: None
-
-
 def is_installing(session: Session) -> bool:
     install = session.install
     return install is not None and install.status is InstallStatus.INSTALLING
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """How long a session is kept and in what state, by itself; 0 is never."""
+
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    node_labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    auto_start: bool = True
+    idle_timeout: int | None = None
+    archive_after: int | None = None
+    delete_after: int | None = None
+
+
+AS_SET = Terms()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What of a session is to be other than it is."""
+
+    limits: Callable[[Resources], Resources]
+    timeout: int | None = None
+    """Seconds of life from now on."""
+    env_vars: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    """By name; none removes one."""
+    labels: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields that are replaced as they are: idle_timeout, archive_after and their like."""
+
+
+async def _nobody(node_id: str) -> None:
+    """There is no other node."""
+
+
+def _seconds(asked: int | None, otherwise: timedelta | None) -> int | None:
+    if asked is None:
+        return None if otherwise is None else max(1, int(otherwise.total_seconds()))
+    return asked or None
+
+
+def _not_running(session: Session) -> Conflict:
+    return Conflict(
+        f"Session {session.id} is {session.status}.",
+        code=NOT_RUNNING,
+        status_now=session.status.value,
+    )
+
+
+def _busy(session_id: str) -> Conflict:
+    return Conflict(
+        f"Something runs in session {session_id}, or waits to; let it end, or cancel it.",
+        code="session_busy",
+    )
 
 
 class Sessions:
@@ -79,6 +142,7 @@ class Sessions:
         pool: Pool,
         templates: Templates,
         lives: Lives,
+        leases: Leases,
         tasks: Tasks,
         clock: Clock,
         settings: Settings,
@@ -91,7 +155,8 @@ class Sessions:
         self._templates = templates
         self._provision = provision
         self._lives = lives
-        lives.kept = self.schedule_end
+        lives.kept = self.schedule
+        self._leases = leases
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
@@ -101,15 +166,16 @@ class Sessions:
         """How many sessions were created, by how they started."""
         self.ended: Callable[[Session], None] = lambda session: None
         """Told when a session ends, before its instance goes."""
+        self.halted: Callable[[Session], None] = lambda session: None
+        """Told when a session is stopped, before its instance goes."""
         self.finish: Callable[[Session], Coroutine[Any, Any, Session]]
         """Brings a session to run whose packages have to be installed first."""
+        self.settle: Callable[[str], Coroutine[Any, Any, Session | None]]
+        """Brings a session to what is wanted."""
+        self.wake: Callable[[str], Awaitable[None]] = _nobody
+        """Tells a node's control planes that sessions of it have come to want something."""
         self.clearing: set[str] = set()
         """Ids of ended sessions whose instances this process is about to remove."""
-        self.admit: Callable[[Session], Awaitable[Callable[[], None]]] = _admitted
-        """
-        Refuses a session that this node does not take; gives what to call when it is stored, or
-        will not be.
-        """
         self.saves: Saves | None = None
         """What sees to their files; none where nothing is saved."""
 
@@ -125,6 +191,7 @@ class Sessions:
         capacity: int = 1,
         session_id: str | None = None,
         extras: Extras = NOTHING,
+        terms: Terms = AS_SET,
         wait: bool = True,
     ) -> Session:
         """
@@ -132,7 +199,7 @@ class Sessions:
         `wait`, one whose packages have to be installed is given back before they are.
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
-            return await self._known(known)
+            return await self.known(known)
         template = await self._templates.ready(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
@@ -156,6 +223,13 @@ class Sessions:
             expires_at=now + timedelta(seconds=seconds),
             env_vars={**template.env, **env_vars},
             capacity=capacity,
+            active_at=now,
+            labels=terms.labels,
+            node_labels=terms.node_labels,
+            auto_start=terms.auto_start,
+            idle_timeout=_seconds(terms.idle_timeout, self._settings.session.idle_timeout),
+            archive_after=_seconds(terms.archive_after, self._settings.session.archive_after),
+            delete_after=_seconds(terms.delete_after, self._settings.session.delete_after),
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.
@@ -169,41 +243,41 @@ class Sessions:
             # Its life begins when they are installed.
             later = session.expires_at + timedelta(seconds=extras.install.timeout)
             session = dataclasses.replace(session, expires_at=later)
-        admitted = await self.admit(session)
+        ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
+        if ready is not None:
+            try:
+                return await self._adopt(session, ready)
+            except Conflict as error:
+                # Others took this replica for lost, and its ready instances away.
+                log.warning("pool.instance_lost", session_id=session.id, error=error.message)
+        return await self.begin(session, wait=wait)
+
+    async def begin(self, session: Session, *, wait: bool = True) -> Session:
+        """Record a new session, and make an instance for it."""
         try:
-            ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
-            if ready is not None:
-                try:
-                    return await self._adopt(session, ready)
-                except Conflict as error:
-                    # Others took this replica for lost, and its ready instances away.
-                    log.warning("pool.instance_lost", session_id=session.id, error=error.message)
-            await self._store.sessions.add(session)
+            event = session_event(session, session.created_at, "created")
+            await self._store.sessions.add(session, event=event)
         except Conflict:
-            known = None if session_id is None else await self._store.sessions.get(session_id)
+            known = await self._store.sessions.get(session.id)
             if known is None:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
-            return await self._known(known)
-        finally:
-            admitted()
+            return await self.known(known)
         if not is_installing(session):
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
-        self.schedule_end(session)
+        self.schedule(session)
         starting = self._tasks.start(self.finish(session), f"start {session.id}")
         return await asyncio.shield(starting) if wait else session
 
-    async def _known(self, session: Session) -> Session:
+    async def known(self, session: Session) -> Session:
         """One that was created before, by a request that came to no answer."""
         if session.status is SessionStatus.FAILED:
             raise PermanentError(
                 session.message or f"Session {session.id} could not be created.",
                 code="session_failed",
             )
-        if session.status.ended or session.runtime_node != self._node_id:
-            return session  # Whoever asks for it is led to its node.
-        return (await self._lives.live(session.id)).session
+        return session if session.status.ended else (await self._lives.live(session.id)).session
 
     def _life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()
@@ -231,7 +305,8 @@ class Sessions:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
         try:
-            await self._store.sessions.add(session)
+            event = session_event(session, session.created_at, "created")
+            await self._store.sessions.add(session, event=event)
         except Conflict:
             self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
@@ -262,6 +337,11 @@ class Sessions:
             self._lives.keep(found, ready.instance, ready.link)
 
     async def _start_cold(self, session: Session) -> Session:
+        # Else whoever finds a session that is not yet what is wanted would begin with it too.
+        async with self._leases.lease(instance_lease(session.id), self._leases.own()):
+            return await self._make_first(session)
+
+    async def _make_first(self, session: Session) -> Session:
         try:
             ready = await self._lives.make(session)
         except AtollError as error:
@@ -281,12 +361,12 @@ class Sessions:
             updated_at=self._clock.now(),
         )
         try:
-            running = await self._store.sessions.save(running)
+            event = session_event(running, running.updated_at)
+            running = await self._store.sessions.save(running, event=event)
         except Conflict:
-            # Ended while it was being made, or needed elsewhere so soon that another replica made
-            # it as well.
+            # Ended while it was being made, or a replica that took this one for lost made it too.
             await asyncio.shield(self._pool.destroy(ready))
-            return (await self._lives.live(session.id)).session
+            return (await self._lives.bring_up(session.id)).session
         except BaseException:
             # It may have been written all the same, and then this is its instance and workspace.
             self._tasks.start(self._settle(running, ready), f"settle {session.id}")
@@ -296,19 +376,190 @@ class Sessions:
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
 
-    def schedule_end(self, session: Session) -> None:
-        """End the session when its life is over; the sweep does it where this process could not."""
-        left = (session.expires_at - self._clock.now()).total_seconds()
+    def schedule(self, session: Session) -> None:
+        """See to the session when its next timer runs out; the sweep does where this could not."""
         old = self._timers.pop(session.id, None)
         if old is not None:
             old.cancel()
-        self._timers[session.id] = asyncio.get_running_loop().call_later(
-            max(0.0, left), self._start_expiry, session.id
-        )
+        at = plan.timer_at(session)
+        left = FAR if at is None else (at - self._clock.now()).total_seconds()
+        if left < FAR:
+            self._timers[session.id] = asyncio.get_running_loop().call_later(
+                max(0.0, left), self._start_timer, session.id
+            )
 
-    def _start_expiry(self, session_id: str) -> None:
+    def _start_timer(self, session_id: str) -> None:
         self._timers.pop(session_id, None)
-        self._tasks.start(self.expire(session_id), f"expire {session_id}")
+        self._tasks.start(self.tick(session_id), f"timer of {session_id}")
+
+    async def tick(self, session_id: str) -> None:
+        """Do what is due by itself, if it is."""
+        session = await self.get(session_id)
+        if session.runtime_node != self._node_id:
+            return
+        now, timer = self._clock.now(), plan.timer(session)
+        at = plan.timer_at(session)
+        if at is None or at > now:
+            # The clock went back, or the session was given more time.
+            self.schedule(session)
+        elif timer is None or timer.cause is Cause.TIMEOUT:
+            await self._finish(session_id, SessionStatus.TIMEOUT, Cause.TIMEOUT)
+        elif timer.wanted is Wanted.DESTROYED:
+            await self._finish(session_id, SessionStatus.TERMINATED, timer.cause)
+        elif timer.wanted is Wanted.STOPPED and await self._busy(session_id):
+            await self._store.sessions.seen(session, now)
+            self.schedule(dataclasses.replace(session, active_at=now))
+        else:
+            await self._want(session_id, timer.wanted, timer.cause, of=session)
+            await self.settle(session_id)
+
+    async def _busy(self, session_id: str) -> bool:
+        """Whether something runs in it or waits to."""
+        for status in (ExecutionStatus.RUNNING, ExecutionStatus.PENDING):
+            found = await self._store.executions.page(session_id=session_id, status=status, limit=1)
+            if found.items:
+                return True
+        return False
+
+    # What is wanted of it
+
+    async def start(self, session_id: str, *, wait: float) -> Session:
+        """Have it run, whatever it is now."""
+        await self._want(session_id, Wanted.RUNNING, None)
+        return await self._settled(session_id, wait)
+
+    async def stop(self, session_id: str, *, wait: float) -> Session:
+        """End its instance and keep its files; what runs in it is cancelled."""
+        await self._want(session_id, Wanted.STOPPED, Cause.USER)
+        return await self._settled(session_id, wait)
+
+    async def archive(self, session_id: str, *, wait: float) -> Session:
+        """Stop it, and have its files in the blob store alone."""
+        await self._want(session_id, Wanted.ARCHIVED, Cause.USER)
+        return await self._settled(session_id, wait)
+
+    async def pause(self, session_id: str, *, wait: float) -> Session:
+        """Let it stand still with its memory; not while something runs in it."""
+        if "pause" not in self._driver.capabilities.features:
+            raise Conflict(
+                f"Node {self._node_id} cannot let instances stand still; stop the session instead.",
+                code="pause_unavailable",
+            )
+        session = await self._lives.usable(session_id)
+        if session.wanted not in (Wanted.RUNNING, Wanted.PAUSED) or session.rested_at is not None:
+            raise _not_running(session)
+        if await self._busy(session_id):
+            raise _busy(session_id)
+        await self._want(session_id, Wanted.PAUSED, None)
+        session = await self._settled(session_id, wait)
+        if session.wanted is not Wanted.PAUSED:
+            raise _busy(session_id)
+        return session
+
+    async def _want(
+        self, session_id: str, wanted: Wanted, cause: Cause | None, *, of: Session | None = None
+    ) -> Session:
+        """
+        Write down what is wanted; of a session that has not moved on since `of` was read, if that
+        is given. One that is at rest and to be stopped is left as it is.
+        """
+        while True:
+            session = of or await self._lives.usable(session_id)
+            if session.status is SessionStatus.CREATING and wanted is not Wanted.RUNNING:
+                raise _not_running(session)
+            resting = session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
+            if session.wanted is wanted or (wanted is Wanted.STOPPED and resting):
+                if session.retry_at is None:
+                    return session
+                # Who asks again does not want to wait for the next try.
+                wanted = session.wanted
+            now = self._clock.now()
+            rests = wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
+            changed = dataclasses.replace(
+                session,
+                wanted=wanted,
+                cause=(session.cause or cause) if resting else cause,
+                rested_at=(session.rested_at or now) if rests else session.rested_at,
+                failures=0,
+                retry_at=None,
+                active_at=session.active_at if rests else now,
+                updated_at=now,
+            )
+            try:
+                event = session_event(changed, now, "wanted")
+                return await self._store.sessions.save(changed, event=event)
+            except Conflict:
+                if of is not None:
+                    raise
+
+    async def _settled(self, session_id: str, wait: float) -> Session:
+        """The session when it is what is wanted, or as it is after so many seconds."""
+        settling = self._tasks.start(self.settle(session_id), f"settle {session_id}")
+        wait = min(wait, self._settings.execution.max_wait.total_seconds())
+        done, _ = await asyncio.wait([settling], timeout=wait)
+        if done:
+            settling.result()
+        session = await self.get(session_id)
+        self.schedule(session)
+        return session
+
+    async def update(self, session_id: str, change: Change) -> Session:
+        """Change a session that is there; what runs next runs by it."""
+        while True:
+            session = await self._lives.usable(session_id)
+            changed = await self.changed(session, change)
+            try:
+                event = session_event(changed, changed.updated_at, "updated")
+                changed = await self._store.sessions.save(changed, event=event)
+                break
+            except Conflict:
+                continue  # It moved on meanwhile; once more on what it is now.
+        self.schedule(changed)
+        await self._lives.announce(changed)
+        return changed
+
+    async def changed(self, session: Session, change: Change) -> Session:
+        """The session as it is to be; limits of its instance are set."""
+        now = self._clock.now()
+        given: dict[str, Any] = dict(change.fields)
+        if change.timeout is not None:
+            seconds = self._life(change.timeout)
+            given |= {"timeout": seconds, "expires_at": now + timedelta(seconds=seconds)}
+        for name, values in (("env_vars", change.env_vars), ("labels", change.labels)):
+            if values:
+                merged = {**getattr(session, name), **values}
+                given[name] = {key: value for key, value in merged.items() if value is not None}
+                if len(given[name]) > MOST[name]:
+                    raise InvalidRequest(f"{name}: at most {MOST[name]} in all.", field=name)
+        if both := sorted(given.get("env_vars", {}).keys() & session.secrets.keys()):
+            raise InvalidRequest(
+                f"env_vars.{both[0]}: a secret has this name; remove it first.", field="env_vars"
+            )
+        resources = change.limits(session.resources)
+        if resources != session.resources:
+            self._templates.check_resources(resources)
+            await self._resize(session, resources)
+            given["resources"] = resources
+        return dataclasses.replace(session, **given, updated_at=now)
+
+    async def _resize(self, session: Session, resources: Resources) -> None:
+        """Set the limits of its instance; the next one begins with them."""
+        if session.workspace is not None and resources.disk != session.resources.disk:
+            raise Conflict(
+                f"The workspace of session {session.id} has its size as long as it is on its node; "
+                "archive the session, change it, and start it again.",
+                code="disk_fixed",
+            )
+        if session.instance_id is None:
+            return
+        instance = await self._store.instances.get(session.instance_id)
+        if instance is not None and not await self._driver.resize(instance.handle, resources):
+            raise Conflict(
+                f"Session {session.id} cannot be given other limits while it runs; stop it first.",
+                code="resize_unavailable",
+            )
+
+    # Reading
 
     async def get(self, session_id: str) -> Session:
         return await self._lives.session(session_id)
@@ -344,21 +595,14 @@ class Sessions:
         """End a session; one that has ended stays as it ended."""
         return await self._finish(session_id, SessionStatus.TERMINATED, Cause.USER)
 
-    async def expire(self, session_id: str) -> Session:
-        session = await self.get(session_id)
-        if not session.status.ended and session.expires_at > self._clock.now():
-            # The clock went back, or the session was given more time.
-            self.schedule_end(session)
-            return session
-        return await self._finish(session_id, SessionStatus.TIMEOUT, Cause.TIMEOUT)
-
     async def stop_all(self) -> None:
         """The server ends for good: the sessions of its node with it."""
         after = ""
-        while unfinished := await self._store.sessions.unfinished(limit=100, after=after):
+        while unfinished := await self._store.sessions.unfinished(
+            limit=100, after=after, node_id=self._node_id
+        ):
             for session in unfinished:
-                if session.runtime_node == self._node_id:
-                    await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+                await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
             after = unfinished[-1].id
 
     async def _finish(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
@@ -375,42 +619,45 @@ class Sessions:
         self, session: Session, status: SessionStatus, cause: Cause, message: str | None
     ) -> Session:
         now = self._clock.now()
-        session = await self._store.sessions.save(
-            dataclasses.replace(
-                session,
-                status=status,
-                wanted=Wanted.DESTROYED,
-                cause=cause,
-                message=message,
-                ended_at=now,
-                updated_at=now,
-            )
+        ended = dataclasses.replace(
+            session,
+            status=status,
+            wanted=Wanted.DESTROYED,
+            cause=cause,
+            message=message,
+            ended_at=now,
+            failures=0,
+            retry_at=None,
+            updated_at=now,
         )
+        session = await self._store.sessions.save(ended, event=session_event(ended, now))
         timer = self._timers.pop(session.id, None)
         if timer is not None:
             timer.cancel()
         self.clearing.add(session.id)
         self.ended(session)
         self._lives.let_go(session.id)
-        self._tasks.start(self.clear(session), f"clear {session.id}")
+        self._tasks.start(self._clear_soon(session), f"clear {session.id}")
         log.debug("session.ended", session_id=session.id, status=status, cause=cause)
         return session
 
-    async def clear(self, session: Session) -> None:
-        """
-        Remove what an ended session had on the node; the sweep does it again if this is cut short.
-        """
+    async def _clear_soon(self, session: Session) -> None:
         try:
-            if session.runtime_node != self._node_id:
-                return  # It is not here. The sweep of its node finds that the session has ended.
-            if self.saves is not None:
-                await self.saves.last(session)
-            if session.instance_id is not None:
-                await self._lives.remove_instance(session.instance_id)
-            if session.workspace is not None:
-                await self._driver.discard(session.workspace)
+            if session.runtime_node == self._node_id:
+                await self.settle(session.id)
+            else:
+                await self.wake(session.runtime_node)
         finally:
             self.clearing.discard(session.id)
+
+    async def clear(self, session: Session) -> None:
+        """Remove what an ended session has on this node, its files saved before that."""
+        if self.saves is not None:
+            await self.saves.last(session)
+        if session.instance_id is not None:
+            await self._lives.remove_instance(session.instance_id)
+        if session.workspace is not None:
+            await self._driver.discard(session.workspace)
 
     async def processes(self, session_id: str, *, end: bool = False) -> Sequence[Any]:
         """What executions of the session left running; with `end`, its end."""

@@ -237,10 +237,14 @@ def _rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def _with_new_columns(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {
+    found = {
         column.name: row.get(column.name, NOT_NULL.get((name, column.name)))
         for column in metadata.tables[name].columns
     }
+    if name == "sessions":
+        # It runs, and the time it had is the time it has.
+        found["timer_at"] = row["expires_at"]
+    return found
 
 
 NOT_NULL = {
@@ -248,6 +252,8 @@ NOT_NULL = {
     ("sessions", "template_version"): 1,
     ("sessions", "workspace_mode"): "sync",
     ("sessions", "durability"): "background",
+    ("sessions", "auto_start"): 1,
+    ("sessions", "failures"): 0,
     ("templates", "number"): 1,
     ("templates", "status"): "ready",
     ("executions", "ordinal"): 1,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from atoll.api.rest import answers, files, requests, schemas
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome, Request
+from atoll.model.plan import Observed
 from atoll.model.resources import Resources
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import REQUIREMENTS, Template
@@ -144,7 +145,10 @@ def test_every_status_is_described() -> None:
     def words(model: type[BaseModel]) -> set[str]:
         return set(model.model_json_schema()["properties"]["status"]["enum"])
 
-    assert words(schemas.SessionOut) == set(SessionStatus)
+    described = schemas.SessionOut.model_json_schema()["$defs"]
+    assert set(described["SessionStatus"]["enum"]) == set(SessionStatus)
+    assert set(described["Wanted"]["enum"]) == set(Wanted)
+    assert set(described["Observed"]["enum"]) == set(Observed)
     assert words(schemas.ExecutionOut) == words(schemas.StatusOut) == set(ExecutionStatus)
 
 

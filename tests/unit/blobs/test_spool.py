@@ -129,7 +129,7 @@ class Remote(LocalObjects):
         self._check("list", prefix)
         return await super().list(prefix, after=after, limit=limit)
 
-    async def remove(self, key: str) -> None:
+    async def remove(self, key: str, *, later: bool = True) -> None:
         self._check("remove", key)
         await super().remove(key)
 
@@ -623,3 +623,43 @@ async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is
 
     assert [line["event"] for line in logs] == ["blobs.away", "blobs.back"]
     assert await remote.get("workspaces/1") == b"1"
+
+
+async def test_what_waits_is_not_home_until_it_was_moved(
+    spool: Spool, away: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/s1/data/a", b"1")
+    await spool.remove("workspaces/s2/data/a")
+    await spool.remove_all("exports/s3/")
+
+    assert not await spool.is_home("workspaces/s1/")
+    assert not await spool.is_home("workspaces/s2/")
+    assert not await spool.is_home("exports/s3/")
+    assert not await spool.is_home("workspaces/")
+    assert await spool.is_home("workspaces/s3/")
+    assert await spool.is_home("workspaces/s/")
+
+    back(away, clock)
+    assert await spool.catch_up()
+    for prefix in ("workspaces/s1/", "workspaces/s2/", "exports/s3/", "workspaces/"):
+        assert await spool.is_home(prefix)
+
+
+async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    await spool.put("workspaces/a", b"1")
+    remote.away = True
+    with pytest.raises(TemporaryError) as caught:
+        await spool.remove("workspaces/a", later=False)
+    assert caught.value.code == "blobs_unavailable"
+    await spool.put("workspaces/b", b"2")
+    with pytest.raises(TemporaryError):
+        await spool.remove("workspaces/b", later=False)
+
+    back(remote, clock)
+    assert await spool.catch_up()
+    assert await spool.get("workspaces/a") == b"1"
+    assert await spool.get("workspaces/b") == b"2"
+    await spool.remove("workspaces/a", later=False)
+    assert await spool.get("workspaces/a") is None

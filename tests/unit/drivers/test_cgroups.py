@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,38 @@ def test_version_one_counts_kills_and_tells_names(tmp_path: Path) -> None:
     assert groups.memory_kills("unknown") == 0
 
 
+def test_version_one_freezes_the_supervisor_with_user_code(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory", "freezer")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    assert groups.freezes
+    groups.make("one", LIMITS)
+    group = tmp_path / "freezer/atoll/one"
+    assert str(group / "cgroup.procs") in groups.join_files("one")
+    assert not (group / "exec").exists()
+    (group / "cgroup.procs").touch()
+    state = group / "freezer.state"
+    state.write_text("THAWED\n")
+    assert not groups.frozen("one")
+    assert groups.freeze("one", 1)
+    assert groups.frozen("one")
+    state.write_text("FREEZING\n")
+    assert groups.frozen("one")
+    groups.thaw("one")
+    assert state.read_text() == "THAWED"
+    assert not groups.frozen("unknown")
+    groups.thaw("unknown")
+    assert not groups.freeze("unknown", 1)
+
+
+def test_version_one_without_a_freezer_says_so(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory")
+    groups = cgroups.find(tmp_path, "atoll", "")
+    groups.make("one", LIMITS)
+    assert not groups.freezes
+    assert not groups.frozen("one")
+    groups.thaw("one")
+
+
 def test_groups_that_are_not_there_are_removed_without_a_word(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "pids")
     groups = cgroups.find(tmp_path, "atoll", "")
@@ -127,6 +160,49 @@ def test_version_two_keeps_processes_in_leaves(tmp_path: Path) -> None:
     assert (group / "exec/cgroup.procs").read_text() == "77"
     (group / "exec/memory.events").write_text("low 0\noom 2\noom_kill 5\noom_group_kill 0\n")
     assert groups.memory_kills("one") == 5
+
+
+def frozen_tree(tmp_path: Path) -> tuple[cgroups.Groups, Path]:
+    version_two(tmp_path)
+    (tmp_path / "atoll").mkdir()
+    (tmp_path / "atoll/cgroup.freeze").write_text("0\n")
+    groups = cgroups.find(tmp_path, "atoll", "0::/\n")
+    groups.make("one", LIMITS)
+    group = tmp_path / "atoll/one"
+    (group / "cgroup.freeze").write_text("0\n")
+    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    return groups, group
+
+
+def test_version_two_waits_until_all_stand_still(tmp_path: Path) -> None:
+    groups, group = frozen_tree(tmp_path)
+    assert groups.freezes
+    assert not groups.frozen("one")
+    told = threading.Thread(target=_kernel, args=(group,))
+    told.start()
+    assert groups.freeze("one", 10)
+    told.join()
+    assert groups.frozen("one")
+    groups.thaw("one")
+    assert (group / "cgroup.freeze").read_text() == "0"
+    assert not groups.freeze("unknown", 1)
+
+
+def _kernel(group: Path) -> None:
+    while (group / "cgroup.freeze").read_text() != "1":
+        pass
+    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+
+
+def test_what_does_not_stand_still_in_time_is_let_go_on(tmp_path: Path) -> None:
+    groups, group = frozen_tree(tmp_path)
+    assert not groups.freeze("one", 0.01)
+    assert (group / "cgroup.freeze").read_text() == "0"
+
+
+def test_version_two_of_an_old_kernel_has_no_freezer(tmp_path: Path) -> None:
+    version_two(tmp_path)
+    assert not cgroups.find(tmp_path, "atoll", "0::/\n").freezes
 
 
 def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from atoll.executor import frames, pipes
 from atoll.link.client import ExecutorError, LinkLost
 from tests import executors
 from tests.executors import Executor, Heard, job
+from tests.unit.executor.test_interaction import Output
 
 pytestmark = pytest.mark.anyio
 
@@ -191,3 +192,28 @@ async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: E
         sizes.append(executor.supervisor()[0])
     assert sizes[-1] - sizes[0] < 20 << 20
     link.close()
+
+
+async def test_other_connections_are_closed_and_what_they_began_goes_on(
+    executor: Executor,
+) -> None:
+    first, second = await executor.connect_released(), await executor.connect()
+    heard = Output()
+    code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
+    running = asyncio.create_task(first.run(job("one", code, stdin_open=True), heard))
+    await heard.until(b"on\n")
+    for _ in range(2):
+        await second.call("detach")
+    with pytest.raises(LinkLost):
+        await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(first.closed, 10)
+    assert second.alive
+    again = Heard()
+    attached = asyncio.create_task(second.attach("one", 0, again))
+    await second.call("stdin", id="one", data="bW9yZQo=")
+    assert (await asyncio.wait_for(attached, 10))["exit_code"] == 0
+    assert b"".join(data for _, _, data in again.log) == b"on\nmore\n"
+    third = await executor.connect()
+    assert [run["id"] for run in third.hello["runs"]] == ["one"]
+    second.close()
+    third.close()

@@ -14,8 +14,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
-from atoll.reconcile.sessions import YOUNG, Sweep
-from atoll.service.dependencies import Dependencies
+from atoll.reconcile.orphans import YOUNG, Orphans
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
 from atoll.service.packages import Packages
@@ -71,7 +70,7 @@ class Ground:
         store: RecallingStore,
         clock: MovedClock,
         sessions: Sessions,
-        sweep: Sweep,
+        sweep: Orphans,
         leases: Leases,
     ) -> None:
         self.leases = leases
@@ -94,7 +93,7 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, node, clock, "local", ME, ephemeral=False)
     templates = Templates(store, node, coordination, clock, settings)
-    lives = Lives(store, node, pool, templates, leases, tasks, clock, "local")
+    lives = Lives(store, node, pool, templates, leases, tasks, clock, settings.session, "local")
     packages = Packages(node, leases, clock, settings.packages, "secret", "local")
     provision = Provision(
         Secrets(Sealing()),
@@ -102,18 +101,15 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
         packages,
     )
     sessions = Sessions(
-        store, node, pool, templates, lives, tasks, clock, settings, "local", provision
-    )
-    dependencies = Dependencies(
-        store, sessions, lives, templates, provision, packages, leases, tasks, clock, "local"
+        store, node, pool, templates, lives, leases, tasks, clock, settings, "local", provision
     )
     await store.open()
     await coordination.open()
     try:
         for instance in there:
             await store.instances.add(instance)
-        sweep = Sweep(
-            store, node, sessions, dependencies, pool, coordination, leases, clock,
+        sweep = Orphans(
+            store, node, sessions, pool, coordination, leases, clock,
             settings.session, "local", await store.cluster(),
         )  # fmt: skip
         yield Ground(node, store, clock, sessions, sweep, leases)
@@ -178,7 +174,7 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
                 saving.callback(found.sessions.clearing.clear)
             else:
                 await found.leases.start()
-                lease = found.leases.lease("checkpoint:sess_ended", "another replica")
+                lease = found.leases.lease("instance:sess_ended", "another replica")
                 await saving.enter_async_context(lease)
             for _ in range(2):
                 await found.sweep.once()

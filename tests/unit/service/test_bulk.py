@@ -65,7 +65,7 @@ class Shelf(Objects):
             raise TemporaryError("away", code="blobs_unavailable")
         return self.objects[key][start:end] if key in self.objects else None
 
-    async def remove(self, key: str) -> None:
+    async def remove(self, key: str, *, later: bool = True) -> None:
         self.objects.pop(key, None)
 
     async def remove_all(self, prefix: str) -> None:

@@ -50,7 +50,7 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
     async with sessions_of(tmp_path) as (sessions, store):
         save, session_id = store.sessions.save, ids.session_id()
 
-        async def cut_off(session: Session) -> Session:
+        async def cut_off(session: Session, **more: Any) -> Session:
             if written:
                 await save(session)
             raise TemporaryError("cut off", code="database_unavailable")

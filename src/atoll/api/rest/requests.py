@@ -26,11 +26,13 @@ from atoll.model.template import MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
 from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
+from atoll.service.sessions import AS_SET, Change, Terms
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,254}$"
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
 EnvValue = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
 Env = Annotated[dict[EnvName, EnvValue], Field(max_length=256)]
+NewEnv = Annotated[dict[EnvName, EnvValue | None], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
@@ -151,6 +153,18 @@ EXTRAS = frozenset(
     }
 )
 """Fields of which most sessions have none."""
+TERMS = frozenset({"labels", "auto_start", "idle_timeout", "archive_after", "delete_after"})
+
+
+LONGEST = 10 * 365 * 86_400
+Keeping = Annotated[int, Field(ge=0, le=LONGEST)]
+"""Seconds; 0 is never."""
+Label = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[str, StringConstraints(max_length=255)]
+Labels = Annotated[dict[Label, LabelValue], Field(max_length=64)]
+NewLabels = Annotated[dict[Label, LabelValue | None], Field(max_length=64)]
 
 
 class CreateSession(ResourcesIn):
@@ -189,6 +203,19 @@ class CreateSession(ResourcesIn):
     allow_version_conflicts: bool = Field(
         False, description="Whether they may take the place of the template's versions."
     )
+    labels: Labels = {}
+    auto_start: bool = Field(
+        True, description="Whether a request that needs it starts it when it is paused or at rest."
+    )
+    idle_timeout: Keeping | None = Field(
+        None, description="Seconds without requests after which it is stopped; 0 is never."
+    )
+    archive_after: Keeping | None = Field(
+        None, description="Seconds at rest after which it is archived; 0 is never."
+    )
+    delete_after: Keeping | None = Field(
+        None, description="Seconds at rest after which it ends; 0 is never."
+    )
 
     @model_validator(mode="after")
     def _limits_once(self) -> CreateSession:
@@ -205,6 +232,17 @@ class CreateSession(ResourcesIn):
 
     def limits(self, base: Resources) -> Resources:
         return (self.resources or self).over(base)
+
+    def terms(self) -> Terms:
+        if not TERMS & self.model_fields_set:
+            return AS_SET
+        return Terms(
+            labels=self.labels,
+            auto_start=self.auto_start,
+            idle_timeout=self.idle_timeout,
+            archive_after=self.archive_after,
+            delete_after=self.delete_after,
+        )
 
     def extras(self) -> Extras:
         if not EXTRAS & self.model_fields_set:
@@ -229,6 +267,35 @@ class CreateSession(ResourcesIn):
             timeout=self.install_timeout,
             fail_on_error=self.fail_on_dependency_error,
             allow_conflicts=self.allow_version_conflicts,
+        )
+
+
+class UpdateSession(ResourcesIn):
+    """What is given is changed; the rest stays."""
+
+    resources: ResourcesIn | None = Field(None, description="The four limits, as one object.")
+    timeout: int | None = Field(None, ge=1, description="Seconds of life, from now on.")
+    env_vars: NewEnv = Field({}, description="Added to what it has; null removes one.")
+    labels: NewLabels = Field({}, description="Added to what it has; null removes one.")
+    auto_start: bool | None = None
+    idle_timeout: Keeping | None = Field(None, description="0 is never.")
+    archive_after: Keeping | None = Field(None, description="0 is never.")
+    delete_after: Keeping | None = Field(None, description="0 is never.")
+
+    def change(self) -> Change:
+        fields: dict[str, Any] = {}
+        if self.auto_start is not None:
+            fields["auto_start"] = self.auto_start
+        for name in ("idle_timeout", "archive_after", "delete_after"):
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = value or None
+        return Change(
+            limits=(self.resources or self).over,
+            timeout=self.timeout,
+            env_vars=self.env_vars,
+            labels=self.labels,
+            fields=fields,
         )
 
 

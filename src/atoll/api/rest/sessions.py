@@ -9,11 +9,16 @@ from fastapi import APIRouter, Body, Query, Request
 from atoll import ids
 from atoll.api.rest.answers import session_out
 from atoll.api.rest.context import Answer, page_answer, services, shown
-from atoll.api.rest.requests import CreateSession
+from atoll.api.rest.requests import CreateSession, UpdateSession
 from atoll.api.rest.schemas import ProcessPage, SessionOut, SessionPage
 from atoll.model.session import SessionStatus
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
+
+Wait = Annotated[
+    float,
+    Query(ge=0, description="Seconds to wait for it; then the session is told as it is."),
+]
 
 
 @router.post("", status_code=201, responses={201: {"model": SessionOut}})
@@ -39,6 +44,7 @@ async def create_session(
         capacity=body.capacity,
         session_id=None if seed is None else ids.session_id(seed),
         extras=body.extras(),
+        terms=body.terms(),
         wait=wait,
     )
     return Answer(session_out(session), 201)
@@ -69,6 +75,51 @@ async def get_session(request: Request, session_id: str) -> Answer:
 async def delete_session(request: Request, session_id: str) -> Answer:
     """End a session: `terminated`. One that has ended stays as it ended."""
     return Answer(session_out(await services(request).sessions.delete(session_id)))
+
+
+@router.patch("/{session_id}", responses={200: {"model": SessionOut}})
+async def update_session(request: Request, session_id: str, body: UpdateSession) -> Answer:
+    """
+    Change limits, time-outs, variables or labels. `timeout` gives it so many seconds from now on.
+    Limits count at once; variables for what is run next.
+    """
+    return Answer(session_out(await services(request).sessions.update(session_id, body.change())))
+
+
+@router.post("/{session_id}/start", responses={200: {"model": SessionOut}})
+async def start_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+    """Have it run: from its files on the node, from its archive, or from where it was paused."""
+    return Answer(session_out(await services(request).sessions.start(session_id, wait=wait)))
+
+
+@router.post("/{session_id}/stop", responses={200: {"model": SessionOut}})
+async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+    """
+    End its instance, and what runs in it; its files stay on its node. The next request that needs
+    the session starts it again, unless `auto_start` is false.
+    """
+    return Answer(session_out(await services(request).sessions.stop(session_id, wait=wait)))
+
+
+@router.post("/{session_id}/archive", responses={200: {"model": SessionOut}})
+async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+    """Stop it and move its files to the blob store, from where any node can start it."""
+    return Answer(session_out(await services(request).sessions.archive(session_id, wait=wait)))
+
+
+@router.post("/{session_id}/pause", responses={200: {"model": SessionOut}})
+async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+    """
+    Let it stand still: it uses no CPU time and keeps its memory, contexts and processes. 409
+    `session_busy` while an execution is under way. The next request wakes it.
+    """
+    return Answer(session_out(await services(request).sessions.pause(session_id, wait=wait)))
+
+
+@router.post("/{session_id}/resume", responses={200: {"model": SessionOut}})
+async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+    """The same as `start`."""
+    return Answer(session_out(await services(request).sessions.start(session_id, wait=wait)))
 
 
 @router.get("/{session_id}/processes", responses={200: {"model": ProcessPage}})

@@ -2,8 +2,9 @@
 Control groups of instances, version 1 and version 2.
 
 An instance has a group, and in it one named `exec` for user code, so that memory and processes of
-user code are limited without the supervisor: what runs out is user code. All of it is file work of
-microseconds to milliseconds and blocking; callers use a thread.
+user code are limited without the supervisor: what runs out is user code. Where the kernel has a
+freezer, all of an instance can be made to stand still at once, user code and supervisor. All of it
+is file work of microseconds to milliseconds and blocking; callers use a thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from atoll.drivers.local import processes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from atoll.model.resources import Resources
@@ -25,12 +27,22 @@ if TYPE_CHECKING:
 OVERHEAD = 48 * 1024 * 1024
 """Memory that the supervisor may use beside user code, in bytes."""
 PERIOD = 100_000
+CONTROLLERS = ("memory", "cpu", "pids")
+FREEZER = "freezer"
+APART = frozenset({"memory", "pids"})
+"""Controllers that hold user code apart from the supervisor."""
+ADOPTIONS = 100
+"""How often processes that fork are looked for again."""
 
 
 class Groups(Protocol):
     @property
     def provides(self) -> frozenset[str]:
         """Names of `template.REQUIREMENTS`."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether all processes of an instance can be made to stand still."""
 
     def make(self, name: str, resources: Resources) -> None:
         """The groups of an instance with its limits; nothing changes for those that are there."""
@@ -48,6 +60,18 @@ class Groups(Protocol):
 
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
+
+    def freeze(self, name: str, seconds: float) -> bool:
+        """
+        Let all processes of the instance stand still; what they fork on the way does so too. False,
+        and they go on, when that was not reached in time or somebody thawed them meanwhile.
+        """
+
+    def thaw(self, name: str) -> None:
+        """Let them go on; nothing happens when they do, or are not there."""
+
+    def frozen(self, name: str) -> bool:
+        """Whether they stand still, or are about to."""
 
     def remove(self, name: str) -> None:
         """
@@ -87,6 +111,39 @@ def _pids(group: Path) -> list[int]:
         return []
 
 
+def _text(path: str) -> bytes:
+    """Read at every look at an instance; nothing when it is not there."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(256).strip()
+    except OSError:
+        return b""
+
+
+def _wait_until(reached: Callable[[], bool | None], seconds: float) -> bool:
+    """False when the time is over, or when it will not be reached any more, which None tells."""
+    deadline = time.monotonic() + seconds
+    pause = 0.0002
+    while not (found := reached()):
+        if found is None or time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return True
+
+
+def kill_all(groups: Groups, name: str) -> None:
+    """
+    End every process of the instance. Those that stand still are told before they go on, so that
+    none of them runs user code once more.
+    """
+    for pid in groups.processes(name):
+        started = processes.start_time(pid)
+        if started is not None:
+            processes.kill(pid, started)
+    groups.thaw(name)
+
+
 def emptied(groups: Groups, name: str, seconds: float) -> bool:
     """Remove a group with all that still runs in it; False when something does not end in time."""
     deadline = time.monotonic() + seconds
@@ -95,8 +152,7 @@ def emptied(groups: Groups, name: str, seconds: float) -> bool:
             groups.remove(name)
             return True
         except BusyGroup:
-            for pid in groups.processes(name):
-                processes.kill(pid, processes.start_time(pid) or 0)
+            kill_all(groups, name)
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -124,17 +180,22 @@ def _quota(cpu: float) -> int:
 
 
 class VersionOne:
-    """One hierarchy a controller: memory, cpu and pids, as far as they are mounted and writable."""
+    """
+    One hierarchy a controller: memory, cpu, pids and the freezer, as far as they are mounted and
+    writable. User code has a group of its own in those that tell it from the supervisor.
+    """
 
     def __init__(self, root: Path, name: str, controllers: frozenset[str]) -> None:
         self._tops = {controller: root / controller / name for controller in sorted(controllers)}
         self._memory = str(self._tops["memory"]) if "memory" in self._tops else None
-        self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
+        self._freezer = self._tops.get(FREEZER)
+        self.freezes = self._freezer is not None
+        self.provides = frozenset(f"cgroup_{controller}" for controller in controllers - {FREEZER})
 
     def make(self, name: str, resources: Resources) -> None:
         for controller, top in self._tops.items():
             (top / name).mkdir(parents=True, exist_ok=True)
-            if controller != "cpu":
+            if controller in APART:
                 (top / name / "exec").mkdir(exist_ok=True)
         self.limit(name, resources)
 
@@ -167,7 +228,7 @@ class VersionOne:
 
     def confine(self, name: str, pid: int) -> None:
         for controller, top in self._tops.items():
-            if controller != "cpu":
+            if controller in APART:
                 _write(top / name / "exec" / "cgroup.procs", pid)
 
     def processes(self, name: str) -> list[int]:
@@ -180,6 +241,47 @@ class VersionOne:
         if self._memory is None:
             return 0
         return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
+
+    def freeze(self, name: str, seconds: float) -> bool:
+        assert self._freezer is not None
+        group = self._freezer / name
+        self._adopt(group, name)
+        state = str(group / "freezer.state")
+
+        def reached() -> bool | None:
+            return {b"FROZEN": True, b"FREEZING": False}.get(_text(state))
+
+        try:
+            _write(group / "freezer.state", "FROZEN")
+        except FileNotFoundError:
+            return False
+        if _wait_until(reached, seconds):
+            return True
+        self.thaw(name)
+        return False
+
+    def _adopt(self, group: Path, name: str) -> None:
+        """Processes that began before the freezer was used here are in the other groups alone."""
+        for _ in range(ADOPTIONS):
+            outside = set(self.processes(name)) - set(_pids(group))
+            if not outside:
+                return
+            group.mkdir(parents=True, exist_ok=True)
+            for pid in outside:
+                with contextlib.suppress(ProcessLookupError):
+                    _write(group / "cgroup.procs", pid)
+
+    def thaw(self, name: str) -> None:
+        if self.frozen(name) and self._freezer is not None:
+            with contextlib.suppress(FileNotFoundError):
+                _write(self._freezer / name / "freezer.state", "THAWED")
+
+    def frozen(self, name: str) -> bool:
+        # Not whether they all stand still: that they are told to is what keeps them from answering.
+        return self._freezer is not None and _text(f"{self._freezer}/{name}/freezer.state") not in (
+            b"",
+            b"THAWED",
+        )
 
     def remove(self, name: str) -> None:
         for top in self._tops.values():
@@ -201,10 +303,11 @@ class VersionOne:
 class VersionTwo:
     """One hierarchy. Processes are in the leaves `supervisor` and `exec`, as version 2 demands."""
 
-    def __init__(self, top: Path, controllers: frozenset[str]) -> None:
+    def __init__(self, top: Path, controllers: frozenset[str], *, freezes: bool) -> None:
         self._top = top
         self._path = str(top)
         self._controllers = controllers
+        self.freezes = freezes
         self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
 
     def make(self, name: str, resources: Resources) -> None:
@@ -243,6 +346,31 @@ class VersionTwo:
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
+    def freeze(self, name: str, seconds: float) -> bool:
+        group = f"{self._path}/{name}"
+
+        def reached() -> bool | None:
+            if _counter(f"{group}/cgroup.events", b"frozen"):
+                return True
+            return False if _text(f"{group}/cgroup.freeze") == b"1" else None
+
+        try:
+            _write(self._top / name / "cgroup.freeze", 1)
+        except FileNotFoundError:
+            return False
+        if _wait_until(reached, seconds):
+            return True
+        self.thaw(name)
+        return False
+
+    def thaw(self, name: str) -> None:
+        if self.frozen(name):
+            with contextlib.suppress(FileNotFoundError):
+                _write(self._top / name / "cgroup.freeze", 0)
+
+    def frozen(self, name: str) -> bool:
+        return self.freezes and _text(f"{self._path}/{name}/cgroup.freeze") == b"1"
+
     def remove(self, name: str) -> None:
         for group in ("supervisor", "exec", ""):
             _remove(self._top / name / group)
@@ -261,6 +389,11 @@ class NoGroups:
     """What a host without usable control groups gives: nothing, and it is said so."""
 
     provides: frozenset[str] = frozenset()
+    freezes: bool = False
+    """
+    From outside, processes could only be stopped by signals: their parents see that, and who was
+    stopped before cannot be told from who was not.
+    """
 
     def make(self, name: str, resources: Resources) -> None: ...
     def limit(self, name: str, resources: Resources) -> None: ...
@@ -274,14 +407,18 @@ class NoGroups:
     def memory_kills(self, name: str) -> int:
         return 0
 
+    def freeze(self, name: str, seconds: float) -> bool:
+        return False
+
+    def thaw(self, name: str) -> None: ...
+    def frozen(self, name: str) -> bool:
+        return False
+
     def remove(self, name: str) -> None: ...
     def names(self) -> list[str]:
         return []
 
     def close(self) -> None: ...
-
-
-CONTROLLERS = ("memory", "cpu", "pids")
 
 
 def find(root: Path, name: str, own: str) -> Groups:
@@ -298,7 +435,7 @@ def find(root: Path, name: str, own: str) -> Groups:
             return found
     usable = frozenset(
         controller
-        for controller in CONTROLLERS
+        for controller in (*CONTROLLERS, FREEZER)
         if (root / controller / "cgroup.procs").exists()
         and os.access(root / controller, os.W_OK | os.X_OK)
     )
@@ -325,5 +462,6 @@ def _version_two(root: Path, name: str, own: str) -> VersionTwo | None:
             (place / name).mkdir(exist_ok=True)
         except OSError:
             continue  # Not delegated after all, or processes are in it: look further down.
-        return VersionTwo(place / name, controllers)
+        freezes = (place / name / "cgroup.freeze").exists()
+        return VersionTwo(place / name, controllers, freezes=freezes)
     return None

@@ -37,6 +37,7 @@ from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import (
     AtollError,
+    Conflict,
     InvalidRequest,
     NotFound,
     PermanentError,
@@ -62,6 +63,8 @@ NODE = "node"
 """The driver's directory in the data directory."""
 HANDLE_VERSION = 1
 CALLBACK = "callback.json"
+PAUSE_SECONDS = 10.0
+"""The longest that processes may take to stand still."""
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
@@ -151,7 +154,8 @@ class LocalDriver:
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
-        self.capabilities = Capabilities(frozenset(provides), missing)
+        features = {"pause", "copy"} if self._groups.freezes else {"copy"}
+        self.capabilities = Capabilities(frozenset(provides), missing, frozenset(features))
 
     def _installer(self, *, filtered: bool) -> Installer | None:
         uv = uv_binary()
@@ -243,7 +247,7 @@ class LocalDriver:
     async def _ensure(self, spec: InstanceSpec) -> Handle:
         found = await asyncio.to_thread(self._stored, spec.instance_id)
         if found is not None:
-            if (await self.observe(found)).state is State.RUNNING:
+            if (await self.observe(found)).state in (State.RUNNING, State.PAUSED):
                 return found
             await self.destroy(found)
         making = asyncio.ensure_future(self._make(spec))
@@ -296,7 +300,7 @@ class LocalDriver:
     def _give_up(self, instance_id: str, handle: Handle | None) -> None:
         try:
             if handle is not None:
-                self._kill_now(handle.data)
+                self._kill_now(handle)
         finally:
             self._clear(instance_id)
 
@@ -407,7 +411,8 @@ class LocalDriver:
         data = handle.data
         same = processes.start_time(int(data["child"])) == data["child_started"]
         if same and data["boot"] == processes.boot_id():
-            return Observation(State.RUNNING)
+            paused = self._groups.frozen(handle.instance_id)
+            return Observation(State.PAUSED if paused else State.RUNNING)
         status = self._nursery.exits.get(int(data["pid"]))
         if status is None:
             return Observation(State.GONE)
@@ -420,6 +425,8 @@ class LocalDriver:
         except FileNotFoundError:
             raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
         try:
+            if self._groups.frozen(handle.instance_id):
+                raise LinkLost(f"Instance {handle.instance_id} is paused.")
             # Through the descriptor, as the spawner bound it.
             path = f"/proc/self/fd/{fd}/link.sock"
             new = handle.instance_id in self._new
@@ -443,7 +450,7 @@ class LocalDriver:
 
     async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
         """Why an instance does not answer: what it said before it ended, if it has."""
-        if (await self.observe(handle)).state is State.RUNNING:
+        if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
         said = await asyncio.to_thread(_tail, self._instances / handle.instance_id / "log")
         if not said:
@@ -478,10 +485,31 @@ class LocalDriver:
         self._kills[handle.instance_id] = kills
         return kills > before
 
+    async def pause(self, handle: Handle) -> None:
+        if not self._groups.freezes:
+            raise Conflict(
+                "Instances of this node cannot be paused: it has no freezer for control groups.",
+                code="pause_unavailable",
+            )
+        if (await self.observe(handle)).state not in (State.RUNNING, State.PAUSED):
+            return
+        still = await asyncio.to_thread(self._groups.freeze, handle.instance_id, PAUSE_SECONDS)
+        if not still and (await self.observe(handle)).state is State.RUNNING:
+            raise TemporaryError(
+                f"Processes of instance {handle.instance_id} did not come to a standstill in "
+                f"{PAUSE_SECONDS:g} s; they go on.",
+                code="pause_timeout",
+            )
+
+    async def resume(self, handle: Handle) -> None:
+        if (await self.observe(handle)).state is State.PAUSED:
+            await asyncio.to_thread(self._groups.thaw, handle.instance_id)
+
     # The end
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        if grace:
+        # Who stands still cannot be asked, and is not let go on for it.
+        if grace and not self._groups.frozen(handle.instance_id):
             # Whatever keeps it from ending by itself, the kernel does not ask.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
@@ -498,15 +526,17 @@ class LocalDriver:
         data = handle.data
         if data["boot"] != processes.boot_id():
             return
-        await asyncio.to_thread(self._kill_now, data)
+        await asyncio.to_thread(self._kill_now, handle)
 
-    @staticmethod
-    def _kill_now(data: dict[str, str | int]) -> None:
+    def _kill_now(self, handle: Handle) -> None:
+        data = handle.data
         deadline = time.monotonic() + 10
         for pid, started in (("child", "child_started"), ("pid", "started")):
             processes.kill(int(data[pid]), int(data[started]))
         for pid, started in (("child", "child_started"), ("pid", "started")):
             while processes.start_time(int(data[pid])) == data[started]:
+                if self._groups.frozen(handle.instance_id):
+                    cgroups.kill_all(self._groups, handle.instance_id)
                 if time.monotonic() > deadline:
                     raise TemporaryError(
                         f"Process {data[pid]} does not end.", code="instance_stuck"
@@ -528,10 +558,7 @@ class LocalDriver:
                 self._groups.remove(instance_id)
                 break
             except cgroups.BusyGroup:
-                for pid in self._groups.processes(instance_id):
-                    started = processes.start_time(pid)
-                    if started is not None:
-                        processes.kill(pid, started)
+                cgroups.kill_all(self._groups, instance_id)
                 if time.monotonic() > deadline:
                     raise TemporaryError(
                         f"Processes of instance {instance_id} do not end.", code="instance_stuck"
@@ -543,16 +570,10 @@ class LocalDriver:
     async def discard(self, workspace: str) -> None:
         await asyncio.to_thread(self._workspaces.remove, workspace)
 
-    # What is there
-
-    async def pause(self, handle: Handle) -> None:
-        raise NotImplementedError
-
-    async def resume(self, handle: Handle) -> None:
-        raise NotImplementedError
-
     async def copy(self, workspace: str, name: str) -> bool:
         raise NotImplementedError
+
+    # What is there
 
     async def handles(self) -> list[Handle]:
         return await asyncio.to_thread(self._handles)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux whose overlays take directories with other owners than they have."""
+LEFTOVER_SECONDS = 5.0
+"""For processes that stood still when their owner died, to end."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     groups = find_groups(settings, node)
     for name in groups.names():
         with contextlib.suppress(cgroups.BusyGroup):
+            if groups.frozen(name):
+                # They were to end with their owner, and cannot while they stand still.
+                cgroups.emptied(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
 

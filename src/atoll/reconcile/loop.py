@@ -1,0 +1,52 @@
+"""
+The workers of a queue.
+
+A worker takes a key, hands it to whoever knows what to do, and adds it again when it is told to:
+after so many seconds, or at once. Whatever goes wrong with one key is logged and holds nobody up;
+the sweep brings it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atoll.reconcile.queue import Queue
+
+log = structlog.get_logger(__name__)
+
+
+async def work(
+    queue: Queue, handle: Callable[[str], Awaitable[float | None]], *, workers: int
+) -> None:
+    """`handle` says after how many seconds its key is due again; None when it is not."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(workers):
+                group.create_task(_worker(queue, handle), name=f"worker {number}")
+    finally:
+        queue.close()
+
+
+async def _worker(queue: Queue, handle: Callable[[str], Awaitable[float | None]]) -> None:
+    while True:
+        key = await queue.take()
+        again = None
+        try:
+            again = await handle(key)
+        except AtollError as error:
+            # Foreseen, and recorded with its subject.
+            log.info("reconcile.failed", key=key, code=error.code, error=error.message)
+        except Exception as error:
+            log.error("reconcile.failed", key=key, exc_info=error)
+        finally:
+            queue.done(key)
+        if again is not None:
+            queue.add(key, after=again)

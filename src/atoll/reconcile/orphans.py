@@ -1,0 +1,202 @@
+"""
+Instances and workspaces that no session owns go away.
+
+What is on its way to an owner is left alone for a while. One replica at a time looks through a
+node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import TemporaryError
+from atoll.service.lives import instance_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.drivers.base import Driver
+    from atoll.model.instance import Handle, Instance
+    from atoll.service.leases import Leases
+    from atoll.service.pool import Pool
+    from atoll.service.sessions import Sessions
+    from atoll.settings import SessionSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+YOUNG = 120.0
+"""
+Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
+"""
+
+
+class Orphans:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        sessions: Sessions,
+        pool: Pool,
+        coordination: Coordination,
+        leases: Leases,
+        clock: Clock,
+        settings: SessionSettings,
+        node_id: str,
+        cluster: str,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._sessions = sessions
+        self._pool = pool
+        self._coordination = coordination
+        self._leases = leases
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+        self._key = f"sweep:{node_id}"
+        self._cluster = cluster
+        self._first_seen: dict[str, float] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep.total_seconds())
+            try:
+                lease = await self._leases.try_lease(self._key)
+                if lease is not None:
+                    async with lease:
+                        await self.once()
+            except TemporaryError as error:
+                log.warning("sweep.failed", code=error.code, error=error.message)
+            except Exception as error:
+                log.error("sweep.failed", exc_info=error)
+
+    async def once(self) -> None:
+        await self._end_broken()
+        if await self._store.cluster() == self._cluster:
+            await self._remove_orphans()
+        else:
+            # One of several addresses is no copy of the others, and knows nothing of this node.
+            log.error("database.is_another", node=self._key, belongs_to=self._cluster)
+
+    async def _end_broken(self) -> None:
+        """
+        End instances whose volumes or workspace went away under them, as when s3fs was killed: the
+        next request that needs one of these sessions makes a new one, with new mounts.
+        """
+        broken = set(await self._driver.places.broken())
+        if broken:
+            for handle in await self._driver.handles():
+                if handle.instance_id in broken:
+                    log.warning("instance.mount_lost", instance_id=handle.instance_id)
+                    ending = self._driver.stop(handle, grace=timedelta(0))
+                    await self._settled(ending, instance_id=handle.instance_id)
+
+    async def _settled(self, work: Awaitable[object], **about: str) -> None:
+        """One that cannot be settled does not keep the others waiting; it is tried again."""
+        try:
+            await work
+        except Exception as error:
+            log.warning("sweep.item_failed", exc_info=error, **about)
+
+    async def _remove_orphans(self) -> None:
+        owned, kept, ended = await self._owned()
+        seen: dict[str, float] = {}
+        now = self._clock.monotonic()
+        for handle in await self._driver.handles():
+            if handle.instance_id in owned:
+                continue
+            if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
+                log.info("orphan.instance", instance_id=handle.instance_id)
+                await self._settled(self._remove(handle), instance_id=handle.instance_id)
+        # Those of instances that are there go after them.
+        kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
+        for workspace in await self._driver.workspaces():
+            if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
+                log.info("orphan.workspace", workspace=workspace)
+                await self._settled(self._driver.discard(workspace), workspace=workspace)
+        self._first_seen = seen
+
+    async def _remove(self, handle: Handle) -> None:
+        instance = await self._store.instances.get(handle.instance_id)
+        # First: its replica may come back and give it to a session at this moment.
+        if instance is not None and instance.session_id is None:
+            taken = not await self._store.instances.abandon(instance.id)
+            if taken:
+                return
+        elif instance is not None and await self._is_owned(instance):
+            return
+        await self._driver.destroy(handle)
+        await self._store.instances.remove(handle.instance_id)
+
+    async def _is_owned(self, instance: Instance) -> bool:
+        """By a session that came to have it since its owners were looked up."""
+        session = await self._store.sessions.get(instance.session_id or "")
+        return (
+            session is not None and not session.status.ended and session.instance_id == instance.id
+        )
+
+    def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
+        seen[key] = self._first_seen.get(key, now)
+        return now - seen[key] >= YOUNG
+
+    async def _owned(self) -> tuple[set[str], set[str], set[str]]:
+        """
+        Instances and workspaces that a session or the pool has a right to; and the instances of
+        sessions that have ended.
+        """
+        instances: set[str] = set()
+        workspaces: set[str] = set()
+        ended: set[str] = set()
+        after = ""
+        while True:
+            batch = await self._store.sessions.unfinished(
+                limit=self._settings.sweep_batch, after=after, node_id=self._node_id
+            )
+            for session in batch:
+                instances.add(session.instance_id or "")
+                workspaces.add(session.workspace or "")
+            if len(batch) < self._settings.sweep_batch:
+                break
+            after = batch[-1].id
+        for instance in await self._store.instances.all():
+            if await self._is_ready(instance):
+                instances.add(instance.id)
+                workspaces.add(instance.workspace)
+            elif instance.id not in instances and await self._has_ended(instance):
+                if await self._is_saved(instance.session_id or ""):
+                    instances.add(instance.id)
+                    workspaces.add(instance.workspace)
+                else:
+                    ended.add(instance.id)
+        return instances, workspaces, ended
+
+    async def _has_ended(self, instance: Instance) -> bool:
+        if instance.session_id is None or instance.node_id != self._node_id:
+            return False
+        session = await self._store.sessions.get(instance.session_id)
+        return session is not None and session.status.ended
+
+    async def _is_saved(self, session_id: str) -> bool:
+        """Whether somebody is about to clear an ended session, its files saved before that."""
+        if session_id in self._sessions.clearing:
+            return True
+        lease = await self._leases.try_lease(instance_lease(session_id), self._leases.own())
+        if lease is None:
+            return True  # By another replica of this node.
+        async with lease:
+            return False
+
+    async def _is_ready(self, instance: Instance) -> bool:
+        """Whether it waits for a session in the pool of a replica that lives."""
+        if instance.session_id is not None or instance.holder is None:
+            return False
+        if instance.holder == self._coordination.replica:
+            return self._pool.holds(instance.id)
+        return await self._coordination.alive(instance.holder)

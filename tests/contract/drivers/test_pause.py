@@ -1,0 +1,309 @@
+"""Instances that stand still and go on, with their memory, on a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.drivers.local import cgroups
+from atoll.drivers.local.driver import LocalDriver
+from atoll.errors import Conflict, TemporaryError
+from atoll.link.client import LinkLost
+from atoll.model.instance import Handle, State
+from tests.contract.drivers.conftest import Heard, Node, job, printed, spec, started
+from tests.contract.drivers.test_driver_contract import pid_1, until
+from tests.e2e.hostile.host import below, living
+
+if TYPE_CHECKING:
+    from atoll.link.client import Link
+
+pytestmark = pytest.mark.anyio
+
+BUSY = "print('on', flush=True)\nn = 0\nwhile True: n += 1"
+FORKS = """
+import os, signal, threading
+for number in set(range(1, 65)) - {9, 19, 32, 33}:
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(4):
+    threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()
+print('on', flush=True)
+while True:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+"""
+
+
+@pytest.fixture
+def pausing(node: Node) -> Node:
+    if "pause" not in node.driver.capabilities.features:
+        pytest.skip("instances of this node cannot be paused")
+    return node
+
+
+def ticks(handle: Handle) -> int:
+    """CPU time that its processes have used, in clock ticks."""
+    total = 0
+    for pid in below(pid_1(handle)) | {pid_1(handle)}:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total
+
+
+async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
+    heard = Heard()
+    task: asyncio.Task[object] = asyncio.create_task(link.run(job(node.driver, code), heard))
+
+    async def begun() -> bool:
+        return b"on" in heard.stdout
+
+    await until(begun, "the run's first word")
+    return task, heard
+
+
+async def ended(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def state(node: Node, handle: Handle) -> State:
+    return (await node.driver.observe(handle)).state
+
+
+async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: Node) -> None:
+    handle, link = await started(pausing.driver, spec())
+    task, heard = await running(
+        pausing,
+        link,
+        "import time\nprint('on', flush=True)\nn = 0\nwhile n < 100_000_000:\n"
+        "    n += 1\n    if not n % 1_000_000: print(n, flush=True)",
+    )
+    for _ in range(2):
+        await pausing.driver.pause(handle)
+        assert await state(pausing, handle) is State.PAUSED
+    before = ticks(handle)
+    spent = len(heard.pieces)
+    # The time that a machine of one processor would have given it, were it running.
+    begun = time.process_time()
+    while time.process_time() - begun < 0.3:
+        pass
+    assert ticks(handle) == before
+    await asyncio.sleep(0)
+    assert len(heard.pieces) <= spent + 1  # What was on its way already.
+    for _ in range(2):
+        await pausing.driver.resume(handle)
+        assert await state(pausing, handle) is State.RUNNING
+
+    async def further() -> bool:
+        return ticks(handle) > before and len(heard.pieces) > spent + 1
+
+    await until(further, "more of the loop")
+    assert not task.done()
+    await ended(task)
+    link.close()
+
+
+async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> None:
+    handle, link = await started(pausing.driver, spec())
+    request = job(
+        pausing.driver,
+        "import subprocess, sys\nmemory = bytes(range(256)) * 4096\n"
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print('on', flush=True)\nsys.stdin.readline()\n"
+        "said, _ = child.communicate(b'cat is here')\n"
+        "print(said.decode(), memory == bytes(range(256)) * 4096)",
+        stdin_open=True,
+    )
+    heard = Heard()
+    task = asyncio.create_task(link.run(request, heard))
+
+    async def begun() -> bool:
+        return b"on" in heard.stdout
+
+    await until(begun, "its first word")
+    inside = below(pid_1(handle))
+    await pausing.driver.pause(handle)
+    # Sent to one that stands still: it is there when it goes on, on the same connection.
+    sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
+    done, _ = await asyncio.wait([sending, task], timeout=0.2)
+    assert not done
+    assert below(pid_1(handle)) == inside
+    await pausing.driver.resume(handle)
+    await sending
+    result = await task
+    assert result["exit_code"] == 0
+    assert heard.stdout.endswith(b"cat is here True\n")
+    link.close()
+
+
+async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
+    handle, link = await started(pausing.driver, spec())
+    request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
+    heard = Heard()
+    task = asyncio.create_task(link.run(request, heard))
+
+    async def begun() -> bool:
+        return b"on" in heard.stdout
+
+    await until(begun, "its first word")
+    await pausing.driver.pause(handle)
+    with pytest.raises(LinkLost):
+        await pausing.driver.connect(handle)
+    link.close()
+    await asyncio.gather(task, return_exceptions=True)
+    driver = await pausing.take_over()
+    assert await driver.handles() == [handle]
+    assert await state(pausing, handle) is State.PAUSED
+    await driver.resume(handle)
+    second = await driver.connect(handle)
+    again = Heard()
+    assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
+    assert again.stdout == b"on\n7\n"
+    second.close()
+
+
+async def test_ensuring_a_paused_instance_gives_it_as_it_is(pausing: Node) -> None:
+    wanted = spec()
+    handle = await pausing.driver.ensure(wanted)
+    await pausing.driver.pause(handle)
+    assert await pausing.driver.ensure(wanted) == handle
+    assert await state(pausing, handle) is State.PAUSED
+
+
+@pytest.mark.parametrize("grace", [0.0, 5.0])
+@pytest.mark.parametrize("code", [BUSY, FORKS], ids=["busy", "forks"])
+async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
+    pausing: Node, grace: float, code: str
+) -> None:
+    handle, link = await started(pausing.driver, spec())
+    task, _ = await running(pausing, link, code)
+    await pausing.driver.pause(handle)
+    inside = below(pid_1(handle)) | {pid_1(handle)}
+    for _ in range(2):
+        await pausing.driver.stop(handle, grace=timedelta(seconds=grace))
+        assert await state(pausing, handle) not in (State.RUNNING, State.PAUSED)
+    assert not inside & living()
+    await asyncio.gather(task, return_exceptions=True)
+    await pausing.driver.destroy(handle)
+    assert await pausing.driver.handles() == []
+
+
+async def test_destroying_a_paused_instance_leaves_nothing(pausing: Node) -> None:
+    handle, link = await started(pausing.driver, spec())
+    await pausing.driver.pause(handle)
+    inside = below(pid_1(handle)) | {pid_1(handle)}
+    await pausing.driver.destroy(handle)
+    assert not inside & living()
+    assert await pausing.driver.handles() == []
+    link.close()
+
+
+async def test_code_that_forks_and_has_threads_and_ignores_signals_stands_still(
+    pausing: Node,
+) -> None:
+    handle, link = await started(pausing.driver, spec())
+    task, _ = await running(pausing, link, FORKS)
+    for _ in range(5):
+        await pausing.driver.pause(handle)
+        inside, before = below(pid_1(handle)), ticks(handle)
+        begun = time.process_time()
+        while time.process_time() - begun < 0.05:
+            pass
+        assert (below(pid_1(handle)), ticks(handle)) == (inside, before)
+        await pausing.driver.resume(handle)
+    await ended(task)
+    assert await printed(pausing.driver, link, "print(1)") == "1"
+    link.close()
+
+
+async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> None:
+    handle = await pausing.driver.ensure(spec())
+    await pausing.driver.destroy(handle)
+    await pausing.driver.pause(handle)
+    await pausing.driver.resume(handle)
+    other = replace(handle, data=handle.data | {"child": os.getpid(), "pid": os.getpid()})
+    await pausing.driver.pause(other)
+    assert await state(pausing, handle) is State.GONE
+    assert await pausing.driver.handles() == []
+
+
+async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node) -> None:
+    handle, link = await started(pausing.driver, spec())
+    for _ in range(5):
+        calls = [pausing.driver.pause(handle), pausing.driver.resume(handle)] * 4
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, TemporaryError)
+    await pausing.driver.resume(handle)
+    assert await state(pausing, handle) is State.RUNNING
+    assert await printed(pausing.driver, link, "print(1)") == "1"
+    link.close()
+
+
+async def test_what_does_not_come_to_a_standstill_is_told(node: Node) -> None:
+    driver = node.driver
+    assert isinstance(driver, LocalDriver)
+    handle, link = await started(driver, spec())
+    # Groups of a host on which nothing comes to a standstill.
+    groups, driver._groups = driver._groups, cgroups.NoGroups(freezes=True)
+    with pytest.raises(TemporaryError) as caught:
+        await driver.pause(handle)
+    driver._groups = groups
+    assert caught.value.code == "pause_timeout"
+    assert await printed(driver, link, "print(1)") == "1"
+    link.close()
+
+
+async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausing: Node) -> None:
+    driver = pausing.driver
+    assert isinstance(driver, LocalDriver)
+    groups = driver._groups
+    if not isinstance(groups, cgroups.VersionOne):
+        pytest.skip("version 2 has its freezer in every group")
+    handle, link = await started(driver, spec())
+    assert groups._freezer is not None
+    group = groups._freezer / handle.instance_id
+    outside = groups._freezer.parent / "cgroup.procs"
+
+    async def alone() -> bool:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                outside.write_text(pid)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    await until(alone, "an empty group")
+    assert await state(pausing, handle) is State.RUNNING
+    task, _ = await running(pausing, link, BUSY)
+    await driver.pause(handle)
+    before = ticks(handle)
+    begun = time.process_time()
+    while time.process_time() - begun < 0.05:
+        pass
+    assert ticks(handle) == before
+    await driver.resume(handle)
+    await ended(task)
+    link.close()
+
+
+async def test_a_node_that_cannot_pause_says_so(node: Node) -> None:
+    if "pause" in node.driver.capabilities.features:
+        pytest.skip("instances of this node can be paused")
+    handle = await node.driver.ensure(spec())
+    with pytest.raises(Conflict) as caught:
+        await node.driver.pause(handle)
+    assert caught.value.code == "pause_unavailable"
+    await node.driver.resume(handle)
+    assert await state(node, handle) is State.RUNNING
