@@ -60,6 +60,7 @@ from atoll.service.attempts import Attempts
 from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
+from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.dependencies import Dependencies
@@ -315,6 +316,7 @@ async def application(
             embedded=embedded,
         )
         sessions.saves = saves
+        saves.resting = steps.save_resting
         checkpoints.discard_mounted = volumes.discard_mounted
         saves.busy = runs.sessions
         runs.saved = saves.before_result
@@ -332,7 +334,8 @@ async def application(
         )
         placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
         moves = Moves(store, placements, coordination, clock)
-        sessions.admit = Admission(store, clock, settings.node, node_id).admit
+        admission = Admission(store, clock, settings.node, node_id)
+        sessions.admit, lives.admit = admission.admit, admission.readmit
         peers = Peers(
             store,
             lives,
@@ -379,6 +382,7 @@ async def application(
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            clones=Clones(store, driver, lives, sessions, saves, sealed, leases, clock, node_id),
             dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),

@@ -54,22 +54,33 @@ class Admission:
                 code="no_node",
                 retry_after=RETRY_SECONDS,
             )
-        most = self._settings.max_sessions
-        if most is None:
+        if self._settings.max_sessions is None:
             return lambda: None
+        # Those that come now see this one, which sees those that came before.
         self._coming.add(session.id)
         try:
-            # Those that come now see this one, which sees those that came before.
-            if await self._instances() + len(self._coming) > most:
-                raise TemporaryError(
-                    f"Node {self._node_id} has {most} sessions, and takes no more.",
-                    code="node_full",
-                    retry_after=RETRY_SECONDS,
-                )
+            await self._check_room(len(self._coming))
         except BaseException:
             self._coming.discard(session.id)
             raise
         return lambda: self._coming.discard(session.id)
+
+    async def readmit(self, session: Session) -> None:
+        """
+        Refuse an instance to a session at rest when there is no room for one. A cordon is not for
+        it: it has been here before.
+        """
+        if self._settings.max_sessions is not None:
+            await self._check_room(len(self._coming) + 1)
+
+    async def _check_room(self, coming: int) -> None:
+        most = self._settings.max_sessions
+        if most is not None and await self._instances() + coming > most:
+            raise TemporaryError(
+                f"Node {self._node_id} has {most} sessions, and takes no more.",
+                code="node_full",
+                retry_after=RETRY_SECONDS,
+            )
 
     async def _own(self) -> Node | None:
         now = self._clock.monotonic()

@@ -48,6 +48,7 @@ ELSEWHERE = (
     "database_unavailable",
     "coordination_unavailable",
     "lease_lost",
+    "node_full",
     "node_not_reached",
     "dependency_failed",
 )
@@ -124,6 +125,8 @@ class Lives:
         """Told of each session that is reached."""
         self.equip: Callable[[Session], Awaitable[Session]] = _as_it_is
         """Gives a session what it must have before an instance is made for it."""
+        self.admit: Callable[[Session], Awaitable[None]] = _let_in
+        """Refuses a session at rest for whose instance this node has no room."""
         self.touched: Callable[[Session], None] = lambda session: None
         """Told of each session that something is asked of."""
         self.halt: Callable[[Session], Awaitable[Session]] = _as_it_is
@@ -262,6 +265,8 @@ class Lives:
                 "session.instance_lost", session_id=session.id, instance_id=session.instance_id
             )
             await self.remove_instance(session.instance_id)
+        if session.rested_at is not None:
+            await self.admit(session)
         try:
             return await self._start_again(await self.equip(await self._begun(session)))
         except Conflict:
@@ -509,6 +514,10 @@ def _not_running(session: Session) -> Conflict:
 
 async def _as_it_is(session: Session) -> Session:
     return session
+
+
+async def _let_in(session: Session) -> None:
+    return
 
 
 def _running(session: Session, now: datetime) -> Session:

@@ -34,7 +34,6 @@ class Extras:
     workspace_mode: WorkspaceMode = WorkspaceMode.SYNC
     durability: Durability = Durability.BACKGROUND
     started_from: str | None = None
-    node_labels: Mapping[str, str] = field(default_factory=dict)
     install: Install | None = None
 
 
@@ -63,7 +62,6 @@ class Provision:
             workspace_mode=extras.workspace_mode,
             durability=extras.durability,
             started_from=extras.started_from,
-            node_labels=dict(extras.node_labels),
             install=install,
         )
 

@@ -86,6 +86,8 @@ class Saves:
         self._warned: set[str] = set()
         self.busy: Callable[[], Collection[str]] = tuple
         """The sessions in which something runs."""
+        self.resting: Callable[[str], Awaitable[None]]
+        """Saves the files of a session that has no instance."""
         self.elsewhere: Callable[[Session], Awaitable[None]] = _as_it_is
         """
         Has a session of another node saved there; where that cannot be reached, what it saved last
@@ -165,7 +167,11 @@ class Saves:
     async def fresh(self, session_id: str) -> None:
         """See that a session has a checkpoint to begin another with."""
         session = await self._lives.session(session_id)
-        if not session.status.ended:
+        if session.rested_at is not None and not session.status.ended:
+            # What is archived, or was saved when it was stopped, is as it was then.
+            if not self._remote:
+                await self.resting(session_id)
+        elif not session.status.ended:
             try:
                 await self.now(session_id)
             except TemporaryError as error:
@@ -254,8 +260,12 @@ class Saves:
         if session.instance_id is not None:
             instance = await self._store.instances.get(session.instance_id)
         if instance is None:
+            await self.resting(session.id)
             return
-        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+        state = (await self._driver.observe(instance.handle)).state
+        if state is State.PAUSED:
+            await self._driver.resume(instance.handle)
+        elif state is not State.RUNNING:
             return
         link = await self._driver.connect(instance.handle)
         try:

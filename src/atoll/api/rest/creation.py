@@ -1,5 +1,5 @@
 """
-`POST sessions` where there are several nodes: made on the best one that takes it.
+Sessions that are made, or cloned, where there are several nodes: on the best one that takes it.
 
 Nodes are asked in the order of `Placements`; one that refuses because it is full, or does not
 answer, is followed by the next. One that may have begun is not: who asks again with the same
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import ValidationError
 
+from atoll.api.rest.destinations import Kind
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on
 from atoll.api.rest.problems import problem
 from atoll.api.rest.requests import CreateSession
-from atoll.errors import AtollError, InvalidRequest, TemporaryError
+from atoll.errors import AtollError, InvalidRequest, NotFound, TemporaryError
 from atoll.model.placement import Demand, rank
 from atoll.model.session import WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from atoll.api.rest.context import Services
+    from atoll.api.rest.destinations import About
     from atoll.model.node import Node
+    from atoll.model.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -50,20 +53,25 @@ class Creation:
         self._store = found.store
         self._spread_above = found.settings.node.spread_above
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, asked: About, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(receive)
         try:
             await body.begin(limit=None)
         except ClientGone:
             return
         try:
-            demand = await self._demand(body.data)
+            if asked.kind is Kind.CLONE:
+                demand, first = await self._of_clone(asked.id)
+            else:
+                demand, first = await self._demand(body.data), None
         except (AtollError, ValidationError):
             # It cannot be made anywhere; what is wrong is told here as everywhere.
             await self._app(scope, body.receive, send)
             return
         try:
             nodes = await self._candidates(demand)
+            # The files are there: they need not be saved, nor fetched.
+            nodes.sort(key=lambda node: node.id != first)
         except AtollError as error:
             await problem(error)(scope, receive, send)
             return
@@ -107,6 +115,14 @@ class Creation:
             raise NotReached(f"node {node.id} is not known to answer", begun=False)
         return await pass_on(self._peers, reached, scope, body, send, REFUSALS)
 
+    async def _of_clone(self, session_id: str) -> tuple[Demand, str | None]:
+        """What a copy of a session asks of a node, and the node that would do best."""
+        source = await self._store.sessions.get(session_id)
+        if source is None:
+            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
+        demand = await self._placements.demand(source)
+        return self._with_files_of(source, demand), source.runtime_node
+
     async def _demand(self, data: bytes) -> Demand:
         """What is asked of a node; an error when no node could make it."""
         body = CreateSession.model_validate_json(data or b"{}")
@@ -126,8 +142,11 @@ class Creation:
         if body.started_from is None:
             return demand
         source = await self._store.sessions.get(body.started_from)
-        if source is None:
-            return demand
+        return demand if source is None else self._with_files_of(source, demand)
+
+    def _with_files_of(self, source: Session, demand: Demand) -> Demand:
+        """Where what is saved of the source can be had."""
+        demand = dataclasses.replace(demand, pooled=False)
         node = self._peers.node(source.runtime_node)
         if node is not None and node.shared_blobs:
             return dataclasses.replace(demand, shared_blobs=True)

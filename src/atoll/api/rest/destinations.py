@@ -25,6 +25,7 @@ class Kind(StrEnum):
     INVOCATION = "invocation"
     SIGNED = "signed"
     CREATE = "create"
+    CLONE = "clone"
     INVOKE = "invoke"
 
 
@@ -53,6 +54,8 @@ def about(method: str, path: str) -> About | None:
     if room == "sessions":
         if reading and what in _RECORDS:
             return None
+        if method == "POST" and what == "clone":
+            return About(Kind.CLONE, name)
         needs_it = f"{method} {what}" not in _FIXED
         # The end of a session is a word in the database; its node acts on it when it can.
         return About(Kind.SESSION, name, needs_it, reading or (method == "DELETE" and not what))

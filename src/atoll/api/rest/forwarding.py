@@ -68,8 +68,8 @@ class Forwarding:
             # The application tells what is wrong, or what it remembers.
             asked = session_id = elsewhere = None
         if asked is not None and scope["type"] == "http":
-            if asked.kind is Kind.CREATE:
-                await self._creation(scope, receive, send)
+            if asked.kind in (Kind.CREATE, Kind.CLONE):
+                await self._creation(asked, scope, receive, send)
                 return
             if asked.kind is Kind.INVOKE:
                 await self._invoke(asked, scope, receive, send)
@@ -93,7 +93,7 @@ class Forwarding:
         scope["scheme"] = _scheme(scope, hop.scheme)
         if hop.node_id != self._peers.node_id:
             raise _wrong_node(f"This is node {self._peers.node_id}, not {hop.node_id}.")
-        if asked is None or asked.kind in (Kind.CREATE, Kind.INVOKE):
+        if asked is None:
             return
         session_id = await self._session(asked, scope)
         if session_id is None:

@@ -36,9 +36,6 @@ NewEnv = Annotated[dict[EnvName, EnvValue | None], Field(max_length=256)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Argument = Annotated[str, StringConstraints(max_length=131_071, pattern=r"^[^\x00]*$")]
-LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
-LabelValue = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
-Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=32)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
@@ -142,18 +139,12 @@ class CreateVolume(Wire):
 
 
 EXTRAS = frozenset(
-    {
-        "secrets",
-        "volumes",
-        "workspace_mode",
-        "durability",
-        "started_from",
-        "dependencies",
-        "node_labels",
-    }
+    {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )
 """Fields of which most sessions have none."""
-TERMS = frozenset({"labels", "auto_start", "idle_timeout", "archive_after", "delete_after"})
+TERMS = frozenset(
+    {"labels", "node_labels", "auto_start", "idle_timeout", "archive_after", "delete_after"}
+)
 
 
 LONGEST = 10 * 365 * 86_400
@@ -195,7 +186,6 @@ class CreateSession(ResourcesIn):
     dependencies: Annotated[list[DependencyIn], Field(max_length=MOST_DEPENDENCIES)] = Field(
         [], description="Python packages of its own."
     )
-    node_labels: Labels = Field({}, description="Labels that its node must have.")
     install_timeout: int = Field(300, ge=30, le=1800, description="Seconds.")
     fail_on_dependency_error: bool = Field(
         True, description="Whether the session fails when they cannot be installed."
@@ -204,6 +194,7 @@ class CreateSession(ResourcesIn):
         False, description="Whether they may take the place of the template's versions."
     )
     labels: Labels = {}
+    node_labels: Labels = Field({}, description="Labels that its node must have.")
     auto_start: bool = Field(
         True, description="Whether a request that needs it starts it when it is paused or at rest."
     )
@@ -238,6 +229,7 @@ class CreateSession(ResourcesIn):
             return AS_SET
         return Terms(
             labels=self.labels,
+            node_labels=self.node_labels,
             auto_start=self.auto_start,
             idle_timeout=self.idle_timeout,
             archive_after=self.archive_after,
@@ -255,7 +247,6 @@ class CreateSession(ResourcesIn):
             workspace_mode=self.workspace_mode,
             durability=self.durability,
             started_from=self.started_from,
-            node_labels=self.node_labels,
             install=self._install(),
         )
 
