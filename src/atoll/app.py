@@ -59,6 +59,7 @@ from atoll.service.attempts import Attempts
 from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
+from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
 from atoll.service.dependencies import Dependencies
@@ -313,6 +314,7 @@ async def application(
             embedded=embedded,
         )
         sessions.saves = saves
+        saves.resting = steps.save_resting
         checkpoints.discard_mounted = volumes.discard_mounted
         saves.busy = runs.sessions
         runs.saved = saves.before_result
@@ -363,6 +365,7 @@ async def application(
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
+            clones=Clones(store, driver, lives, sessions, saves, sealed, leases, clock, node_id),
             dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),

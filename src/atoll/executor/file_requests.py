@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from . import files, frames
+from . import files, frames, system
 from .artifacts import Scanner
 from .connection import Stream
 from .watch import Watch
@@ -43,6 +43,7 @@ class FileRequests:
             "unpack": self._unpack,
             "copy": self._copy,
             "follow": self._follow,
+            "sync": self._sync,
         }
 
     def _read(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -189,6 +190,13 @@ class FileRequests:
             return follow(self._workspace, request, line)
 
         self._workers.start(stream, work, "watch")
+
+    def _sync(self, stream: Stream, request: dict[str, Any]) -> None:
+        def work(line: Line) -> Any:
+            system.sync_files(self._workspace.root)
+            return {}
+
+        self._workers.start(stream, work)
 
 
 def _range(request: dict[str, Any], entry: dict[str, Any]) -> tuple[int | None, int]:

@@ -35,6 +35,11 @@ def open_file(top: int, path: str) -> int:
     return fd
 
 
+def open_for_reading(name: str, fd: int) -> tuple[int, int]:
+    """What has this name in a directory, and the rights to give back; see `close`."""
+    return _open(name, READING, fd)
+
+
 def _open(name: str, flags: int, fd: int) -> tuple[int, int]:
     """
     Open for reading what is ours, whatever rights user code has left it; the rights that are to be

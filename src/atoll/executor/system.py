@@ -72,3 +72,9 @@ def inotify_add(fd: int, path: bytes, mask: int) -> int:
 
 def inotify_remove(fd: int, number: int) -> None:
     _ctypes.call_function(_ctypes.dlsym(_library, "inotify_rm_watch"), (fd, number))
+
+
+def sync_files(fd: int) -> None:
+    """Write all that the kernel still holds of a file system; as long as that takes."""
+    if _ctypes.call_function(_ctypes.dlsym(_library, "syncfs"), (fd,)) != 0:
+        raise OSError("syncfs failed")

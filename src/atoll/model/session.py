@@ -165,3 +165,12 @@ class Session:
     retry_at: datetime | None = None
     """When that is tried again."""
     version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a session has on its node."""
+
+    session_id: str
+    instance_id: str | None
+    workspace: str | None

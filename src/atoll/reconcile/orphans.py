@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+BATCH = 1000
 YOUNG = 120.0
 """
 Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
@@ -156,35 +157,37 @@ class Orphans:
         ended: set[str] = set()
         after = ""
         while True:
-            batch = await self._store.sessions.unfinished(
-                limit=self._settings.sweep_batch, after=after, node_id=self._node_id
-            )
-            for session in batch:
-                instances.add(session.instance_id or "")
-                workspaces.add(session.workspace or "")
-            if len(batch) < self._settings.sweep_batch:
+            batch = await self._store.sessions.holdings(self._node_id, limit=BATCH, after=after)
+            for holding in batch:
+                instances.add(holding.instance_id or "")
+                workspaces.add(holding.workspace or "")
+            if len(batch) < BATCH:
                 break
-            after = batch[-1].id
+            after = batch[-1].session_id
         for instance in await self._store.instances.all():
             if await self._is_ready(instance):
                 instances.add(instance.id)
                 workspaces.add(instance.workspace)
-            elif instance.id not in instances and await self._has_ended(instance):
-                if await self._is_saved(instance.session_id or ""):
+            elif instance.id not in instances and self._is_of_session(instance):
+                if await self._is_seen_to(instance.session_id or ""):
                     instances.add(instance.id)
                     workspaces.add(instance.workspace)
-                else:
+                elif await self._has_ended(instance):
                     ended.add(instance.id)
         return instances, workspaces, ended
 
+    def _is_of_session(self, instance: Instance) -> bool:
+        return instance.session_id is not None and instance.node_id == self._node_id
+
     async def _has_ended(self, instance: Instance) -> bool:
-        if instance.session_id is None or instance.node_id != self._node_id:
-            return False
-        session = await self._store.sessions.get(instance.session_id)
+        session = await self._store.sessions.get(instance.session_id or "")
         return session is not None and session.status.ended
 
-    async def _is_saved(self, session_id: str) -> bool:
-        """Whether somebody is about to clear an ended session, its files saved before that."""
+    async def _is_seen_to(self, session_id: str) -> bool:
+        """
+        Whether somebody changes what the session has here at this moment: makes an instance whose
+        files come from afar, or saves what an ended one leaves.
+        """
         if session_id in self._sessions.clearing:
             return True
         lease = await self._leases.try_lease(instance_lease(session_id), self._leases.own())

@@ -72,7 +72,7 @@ class Elsewhere(Exception):
     """Its session is on another node now, where somebody sees to it."""
 
 
-class _Deaf:
+class Deaf:
     """Hears a run only to know when it ends."""
 
     def started(self) -> None: ...
@@ -255,7 +255,7 @@ class Attempts:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
         log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
-            await live.link.attach(execution_id, 0, _Deaf())
+            await live.link.attach(execution_id, 0, Deaf())
 
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution

@@ -300,7 +300,11 @@ class Runs:
 
     def _session_ended(self, session: Session) -> None:
         for running in self._running.values():
-            if running.execution.session_id == session.id:
+            execution, rested = running.execution, session.rested_at
+            if execution.session_id == session.id and (
+                # What was asked for after it was stopped starts it again.
+                session.status.ended or rested is None or execution.created_at <= rested
+            ):
                 running.ended_by = session
                 running.give_up_turn()
 

@@ -26,7 +26,7 @@ from atoll.model.session import Cause, Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
@@ -86,6 +86,8 @@ class Saves:
         self._warned: set[str] = set()
         self.busy: Callable[[], Collection[str]] = tuple
         """The sessions in which something runs."""
+        self.resting: Callable[[str], Awaitable[None]]
+        """Saves the files of a session that has no instance."""
 
     def begun(self, session: Session) -> Session:
         """A new session, with a warning if its files will be on the node's disk alone."""
@@ -160,7 +162,11 @@ class Saves:
     async def fresh(self, session_id: str) -> None:
         """See that a session has a checkpoint to begin another with."""
         session = await self._lives.session(session_id)
-        if not session.status.ended:
+        if session.rested_at is not None and not session.status.ended:
+            # What is archived, or was saved when it was stopped, is as it was then.
+            if not self._remote:
+                await self.resting(session_id)
+        elif not session.status.ended:
             try:
                 await self.now(session_id)
             except TemporaryError as error:
@@ -249,8 +255,12 @@ class Saves:
         if session.instance_id is not None:
             instance = await self._store.instances.get(session.instance_id)
         if instance is None:
+            await self.resting(session.id)
             return
-        if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+        state = (await self._driver.observe(instance.handle)).state
+        if state is State.PAUSED:
+            await self._driver.resume(instance.handle)
+        elif state is not State.RUNNING:
             return
         link = await self._driver.connect(instance.handle)
         try:

@@ -199,7 +199,7 @@ class Sessions:
         `wait`, one whose packages have to be installed is given back before they are.
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
-            return await self._known(known)
+            return await self.known(known)
         template = await self._templates.ready(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
@@ -250,15 +250,19 @@ class Sessions:
             except Conflict as error:
                 # Others took this replica for lost, and its ready instances away.
                 log.warning("pool.instance_lost", session_id=session.id, error=error.message)
+        return await self.begin(session, wait=wait)
+
+    async def begin(self, session: Session, *, wait: bool = True) -> Session:
+        """Record a new session, and make an instance for it."""
         try:
-            event = session_event(session, now, "created")
+            event = session_event(session, session.created_at, "created")
             await self._store.sessions.add(session, event=event)
         except Conflict:
-            known = None if session_id is None else await self._store.sessions.get(session_id)
+            known = await self._store.sessions.get(session.id)
             if known is None:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
-            return await self._known(known)
+            return await self.known(known)
         if not is_installing(session):
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
@@ -266,7 +270,7 @@ class Sessions:
         starting = self._tasks.start(self.finish(session), f"start {session.id}")
         return await asyncio.shield(starting) if wait else session
 
-    async def _known(self, session: Session) -> Session:
+    async def known(self, session: Session) -> Session:
         """One that was created before, by a request that came to no answer."""
         if session.status is SessionStatus.FAILED:
             raise PermanentError(
@@ -503,7 +507,7 @@ class Sessions:
         """Change a session that is there; what runs next runs by it."""
         while True:
             session = await self._lives.usable(session_id)
-            changed = await self._changed(session, change)
+            changed = await self.changed(session, change)
             try:
                 event = session_event(changed, changed.updated_at, "updated")
                 changed = await self._store.sessions.save(changed, event=event)
@@ -514,7 +518,8 @@ class Sessions:
         await self._lives.announce(changed)
         return changed
 
-    async def _changed(self, session: Session, change: Change) -> Session:
+    async def changed(self, session: Session, change: Change) -> Session:
+        """The session as it is to be; limits of its instance are set."""
         now = self._clock.now()
         given: dict[str, Any] = dict(change.fields)
         if change.timeout is not None:

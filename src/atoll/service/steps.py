@@ -28,6 +28,7 @@ from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
+from atoll.service.attempts import Deaf
 from atoll.service.lives import instance_lease
 
 if TYPE_CHECKING:
@@ -208,8 +209,10 @@ class Steps:
         link = await self._driver.connect(instance.handle)
         try:
             # Other replicas are to find out what it is when they need it the next time.
-            with contextlib.suppress(ExecutorError):  # One of before does not know the word.
+            with contextlib.suppress(ExecutorError):  # One of before does not know the words.
                 await link.call("detach")
+                # So that what stands still can be copied.
+                await link.call("sync")
             if any(not run["ended"] for run in link.hello.get("runs") or ()):
                 await self._keep_running(session)
                 return session
@@ -255,14 +258,25 @@ class Steps:
 
     @contextlib.asynccontextmanager
     async def _quieted(self, instance: Instance) -> AsyncIterator[Link]:
-        """Its executor, with nothing of the user's running any more."""
+        """Its executor, with nothing of the user's running any more: asked first, then made to."""
         link = await self._driver.connect(instance.handle)
         try:
+            await self._cancel_runs(link)
             with contextlib.suppress(ExecutorError):  # One of before does not know the word.
                 await link.call("quiet")
             yield link
         finally:
             link.close()
+
+    async def _cancel_runs(self, link: Link) -> None:
+        runs = [run["id"] for run in link.hello.get("runs") or () if not run["ended"]]
+        grace = self._settings.stop_grace.total_seconds()
+        with contextlib.suppress(TimeoutError, ExecutorError):
+            async with asyncio.timeout(grace):
+                for run in runs:
+                    await link.call("cancel", id=run, grace=grace)
+                for run in runs:
+                    await link.attach(run, 0, Deaf())
 
     async def _archive(self, session: Session) -> Session:
         async with self._slot():
@@ -271,7 +285,7 @@ class Steps:
             most = self._archive_settings.timeout
             try:
                 async with asyncio.timeout(most.total_seconds()):
-                    session = await self._packed(session)
+                    await self._saved(session)
             except TimeoutError:
                 raise PermanentError(
                     f"Session {session.id} was not archived in {most}.",
@@ -296,16 +310,22 @@ class Steps:
                 return
         raise _Later(SLOT_PAUSE)
 
-    async def _packed(self, session: Session) -> Session:
-        """The session with all its files in the blob store, and no instance."""
-        if session.workspace is None:
-            return session
-        if session.workspace_mode is WorkspaceMode.SYNC:
-            await self.save_resting(session)
-        return session
+    async def save_resting(self, session_id: str) -> None:
+        """Save the files of a session of this node that is stopped, or ended when it was."""
+        session = await self._lives.session(session_id)
+        if session.status.ended:
+            await self._saved(session)  # Who clears it has its lease.
+            return
+        async with self._leases.lease(instance_lease(session_id), self._leases.own()):
+            session = await self._lives.session(session_id)
+            if session.status is SessionStatus.STOPPED:
+                await self._saved(session)
 
-    async def save_resting(self, session: Session) -> None:
-        """Save the files of a session that has no instance, by one that is made for it."""
+    async def _saved(self, session: Session) -> None:
+        """By an instance that is made for it."""
+        here = session.runtime_node == self._node_id and session.workspace is not None
+        if not here or session.workspace_mode is not WorkspaceMode.SYNC:
+            return
         ready = await self._lives.make(session)
         try:
             with contextlib.suppress(ExecutorError):
@@ -362,7 +382,7 @@ class Steps:
                     if taken is not None:
                         await self._checkpoints.verify(session.id)
             else:
-                session = await self._packed(session)
+                await self._saved(session)
             moved = plan.moved(session, target, self._clock.now())
             event = session_event(moved, moved.updated_at, "moved")
             stored = await self._store.sessions.save(moved, event=event)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.model.keyed import KeyedRequest
     from atoll.model.node import Drain, Node, NodeStatus
     from atoll.model.page import Page
-    from atoll.model.session import Session, SessionStatus
+    from atoll.model.session import Holding, Session, SessionStatus
     from atoll.model.template import Template
     from atoll.model.volume import Volume
 
@@ -78,6 +78,9 @@ class Sessions(Protocol):
         self, *, limit: int, after: str = "", node_id: str | None = None
     ) -> list[Session]:
         """Sessions that have not ended, of one node or all, in order of id, beyond `after`."""
+
+    async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
+        """What those of a node that have not ended have there, in order of id, beyond `after`."""
 
     async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int: ...
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atoll.model.event import Event
     from atoll.model.execution import ExecutionStatus
     from atoll.model.page import Page
-    from atoll.model.session import SessionStatus
+    from atoll.model.session import Holding, SessionStatus
     from atoll.settings import RecallSettings
     from atoll.stores.base import Executions, Sessions, Store
 
@@ -223,6 +223,9 @@ class _Sessions:
         self, *, limit: int, after: str = "", node_id: str | None = None
     ) -> list[Session]:
         return await self._noting(self._inner.unfinished(limit=limit, after=after, node_id=node_id))
+
+    async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
+        return await self._noting(self._inner.holdings(node_id, limit=limit, after=after))
 
     async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int:
         return await self._noting(self._inner.count(status, node_id=node_id))

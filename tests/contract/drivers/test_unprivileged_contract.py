@@ -11,6 +11,7 @@ from tests import unprivileged
 SUITES = [
     "tests/contract/drivers/test_driver_contract.py",
     "tests/contract/drivers/test_local_driver.py",
+    "tests/contract/drivers/test_copy.py",
     "tests/contract/drivers/test_pause.py",
     "tests/unit/test_app.py",
     "tests/unit/drivers",

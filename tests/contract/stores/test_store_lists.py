@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atoll import ids
 from atoll.errors import InvalidRequest
 from atoll.model.execution import ExecutionStatus
-from atoll.model.session import SessionStatus, Wanted
+from atoll.model.session import Holding, SessionStatus, Wanted
 
 from . import store_entities as make
 from .store_entities import NOW, invoked, make_execution, make_session, make_template, walk
@@ -375,3 +375,23 @@ async def test_a_saved_status_moves_an_item_between_lists(store: Store) -> None:
     assert (await store.sessions.page(status=SessionStatus.RUNNING)).items == ()
     assert (await store.sessions.page(status=SessionStatus.TERMINATED)).items == (saved,)
     assert await store.sessions.count(SessionStatus.RUNNING) == 0
+
+
+async def test_what_sessions_have_on_a_node_is_told_in_order_of_id(store: Store) -> None:
+    there = sorted(
+        (make_session(status=status, workspace=f"of {status}") for status in SessionStatus),
+        key=lambda session: session.id,
+    )
+    elsewhere = make_session(runtime_node="another", workspace="there")
+    for session in (*there, elsewhere):
+        await store.sessions.add(session)
+    held = [
+        Holding(session.id, session.instance_id, session.workspace)
+        for session in there
+        if not session.status.ended
+    ]
+    node_id = there[0].runtime_node
+
+    assert await store.sessions.holdings(node_id, limit=100) == held
+    assert await store.sessions.holdings(node_id, limit=2, after=held[0].session_id) == held[1:3]
+    assert await store.sessions.holdings("nowhere", limit=1) == []

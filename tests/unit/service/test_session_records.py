@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from atoll.model.event import Event
     from atoll.model.session import Session
     from atoll.service.sessions import Sessions
     from atoll.stores.recall import RecallingStore
@@ -50,9 +51,9 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
     async with sessions_of(tmp_path) as (sessions, store):
         save, session_id = store.sessions.save, ids.session_id()
 
-        async def cut_off(session: Session, **more: Any) -> Session:
+        async def cut_off(session: Session, *, event: Event | None = None) -> Session:
             if written:
-                await save(session)
+                await save(session, event=event)
             raise TemporaryError("cut off", code="database_unavailable")
 
         monkeypatch.setattr(store.sessions, "save", cut_off)

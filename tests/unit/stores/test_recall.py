@@ -308,6 +308,7 @@ CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
     ("timed out", lambda store: store.sessions.timed_out(NOW, node_id="local", limit=1)),
     ("seen", lambda store: store.sessions.seen(make_session(), NOW)),
     ("unfinished sessions", lambda store: store.sessions.unfinished(limit=1)),
+    ("holdings", lambda store: store.sessions.holdings("local", limit=1)),
     ("count", lambda store: store.sessions.count(SessionStatus.RUNNING)),
     ("execution", lambda store: store.executions.get("exec_x")),
     ("new execution", lambda store: store.executions.add(make_execution())),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.service.artifacts import Artifacts
     from atoll.service.builds import Builds
     from atoll.service.checkpoints import Checkpoints
+    from atoll.service.clones import Clones
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.dependencies import Dependencies
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
+    clones: Clones
     dependencies: Dependencies
     executions: Executions
     consoles: Consoles

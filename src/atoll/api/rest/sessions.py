@@ -122,6 +122,23 @@ async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> 
     return Answer(session_out(await services(request).sessions.start(session_id, wait=wait)))
 
 
+@router.post("/{session_id}/clone", status_code=201, responses={201: {"model": SessionOut}})
+async def clone_session(
+    request: Request, session_id: str, body: Annotated[UpdateSession | None, Body()] = None
+) -> Answer:
+    """
+    A new session as this one is, but for what is given, with a copy of its files. Memory, processes
+    and executions are not copied.
+    """
+    seed = request.scope.get("atoll.seed")
+    session = await services(request).clones.clone(
+        session_id,
+        (body or UpdateSession()).change(),
+        session_id=None if seed is None else ids.session_id(seed),
+    )
+    return Answer(session_out(session), 201)
+
+
 @router.get("/{session_id}/processes", responses={200: {"model": ProcessPage}})
 async def list_processes(request: Request, session_id: str) -> Answer:
     """What executions of the session left running in the background."""

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -361,6 +362,7 @@ class LocalDriver:
             "layers": list(tree.layers),
             "mounts": str(self.places.mounts),
             "image": path if workspace.kind == IMAGE else None,
+            "owner": workspace.owner,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
         }
@@ -408,6 +410,9 @@ class LocalDriver:
             return None
 
     async def observe(self, handle: Handle) -> Observation:
+        return self._observe(handle)
+
+    def _observe(self, handle: Handle) -> Observation:
         data = handle.data
         same = processes.start_time(int(data["child"])) == data["child_started"]
         if same and data["boot"] == processes.boot_id():
@@ -571,7 +576,49 @@ class LocalDriver:
         await asyncio.to_thread(self._workspaces.remove, workspace)
 
     async def copy(self, workspace: str, name: str) -> bool:
-        raise NotImplementedError
+        abandoned = threading.Event()
+        copying = asyncio.ensure_future(asyncio.to_thread(self._copy, workspace, name, abandoned))
+        try:
+            return await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            # A thread cannot be called back. It is told, and ends before the next call can begin.
+            abandoned.set()
+            await asyncio.wait([copying])
+            if not copying.cancelled():
+                copying.exception()
+            raise
+
+    def _copy(self, workspace: str, name: str, abandoned: threading.Event) -> bool:
+        source = self._workspaces.get(workspace)
+        if source is None:
+            return False
+        try:
+            self._settle(source)
+            return self._workspaces.copy(source, name, abandoned)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise TemporaryError(
+                f"Workspace {workspace} could not be copied: {error}.",
+                code=NODE_FULL if full else "workspace_not_copied",
+            ) from error
+
+    def _settle(self, workspace: Workspace) -> None:
+        """See to it that all that was written to a workspace is in its files or its image."""
+        for handle in self._handles():
+            if self.workspace_of(handle) != workspace.name:
+                continue
+            state = self._observe(handle).state
+            if state is State.RUNNING:
+                raise TemporaryError(
+                    f"Workspace {workspace.name} is in use by instance {handle.instance_id}, which "
+                    "does not stand still.",
+                    code="workspace_busy",
+                )
+            if state is State.PAUSED:
+                if workspace.kind == IMAGE:
+                    processes.sync_files(int(handle.data["child"]), "workspace")
+                return
+        self._workspaces.wait_until_let_go(workspace)
 
     # What is there
 

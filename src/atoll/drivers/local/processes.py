@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from pathlib import Path
 
+_libc = ctypes.CDLL(None, use_errno=True)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -49,3 +51,22 @@ def namespace_pid(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         pass
     return None
+
+
+def sync_files(pid: int, directory: str) -> None:
+    """
+    Have the kernel write all it holds of the file system that a process sees at a directory of its
+    root; the process itself need not run.
+    """
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(directory, flags, dir_fd=root)
+    finally:
+        os.close(root)
+    try:
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(fd)

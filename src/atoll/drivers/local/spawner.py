@@ -29,7 +29,10 @@ from typing import Any, NoReturn
 
 MESSAGE = 256 * 1024
 TRY = "try-image"
-"""First argument, before an image and a directory, of a process that only tries to mount it."""
+"""
+First argument, before an image and a directory, of a process that only tries to mount it; two uids
+more, and it is mounted with the second as owner in place of the first.
+"""
 
 ROOT = "root"
 """In the stage: the root file system of a template with layers."""
@@ -39,7 +42,11 @@ JOURNAL_FDS = (6, 7)
 CALLBACK_FD = 8
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_CLONE_NEWNS = 0x0002_0000
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
+# The same numbers on every machine.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x0010_0000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
     1,
     2,
@@ -54,6 +61,7 @@ _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
 libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
 
 
 def check(result: int, what: str) -> None:
@@ -112,6 +120,55 @@ def mount_image(image: str, target: str) -> None:
         mount_device(device, target)
     finally:
         os.close(keep)
+
+
+def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
+    """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
+    mount_image(image, target)
+    users = _mapping(owner, uid)
+    try:
+        path = os.fsencode(target)
+        tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, ctypes.c_uint(_OPEN_TREE_CLONE))
+        check(min(tree, 0), f"taking {target}")
+        try:
+            check(libc.umount2(path, _MNT_DETACH), f"unmounting {target}")
+            attributes = struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, users)
+            size = ctypes.c_size_t(len(attributes))
+            done = libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size)
+            check(done, f"giving {target} another owner")
+            done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
+            check(done, f"mounting on {target}")
+        finally:
+            os.close(tree)
+    finally:
+        os.close(users)
+
+
+def _mapping(inside: int, outside: int) -> int:
+    """A user namespace, by descriptor, in which one uid and gid is another outside."""
+    ready, began = os.pipe2(os.O_CLOEXEC)
+    over, end = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        if libc.unshare(_CLONE_NEWUSER) == 0:
+            os.write(began, b"1")
+        os.close(began)
+        os.read(over, 1)
+        os._exit(0)
+    os.close(began)
+    os.close(over)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(errno.EPERM, "no user namespace can be made")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{inside} {outside} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.close(end)
+        os.waitpid(pid, 0)
 
 
 def mount_device(device: str, target: str) -> None:
@@ -173,7 +230,10 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
     if request["image"]:
         target = os.path.join(stage, "workspace")
         os.mkdir(target)
-        mount_image(request["image"], target)
+        if request.get("owner") is not None:
+            mount_mapped(request["image"], target, request["owner"], request["uid"])
+        else:
+            mount_image(request["image"], target)
         if os.stat(target).st_uid != request["uid"]:
             os.chown(target, request["uid"], request["uid"])
             with contextlib.suppress(OSError):
@@ -335,7 +395,11 @@ def main() -> None:
         # Whether this machine can do it: mounted for this process alone, and gone with it.
         try:
             own_mounts()
-            mount_image(*sys.argv[2:])
+            image, directory, *users = sys.argv[2:]
+            if users:
+                mount_mapped(image, directory, *map(int, users))
+            else:
+                mount_image(image, directory)
         except OSError as error:
             sys.exit(str(error))
         return

@@ -4,27 +4,34 @@ Where sessions' files are kept on this node.
 With loop devices, which takes root, a workspace is a file system image of the size that was asked
 for: bytes and inodes are limited by the kernel, for deleted and hidden files too. Otherwise it is a
 directory, and the executor watches its size. A workspace has one host uid for good, so that
-whichever instance takes it over owns its files. Blocking file work; callers use a thread.
+whichever instance takes it over owns its files, and no other workspace has it. In an image that was
+copied files belong to the uid of the first one still; it is mounted such that they appear as the
+copy's. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import secrets
+import shutil
 import subprocess
+import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.drivers.local import copies, spawner
 from atoll.errors import PermanentError, TemporaryError
 from atoll.executor import removal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from atoll.settings import LocalSettings
 
 IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
@@ -44,6 +51,12 @@ class Workspace:
     """Bytes."""
     prefix: str | None = None
     """Where its files are in the bucket, when they are not here."""
+    owner: int | None = None
+    """In an image, the uid that its files have on disk; none when that is `uid`."""
+
+
+class _NotMapped(Exception):
+    """This host cannot mount an image with another owner than its files have."""
 
 
 class Workspaces:
@@ -55,6 +68,8 @@ class Workspaces:
         self._settings = settings
         self.images = images
         self._own_uids = own_uids
+        self._maps: bool | None = None
+        """Whether images can be mounted with another owner; none until that was tried."""
 
     def open(self) -> None:
         for directory in (self._root, self._blank):
@@ -82,22 +97,89 @@ class Workspaces:
         self.remove(name)
         kind = BUCKET if prefix is not None else IMAGE if self.images else DIRECTORY
         workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE), prefix)
-        try:
-            self._fill(place, workspace)
-        except BaseException:
-            self.remove(name)
-            raise
+        with self._whole(place, workspace):
+            if workspace.kind == IMAGE:
+                self._copy_blank(workspace.size, place / "disk")
+            elif workspace.kind == DIRECTORY:
+                directory = place / "files"
+                directory.mkdir(mode=0o700)
+                if workspace.uid is not None:
+                    os.chown(directory, workspace.uid, workspace.uid)
         return workspace
 
-    def _fill(self, place: Path, workspace: Workspace) -> None:
-        place.mkdir(mode=0o700)
-        if workspace.kind == IMAGE:
-            self._copy_blank(workspace.size, place / "disk")
-        elif workspace.kind == DIRECTORY:
-            directory = place / "files"
-            directory.mkdir(mode=0o700)
-            if workspace.uid is not None:
-                os.chown(directory, workspace.uid, workspace.uid)
+    def copy(self, source: Workspace, name: str, abandoned: threading.Event) -> bool:
+        """
+        A workspace with the files of another, which nobody changes meanwhile; that of the name when
+        it is there. What the executor keeps beside the files is not copied. False when it cannot be
+        done; `copies.Abandoned` when it was given up.
+        """
+        if source.kind == BUCKET:
+            return False
+        if self.get(name) is not None:
+            return True
+        self.remove(name)
+        place, uid = self._root / name, self._new_uid()
+        owner = source.owner or source.uid
+        owner = owner if source.kind == IMAGE and owner != uid else None
+        workspace = Workspace(name, source.kind, uid, source.size, owner=owner)
+        try:
+            with self._whole(place, workspace):
+                if source.kind == DIRECTORY:
+                    self._copy_tree(self.path(source), place, uid, abandoned)
+                else:
+                    self._copy_image(self.path(source), place / "disk", workspace, abandoned)
+        except _NotMapped:
+            return False
+        return True
+
+    def _copy_image(
+        self, source: Path, target: Path, workspace: Workspace, abandoned: threading.Event
+    ) -> None:
+        with source.open("rb") as file, target.open("xb") as copy:
+            copies.copy_content(file.fileno(), copy.fileno(), workspace.size, abandoned)
+        if workspace.owner is not None and not self._can_map(target, workspace):
+            raise _NotMapped
+
+    @staticmethod
+    def _copy_tree(source: Path, place: Path, uid: int | None, abandoned: threading.Event) -> None:
+        target, links = place / "files", place / "links"
+        with contextlib.ExitStack() as held:
+            fds = []
+            for directory in (source, target, links):
+                if directory is not source:
+                    directory.mkdir(mode=0o700)
+                fds.append(os.open(directory, removal.DIRECTORY))
+                held.callback(os.close, fds[-1])
+            copies.TreeCopy(fds[0], fds[1], uid, fds[2], abandoned).run()
+        shutil.rmtree(links)
+
+    def _can_map(self, image: Path, workspace: Workspace) -> bool:
+        """Tried with the first image that needs it: kernels before 5.12 cannot."""
+        if self._maps is None:
+            done = subprocess.run(
+                [
+                    sys.executable, "-I", "-S", spawner.__file__, spawner.TRY,
+                    str(image), str(image.parent), str(workspace.owner), str(workspace.uid),
+                ],
+                capture_output=True, timeout=60, check=False,
+            )  # fmt: skip
+            self._wait_until_detached(image)
+            self._maps = done.returncode == 0
+        return self._maps
+
+    @contextlib.contextmanager
+    def _whole(self, place: Path, workspace: Workspace) -> Iterator[None]:
+        """The making of a workspace, which is there when it is through and not before."""
+        try:
+            place.mkdir(mode=0o700)
+            yield
+            self._tell(place, workspace)
+        except BaseException:
+            self.remove(workspace.name)
+            raise
+
+    @staticmethod
+    def _tell(place: Path, workspace: Workspace) -> None:
         # Last, whole or not at all: a workspace without it is the rest of an interrupted call.
         temporary = place / ".workspace.json"
         temporary.write_text(json.dumps(asdict(workspace)))
@@ -117,6 +199,11 @@ class Workspaces:
             return
         self._wait_until_detached(self.path(workspace))
         check_image(self.path(workspace))
+
+    def wait_until_let_go(self, workspace: Workspace) -> None:
+        """Until nothing of an instance that has ended writes to it any more."""
+        if workspace.kind == IMAGE:
+            self._wait_until_detached(self.path(workspace))
 
     @staticmethod
     def _wait_until_detached(image: Path) -> None:
@@ -149,20 +236,7 @@ class Workspaces:
         if not blank.exists():
             self._make_blank(size, blank)
         with blank.open("rb") as source, target.open("xb") as copy:
-            copy.truncate(size)
-            end = 0
-            while True:
-                try:
-                    start = os.lseek(source.fileno(), end, os.SEEK_DATA)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:
-                        break
-                    raise
-                end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
-                os.lseek(copy.fileno(), start, os.SEEK_SET)
-                offset = start
-                while offset < end:
-                    offset += os.sendfile(copy.fileno(), source.fileno(), offset, end - offset)
+            copies.copy_content(source.fileno(), copy.fileno(), size, threading.Event())
 
     def _make_blank(self, size: int, blank: Path) -> None:
         temporary = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")

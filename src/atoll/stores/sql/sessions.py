@@ -16,6 +16,7 @@ from atoll.model.resources import Resources
 from atoll.model.session import (
     Cause,
     Durability,
+    Holding,
     Session,
     SessionStatus,
     Wanted,
@@ -105,6 +106,11 @@ _UNFINISHED = f"""
 """  # noqa: S608 - words of ours
 _ON_NODE = f"""
     SELECT * FROM sessions
+    WHERE runtime_node = :node_id AND status IN ({_UNENDED}) AND id > :after
+    ORDER BY id LIMIT :limit
+"""  # noqa: S608 - words of ours
+_HOLDINGS = f"""
+    SELECT id, instance_id, workspace FROM sessions
     WHERE runtime_node = :node_id AND status IN ({_UNENDED}) AND id > :after
     ORDER BY id LIMIT :limit
 """  # noqa: S608 - words of ours
@@ -208,6 +214,17 @@ class SqlSessions:
         if node_id is None:
             return await self._list(_UNFINISHED, values)
         return await self._list(_ON_NODE, {**values, "node_id": node_id})
+
+    async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
+        values = {"node_id": node_id, "limit": limit, "after": after}
+
+        def read(connection: Connection) -> list[Holding]:
+            return [
+                Holding(row["id"], row["instance_id"], decode_optional(row["workspace"]))
+                for row in connection.execute(_HOLDINGS, values)
+            ]
+
+        return await self._engine.read(read)
 
     async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int:
         values = {"status": status.value, "node_id": node_id}
