@@ -12,6 +12,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
+from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
@@ -51,17 +52,22 @@ class Parts:
     leases: Leases
     runs: Runs
     executions: Executions
+    lives: Lives
+    templates: Templates
+    builds: Builds
 
 
 @asynccontextmanager
-async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
+async def parts(
+    place: Path, clock: Clock, driver: LocalDriver | None = None
+) -> AsyncIterator[Parts]:
     settings, tasks = Settings(data_dir=place), Tasks()
     url = f"sqlite:///{place / 'atoll.db'}"
     store = RecallingStore(
         SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
     )
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
-    driver = LocalDriver(place, settings.local, settings.link)
+    driver = driver or LocalDriver(place, settings.local, settings.link)
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
     templates = Templates(store, driver, coordination, clock, settings)
@@ -95,6 +101,9 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
         settings.execution,
         NODE,
     )
+    builds = Builds(
+        store, driver, templates, packages, leases, tasks, blobs, clock, settings.template, NODE
+    )
     executions = Executions(
         store,
         lives,
@@ -113,7 +122,9 @@ async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
     await coordination.open()
     await leases.start()
     try:
-        yield Parts(settings, store, coordination, leases, runs, executions)
+        yield Parts(
+            settings, store, coordination, leases, runs, executions, lives, templates, builds
+        )
     finally:
         await coordination.close()
         await store.close()

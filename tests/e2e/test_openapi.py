@@ -62,6 +62,9 @@ ROUTES = {
     f"GET {V1}/sessions/{{session_id}}/secrets",
     f"PUT {V1}/sessions/{{session_id}}/secrets/{{name}}",
     f"DELETE {V1}/sessions/{{session_id}}/secrets/{{name}}",
+    f"GET {V1}/nodes", f"GET {V1}/nodes/{{node_id}}", f"DELETE {V1}/nodes/{{node_id}}",
+    f"POST {V1}/nodes/{{node_id}}/cordon", f"POST {V1}/nodes/{{node_id}}/uncordon",
+    f"POST {V1}/nodes/{{node_id}}/drain",
     f"GET {V1}/volumes", f"POST {V1}/volumes", f"GET {V1}/volumes/{{volume_id}}",
     f"DELETE {V1}/volumes/{{volume_id}}",
 }  # fmt: skip
@@ -176,6 +179,8 @@ def test_answers_have_the_fields_that_are_described(
         "EntryPage": answer(api.http.get(f"{V1}/sessions/{session}/files")),
         "EntryOut": answer(api.http.get(f"{V1}/sessions/{session}/files"))["items"][0],
         "TemplateOut": answer(api.http.get(f"{V1}/templates/python")),
+        "NodePage": answer(api.http.get(f"{V1}/nodes")),
+        "NodeOut": answer(api.http.get(f"{V1}/nodes/local")),
         "RuntimePage": answer(api.http.get(f"{V1}/runtimes")),
         "RuntimeOut": answer(api.http.get(f"{V1}/runtimes"))["items"][0],
         "RuntimeHealth": answer(api.http.get(f"{V1}/runtimes/local/health")),

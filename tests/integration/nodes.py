@@ -119,8 +119,7 @@ class Fleet:
                 self.command("db", "upgrade")
             self.nodes[0].start()  # Alone: it makes the tables where that is a file.
             self.start()
-            for one in self.nodes:
-                eventually(lambda one=one: len(self.told(one.api)) == len(self.nodes), LONG)
+            eventually(lambda: len(self.told(self.nodes[0].api)) == len(self.nodes), LONG)
             return self
         except BaseException:
             self._abandon()
@@ -144,8 +143,8 @@ class Fleet:
         self.start()
         for row in self.rows("SELECT id FROM sessions WHERE ended_at IS NULL"):
             self.at(row["id"]).http.delete(f"{V1}/sessions/{row['id']}")
-        for one in self.nodes:
-            eventually(lambda one=one: not one.instances() and not one.workspaces(), LONG)
+        eventually(lambda: not any(one.instances() for one in self.nodes), LONG)
+        eventually(lambda: not any(one.workspaces() for one in self.nodes), LONG)
         for one in self.nodes:
             assert one.stop() == 0, one.name
         eventually(lambda: not self.processes(), LONG)

@@ -192,9 +192,9 @@ def test_a_session_with_a_volume_on_a_lost_node_waits_and_says_so(
             ),
             201,
         )
-        volume = {"volume_id": "data", "path": "/data", "read_only": False}
+        volume = {"volume_id": "data", "path": "/data/x", "read_only": False}
         session = lost.api.create(volumes=[volume], timeout=3600)["id"]
-        sh(lost.api, session, "echo kept > /data/file")
+        sh(lost.api, session, "echo kept > /data/x/file")
         lost.kill()
 
         def waits() -> bool:
@@ -204,7 +204,7 @@ def test_a_session_with_a_volume_on_a_lost_node_waits_and_says_so(
         assert nodes.node_of(session) is lost
         lost.start()
         eventually(lambda: not waits(), LONG)
-        assert sh(lost.api, session, "cat /data/file") == "kept\n"
+        assert sh(lost.api, session, "cat /data/x/file") == "kept\n"
 
 
 def test_a_node_that_is_alone_keeps_what_it_has(

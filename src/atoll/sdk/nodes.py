@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.sdk.decode import decode
 from atoll.sdk.paths import segment
-from atoll.sdk.values import NodeHealth, NodeInfo, NodeMetrics
+from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.sdk.connection import Connection
+
+
+LOOK_SECONDS = 0.5
+"""Time between two looks at a drain."""
 
 
 class AsyncNodes:
@@ -38,10 +43,31 @@ class AsyncNodes:
     async def drain(self, node_id: str) -> NodeInfo:
         """
         Have its sessions go on on other nodes, with their files. This returns at once; `drain` of
-        the node tells how far it is, and `get` gives that anew. Raises `Conflict` with code
-        `drain_unavailable` where that cannot be.
+        the node tells how far it is, and `follow_drain` goes on telling. Raises `Conflict` with
+        code `drain_unavailable` where that cannot be.
         """
         return await self._post(node_id, "drain")
+
+    async def follow_drain(
+        self, node_id: str, *, timeout: float | None = None
+    ) -> AsyncIterator[NodeInfo]:
+        """
+        The node each time its drain has got further, until all sessions have left or somebody ends
+        it. Raises `TimeoutError` when that takes longer than `timeout` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        told: DrainInfo | None = None
+        while True:
+            node = await self.get(node_id)
+            if node.drain != told or node.drain is None:
+                told = node.drain
+                yield node
+            if told is None or told.left == 0:
+                return
+            if until is not None and loop.time() >= until:
+                raise TimeoutError(f"Node {node_id} has {told.left} sessions still.")
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def delete(self, node_id: str) -> None:
         """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""

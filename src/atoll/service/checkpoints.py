@@ -124,6 +124,7 @@ class Checkpoints:
         quiet: bool,
         began: float,
     ) -> Checkpoint:
+        await self._check_here(session_id)
         number = 1 if before is None else before.number + 1
         now = self._clock.now()
         manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
@@ -157,6 +158,18 @@ class Checkpoints:
             took_ms=round((self._clock.monotonic() - began) * 1000),
         )
         return checkpoint
+
+    async def _check_here(self, session_id: str) -> None:
+        """
+        Files that a session left behind on this node are not its files any more: it may have gone
+        on elsewhere with those that were saved before.
+        """
+        session = await self._store.sessions.get(session_id)
+        if session is not None and session.runtime_node != self._node_id:
+            raise TemporaryError(
+                f"Session {session_id} is on node {session.runtime_node} now.",
+                code="node_not_reached",
+            )
 
     async def _clean(self, session_id: str, before: Checkpoint, last: Manifest) -> None:
         """

@@ -154,14 +154,19 @@ class Nodes:
         now = self._clock.monotonic()
         if self._templates is not None and now - self._templates[0] < TEMPLATES_SECONDS:
             return self._templates[1]
-        there = {info.name for info in await self._driver.environments.listed()}
         found: list[str] = []
+        environments: set[str] | None = None
         cursor: str | None = None
         while len(found) < MOST_TEMPLATES:
             page = await self._store.templates.page(cursor=cursor, limit=PAGE)
             for newest in page.items:
                 template = await self._ready(newest)
-                if template is not None and await self._is_here(template, there):
+                if template is None:
+                    continue
+                if template.build is not None and environments is None:
+                    listed = await self._driver.environments.listed()
+                    environments = {info.name for info in listed}
+                if await self._is_here(template, environments or set()):
                     found.append(edition(template.id, template.number))
             cursor = page.next_cursor
             if cursor is None:

@@ -131,7 +131,7 @@ class Placements:
         """The node with what it has not told yet."""
         given = self._given.get(node.id, [])
         if node.seen_at is not None:
-            given = self._given[node.id] = [at for at in given if at > node.seen_at]
+            given = self._given[node.id] = [at for at in given if at >= node.seen_at]
         pool = self._pool() if node.id == self._node_id else node.pool
         return dataclasses.replace(node, sessions=node.sessions + len(given), pool=pool)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import ssl
 from typing import TYPE_CHECKING
 
 import httpx
@@ -19,6 +20,7 @@ from atoll.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from datetime import timedelta
+    from pathlib import Path
 
     from atoll.clock import Clock
     from atoll.model.node import Node
@@ -34,10 +36,15 @@ _PURPOSE = b"atoll node probe 1"
 
 
 class Probing:
-    def __init__(self, secret: str, clock: Clock, timeout: timedelta) -> None:
+    def __init__(
+        self, secret: str, clock: Clock, timeout: timedelta, ca_file: Path | None = None
+    ) -> None:
+        """`ca_file` has the authorities of the nodes' certificates, if not the system's."""
         self._key = hmac.digest(secret.encode(), _PURPOSE, "sha256")
         self._clock = clock
         self._timeout = timeout.total_seconds()
+        self._ca_file = ca_file
+        self._tls: ssl.SSLContext | None = None
 
     def token(self, node_id: str) -> str:
         at = int(self._clock.now().timestamp())
@@ -62,13 +69,23 @@ class Probing:
             # A connection of its own: one that is kept open may be to a node that is gone.
             async with (
                 asyncio.timeout(self._timeout),
-                httpx.AsyncClient(timeout=self._timeout, trust_env=False) as http,
+                httpx.AsyncClient(
+                    timeout=self._timeout, trust_env=False, verify=await self._trust(node.url)
+                ) as http,
             ):
                 return await self._answer(http, node, headers)
         except TimeoutError:
             return f"no answer from {node.url} within {self._timeout:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return f"no answer from {node.url}: {type(error).__name__} {error}"[:LONGEST]
+
+    async def _trust(self, url: str) -> ssl.SSLContext | bool:
+        """Whose certificates are taken; made once, as it takes long."""
+        if not url.startswith("https:"):
+            return False
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
+        return self._tls
 
     async def _answer(
         self, http: httpx.AsyncClient, node: Node, headers: dict[str, str]
