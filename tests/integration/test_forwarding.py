@@ -5,109 +5,66 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import uuid
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
 from tests.e2e.console import begin, console, refusal
-from tests.integration.replicas import LEASE, LONG, PRESENCE, Member
-from tests.servers.redis import RedisServer
+from tests.integration.nodes import Fleet
+from tests.integration.replicas import LONG, Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.servers.s3 import S3Server
+
 MiB = 1 << 20
-KEY = "a" * 40
 SHELL = {"rows": 24, "cols": 80}
 
 
-class Node(Member):
-    """A node with a directory of its own and one control plane."""
+class Pair(Fleet):
+    """Two nodes, each with a label that tells it from the other."""
 
-    def __init__(self, data_dir: Path, number: int, *arguments: str, **env: str) -> None:
-        data_dir.mkdir(exist_ok=True)
-        labels = {"ATOLL_NODE__LABELS": json.dumps({"place": str(number)})}
-        self.env = {**labels, **env}
-        super().__init__(data_dir, f"node-{number}", *arguments, **self.env)
-        self.number = number
+    def __init__(self, place: Path, *, blobs: dict[str, str] | None = None, **env: Any) -> None:
+        super().__init__(place, blobs=blobs, of_node=_labelled, **{"ATOLL_POOL__SIZE": "1", **env})
 
-    @property
-    def key(self) -> str:
-        return KEY
-
-    @property
-    def node_id(self) -> str:
-        return (self.data_dir / "node-id").read_text().strip()
-
-    def takes(self, place: int) -> bool:
-        """Whether a session that is asked for here can be made there."""
-        body = {"node_labels": {"place": str(place)}}
-        made = self.api.http.post(f"{V1}/sessions", json=body)
-        if made.status_code == 201:
-            self.api.end(made.json()["id"])
-        return made.status_code == 201
-
-
-class Pair:
-    def __init__(self, place: Path, *each: dict[str, str], **env: str) -> None:
-        self.redis = RedisServer(place)
-        shared = {
-            "ATOLL_REDIS_URL": self.redis.url,
-            "ATOLL_DATABASE_URL": f"sqlite:///{place / 'shared.db'}",
-            "ATOLL_COORDINATION__PRESENCE_TTL": str(PRESENCE),
-            "ATOLL_COORDINATION__LEASE_TTL": str(LEASE),
-            "ATOLL_SHUTDOWN_TIMEOUT": "5",
-            "ATOLL_POOL__SIZE": "1",
-            "ATOLL_SESSION__DISK": str(16 * MiB),
-            "ATOLL_SECRETS__KEY": "42" * 32,
-            "ATOLL_API_KEY": KEY,
-            "ATOLL_NODE__PROBE": "0.5",
-            **env,
-        }
-        own = [*each, {}, {}][:2]
-        self.nodes = [
-            Node(place / f"node-{number}", number, **{**shared, **own[number]})
-            for number in range(2)
-        ]
-
-    def __enter__(self) -> Pair:
-        self.redis.start()
-        for node in self.nodes:
-            node.start()
-        self.meet()
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            for asked, other in ((0, 1), (1, 0)):
+                eventually(lambda asked=asked, other=other: self._know(asked, other), LONG)  # type: ignore[misc]
+        except BaseException:
+            self._abandon()
+            raise
         return self
 
-    def meet(self) -> None:
-        """Until each knows the other."""
-        for node in self.nodes:
-            eventually(lambda node=node: node.takes(1 - node.number), LONG)  # type: ignore[misc]
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        for node in self.nodes:
-            if node.up:
-                node.stop(signal.SIGKILL if kind is not None else signal.SIGTERM)
-            last = Node(node.data_dir, node.number, "--stop-sessions", **node.env)
-            last.log_path = node.data_dir / "last.log"
-            last.start().stop()
-        self.redis.stop()
-        if kind is None:
-            assert not [line for node in self.nodes for line in node.errors()]
+    def _know(self, asked: int, other: int) -> bool:
+        """Whether what is asked of one node can be made on the other."""
+        api = self[asked].api
+        body = {"node_labels": {"place": str(other)}}
+        made = api.http.post(f"{V1}/sessions", json=body)
+        if made.status_code == 201:
+            api.end(made.json()["id"])
+        return made.status_code == 201
 
     def on(self, number: int, **fields: Any) -> str:
         """A session of that node."""
-        made = self.nodes[number].api.create(node_labels={"place": str(number)}, **fields)
-        assert made["runtime_node"] == self.nodes[number].node_id
+        made = self[number].api.create(node_labels={"place": str(number)}, **fields)
+        assert made["runtime_node"] == self[number].id
         return str(made["id"])
 
     @property
     def apis(self) -> tuple[Api, Api]:
-        return self.nodes[0].api, self.nodes[1].api
+        return self[0].api, self[1].api
+
+
+def _labelled(number: int) -> dict[str, str]:
+    return {"ATOLL_NODE__LABELS": json.dumps({"place": str(number)})}
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +167,9 @@ def test_a_signed_link_leads_to_any_node_and_works_at_all(pair: Pair) -> None:
     b.put(session, "f", b"content")
     body = {"path": "f", "method": "GET"}
     link = answer(b.http.post(f"{V1}/sessions/{session}/files/presign", json=body))["url"]
-    assert link.startswith(pair.nodes[1].url), "the client's own way here"
+    assert link.startswith(pair[1].url), "the client's own way here"
     assert httpx.get(link).content == b"content"
-    assert httpx.get(link.replace(pair.nodes[1].url, pair.nodes[0].url)).content == b"content"
+    assert httpx.get(link.replace(pair[1].url, pair[0].url)).content == b"content"
     body = {"path": "g", "method": "PUT"}
     link = answer(b.http.post(f"{V1}/sessions/{session}/files/presign", json=body))["url"]
     assert httpx.put(link, content=b"x" * MiB).status_code == 201
@@ -245,7 +202,7 @@ def test_a_page_of_another_origin_is_refused_where_it_comes_to(pair: Pair) -> No
     execution = begin(b, session, terminal=SHELL)
     evil = {"Origin": "https://evil.example"}
     assert refusal(b, execution, headers=evil) == (403, "origin_refused")
-    with console(b, execution, headers={"Origin": pair.nodes[1].url}) as there:
+    with console(b, execution, headers={"Origin": pair[1].url}) as there:
         there.ready().say(type="close", end=True)
         there.closed()
     assert refusal(b, execution, key="wrong") == (401, "key_unknown")
@@ -315,13 +272,13 @@ def test_who_goes_away_ends_what_was_asked_of_the_other_node(pair: Pair) -> None
         waiting = b.http.stream("GET", f"{V1}/executions/{execution}/result?wait=60", timeout=0.5)
         with pytest.raises(httpx.ReadTimeout):
             streams.enter_context(waiting)
-        assert connections(pair.nodes[1], pair.nodes[0]) >= 8
+        assert connections(pair[1], pair[0]) >= 8
     # What is used is closed with its client; one or two wait for the next request.
-    eventually(lambda: connections(pair.nodes[1], pair.nodes[0]) <= 2)
+    eventually(lambda: connections(pair[1], pair[0]) <= 2)
     b.end(session)
 
 
-def connections(of: Node, to: Node) -> int:
+def connections(of: Member, to: Member) -> int:
     """How many connections a node has to another one."""
     sockets = set()
     for fd in Path(f"/proc/{of.pid}/fd").iterdir():
@@ -363,7 +320,7 @@ def test_a_session_begins_with_the_files_of_one_on_another_node(pair: Pair) -> N
     b.put(source, "f", b"mine")
     # Their blobs are on their own disks, so it is made where the files are.
     made = b.create(started_from=source)
-    assert made["runtime_node"] == pair.nodes[0].node_id
+    assert made["runtime_node"] == pair[0].id
     assert b.http.get(f"{V1}/sessions/{made['id']}/files/f").content == b"mine"
     b.end(source)
     b.end(made["id"])
@@ -372,7 +329,7 @@ def test_a_session_begins_with_the_files_of_one_on_another_node(pair: Pair) -> N
 def test_nobody_else_can_mark_a_request_as_passed_on(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
-    node = pair.nodes[1].node_id
+    node = pair[1].id
     for value in ("", "1", node, f"{node} http", f"{node} http {'A' * 43}", "x" * 5000, "ä b c"):
         mark = {"Atoll-Hop": value.encode("latin-1")}
         for path in (f"/sessions/{session}/files", "/sessions", f"/sessions/{session}"):
@@ -389,7 +346,7 @@ def test_a_clone_is_made_where_the_files_are(pair: Pair) -> None:
     source = pair.on(0)
     b.put(source, "f", b"mine")
     made = answer(b.http.post(f"{V1}/sessions/{source}/clone", json={}), 201)
-    assert made["runtime_node"] == pair.nodes[0].node_id
+    assert made["runtime_node"] == pair[0].id
     assert b.http.get(f"{V1}/sessions/{made['id']}/files/f").content == b"mine"
     problem(b.http.post(f"{V1}/sessions/nothing/clone", json={}), 404, "session_not_found")
     b.end(source)
@@ -419,12 +376,12 @@ def test_no_node_has_such_labels(pair: Pair) -> None:
 def test_a_full_node_is_followed_by_the_next(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    one = {"ATOLL_NODE__MAX_SESSIONS": "1"}
-    with Pair(tmp_path_factory.mktemp("full"), one, one) as pair:
+    place = tmp_path_factory.mktemp("full")
+    with Pair(place, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         a, b = pair.apis
         # Two at once, both asked of one: what it counts is newer than what it told of itself.
         made = [a.create(), a.create()]
-        assert {item["runtime_node"] for item in made} == {node.node_id for node in pair.nodes}
+        assert {item["runtime_node"] for item in made} == {node.id for node in pair.nodes}
         answered = b.http.post(f"{V1}/sessions", json={})
         assert answered.status_code in (503, 507)
         assert answered.json()["code"] in ("no_node", "node_full")
@@ -436,18 +393,18 @@ def test_a_full_node_is_followed_by_the_next(
 def test_a_node_that_stands_still_holds_nobody_up_for_long(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    env = {"ATOLL_NODE__PROBE_TIMEOUT": "1"}
-    with Pair(tmp_path_factory.mktemp("still"), env, env) as pair:
+    place = tmp_path_factory.mktemp("still")
+    with Pair(place, ATOLL_NODE__PROBE_TIMEOUT="1") as pair:
         _, b = pair.apis
         session = pair.on(0)
         key = {"Idempotency-Key": uuid.uuid4().hex}
         body = {"node_labels": {"place": "0"}, "labels": {"made": "once"}}
-        pair.nodes[0].pause()
+        pair[0].pause()
         # It takes connections, and says nothing: until it is known to be lost.
         problem(b.http.post(f"{V1}/sessions", json=body, headers=key), 503, "node_not_reached")
         problem(b.execute(session, code="1"), 503, "node_not_reached")
         problem(b.http.get(f"{V1}/sessions/{session}/files/f"), 503, "node_not_reached")
-        pair.nodes[0].resume()
+        pair[0].resume()
 
         def made() -> bool:
             return b.http.post(f"{V1}/sessions", json=body, headers=key).status_code == 201
@@ -470,7 +427,7 @@ def test_a_node_that_was_killed_is_said_to_be_away(
         shell = begin(b, pair.on(0), terminal=SHELL)
         with console(b, shell) as there:
             there.ready()
-            pair.nodes[0].kill()
+            pair[0].kill()
             assert there.closed()[0] == 1014
         asked = [
             b.http.get(f"{V1}/sessions/{session}/files/f"),
@@ -482,13 +439,66 @@ def test_a_node_that_was_killed_is_said_to_be_away(
             problem(answered, 503, "node_not_reached")
             assert "retry-after" in answered.headers
         # What is recorded is told, also now.
-        assert b.get(session)["runtime_node"] == pair.nodes[0].node_id
+        assert b.get(session)["runtime_node"] == pair[0].id
         assert b.status(execution) in ("pending", "running")
         # New ones are made where somebody answers.
         made = b.create()
-        assert made["runtime_node"] == pair.nodes[1].node_id
-        pair.nodes[0].start()
+        assert made["runtime_node"] == pair[1].id
+        pair[0].start()
         eventually(lambda: b.http.get(f"{V1}/sessions/{session}/files/f").content == b"kept", LONG)
         b.put(session, "go")
         assert b.result(execution)["status"] == "success"
         assert b.end(session)["status"] == "terminated"
+
+
+def test_files_in_the_blob_store_go_on_with_another_node(
+    bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("archived")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
+    # Probes find nothing for so long that what is at rest is not moved by them.
+    with Pair(place, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
+        a, b = pair.apis
+        source = pair.on(0)
+        a.put(source, "f", b"of a")
+        # It runs on another node: saved there first, then fetched.
+        made = b.create(started_from=source, node_labels={"place": "1"})
+        assert made["runtime_node"] == pair[1].id
+        assert b.http.get(f"{V1}/sessions/{made['id']}/files/f").content == b"of a"
+        b.end(made["id"])
+        pinned, free = pair.on(0), ""
+        while not free:
+            session = b.create()["id"]
+            if pair.node_of(session) is pair[0]:
+                free = session
+            else:
+                b.end(session)
+        for session in (pinned, free):
+            b.put(session, "f", b"kept")
+            assert answer(b.http.post(f"{V1}/sessions/{session}/archive"))["status"] == "archived"
+        pair[0].kill()
+        assert b.run(free, "print(open('f').read())")["stdout"] == "kept\n"
+        assert pair.node_of(free) is pair[1]
+        # Its node must have labels that no other has.
+        problem(b.execute(pinned, code="1"), 503, "node_not_reached")
+        assert pair.node_of(pinned) is pair[0]
+
+
+def test_a_full_node_lets_what_is_archived_start_elsewhere(
+    bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("crowded")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
+    with Pair(place, blobs=blobs, ATOLL_NODE__MAX_SESSIONS="1") as pair:
+        _, b = pair.apis
+        session = b.create()["id"]
+        first = pair.node_of(session)
+        b.put(session, "f", b"kept")
+        answer(b.http.post(f"{V1}/sessions/{session}/archive"))
+        number = pair.nodes.index(first)
+        eventually(lambda: pair._know(1 - number, number), LONG)
+        taken = pair.on(number)
+        for api in (pair[number].api, pair[1 - number].api):
+            assert api.run(session, "print(open('f').read())")["stdout"] == "kept\n"
+        assert pair.node_of(session) is pair[1 - number]
+        b.end(taken)
