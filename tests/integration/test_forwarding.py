@@ -31,7 +31,7 @@ class Pair(Fleet):
     """Two nodes, each with a label that tells it from the other."""
 
     def __init__(self, place: Path, *, blobs: dict[str, str] | None = None, **env: Any) -> None:
-        super().__init__(place, blobs=blobs, of_node=_labelled, **{"ATOLL_POOL__SIZE": "1", **env})
+        super().__init__(place, blobs=blobs, of_node=_labelled, **env)
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -48,9 +48,7 @@ def about(method: str, path: str) -> About | None:
     room, _, rest = path[len(PREFIX) :].partition("/")
     name, _, what = rest.partition("/")
     if not name:
-        if method == "POST" and not rest:
-            return _COLLECTIONS.get(room)
-        return None
+        return _COLLECTIONS.get(path) if method == "POST" else None
     if room == "sessions":
         if reading and what in _RECORDS:
             return None
@@ -68,4 +66,7 @@ def about(method: str, path: str) -> About | None:
     return None
 
 
-_COLLECTIONS = {"sessions": About(Kind.CREATE), "invocations": About(Kind.INVOKE, needs_it=True)}
+_COLLECTIONS = {
+    f"{PREFIX}sessions": About(Kind.CREATE),
+    f"{PREFIX}invocations": About(Kind.INVOKE, needs_it=True),
+}
