@@ -212,6 +212,7 @@ async def application(
             node_id,
             leases.replica,
             ephemeral=embedded,
+            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
@@ -336,7 +337,7 @@ async def application(
         report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
 
         def changed() -> None:
-            pool.changed.set()
+            pool.renew()
             build_loop.changed.set()
             report.changed.set()
 
@@ -381,6 +382,7 @@ async def application(
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=nodes,
+            pool=pool,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -403,7 +405,7 @@ async def application(
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await nodes.report()
         await adoption.once()
@@ -422,7 +424,7 @@ async def application(
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
-            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sessions": SessionReconciler(
                 store, sessions, steps, coordination, clock, settings.session, node_id
             ).run(),

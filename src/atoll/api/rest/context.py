@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.pool import Pool
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
@@ -54,6 +55,7 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
+    pool: Pool
     store: Store
     blobs: Blobs
     coordination: Coordination
