@@ -329,7 +329,7 @@ async def application(
             settings,
             node_id,
             url or f"unix://{settings.data_dir / NODE}",
-            pool.sizes,
+            pool.on_node,
         )
         placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
         moves = Moves(store, placements, coordination, clock)

@@ -51,6 +51,10 @@ SECRET = "secret"
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 2**36, 0.5)
 
 
+async def nothing() -> dict[str, int]:
+    return {}
+
+
 class Machine(LocalDriver):
     """What this node is on, as the test has it."""
 
@@ -170,7 +174,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             settings,
             NODE,
             "http://127.0.0.1:1",
-            dict,
+            nothing,
         )
         placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Moves(found.store, placements, found.coordination, clock)
