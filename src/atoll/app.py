@@ -454,7 +454,6 @@ async def application(
                 runs,
                 coordination,
                 leases,
-                clock,
                 settings.node,
                 steps.leave,
             ).run()

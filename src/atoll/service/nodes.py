@@ -244,6 +244,20 @@ class Nodes:
         await self._coordination.tell(node_topic(node_id))
         return await self.get(node_id)
 
+    async def tell_drain(self, node_id: str, message: str | None) -> None:
+        """Write how far a drain is, and why one of its sessions cannot leave."""
+        node = await self._store.nodes.get(node_id)
+        if node is None or node.drain is None:
+            return
+        left = await self.unended(node_id)
+        told = Drain(max(node.drain.total, left), left, message if left else None)
+        if told == node.drain:
+            return
+        event = None
+        if left == 0:
+            event = self._event("node.drained", node_id, sessions=told.total)
+        await self._store.nodes.progress(node_id, told, event=event)
+
     async def _check_others(self, node: Node) -> None:
         if not node.shared_blobs:
             raise Conflict(
