@@ -22,6 +22,10 @@ class Samples:
         return statistics.median(self.values)
 
     @property
+    def p95(self) -> float:
+        return self.values[min(len(self.values) - 1, int(len(self.values) * 0.95))]
+
+    @property
     def p99(self) -> float:
         return self.values[min(len(self.values) - 1, int(len(self.values) * 0.99))]
 

@@ -69,7 +69,7 @@ async def parts(
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     driver = driver or LocalDriver(place, settings.local, settings.link)
     leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, driver, clock, NODE, ME, ephemeral=False)
+    pool = Pool(store, driver, clock, NODE, ME, ephemeral=False, settings=settings.pool)
     templates = Templates(store, driver, coordination, clock, settings)
     lives = Lives(store, driver, pool, templates, leases, tasks, clock, settings.session, NODE)
     blobs = LocalObjects(place / "blobs")

@@ -214,6 +214,7 @@ async def application(
             node_id,
             leases.replica,
             ephemeral=embedded,
+            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
         packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
@@ -330,7 +331,7 @@ async def application(
             settings,
             node_id,
             url or f"unix://{settings.data_dir / NODE}",
-            pool.sizes,
+            pool.on_node,
         )
         placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
         moves = Moves(store, placements, coordination, clock)
@@ -353,7 +354,7 @@ async def application(
         report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
 
         def changed() -> None:
-            pool.changed.set()
+            pool.renew()
             build_loop.changed.set()
             report.changed.set()
 
@@ -400,6 +401,7 @@ async def application(
             nodes=nodes,
             placements=placements,
             peers=peers,
+            pool=pool,
             store=store,
             blobs=blobs,
             coordination=coordination,
@@ -422,7 +424,7 @@ async def application(
         else:
             stack.callback(runs.let_go)
         if lock is not None and lock.alone:
-            await Recovery(store, driver, sessions, pool, node_id).run()
+            await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
         await nodes.report()
         await adoption.once()
@@ -442,7 +444,7 @@ async def application(
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
-            "pool refill": PoolRefill(pool, store, settings.pool, clock).run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sessions": SessionReconciler(
                 store, sessions, steps, coordination, clock, settings.session, node_id
             ).run(),
@@ -473,7 +475,6 @@ async def application(
                 runs,
                 coordination,
                 leases,
-                clock,
                 settings.node,
                 steps.leave,
             ).run()

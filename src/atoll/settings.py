@@ -302,16 +302,18 @@ class TemplateSettings(Group):
 
 class PoolSettings(Group):
     size: int = Field(2, ge=0)
-    """Ready instances kept for the template `python`."""
+    """Ready instances kept for the template `python` at least."""
     max_size: int = Field(50, ge=0)
-    """Most ready instances that a template may ask for."""
+    """Most ready instances of a template, whatever is asked for."""
     concurrency: int = Field(2, ge=1)
     """Instances that a refill starts at the same time."""
     window: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
     """What the rate of creates is measured over, in seconds."""
     memory_share: float = Field(0.25, gt=0, le=1)
     """Share of the node's memory that ready instances may be counted with, together."""
-    max_age: Seconds = Field(timedelta(hours=1), gt=timedelta(0))
+    memory_reserve: float = Field(0.05, ge=0, le=1)
+    """Share of the node's memory that has to be free for another one to be made."""
+    max_age: Seconds = Field(timedelta(hours=1), gt=timedelta(0), le=timedelta(days=7))
     """Age at which a ready instance is replaced, in seconds."""
 
 

@@ -70,6 +70,11 @@ class Api:
         sizes: dict[str, int] = answer(self.http.get(f"{V1}/runtimes/local/metrics"))["pool"]
         return sizes
 
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """What is told of the warm pools, by template."""
+        items = answer(self.http.get(f"{V1}/pools"))["items"]
+        return {item["template_id"]: item for item in items}
+
     def events(
         self, execution_id: str, after: str | None = None
     ) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def pooled(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("pooled"), ATOLL_POOL__SIZE="3") as server:
+    fixed = {"ATOLL_POOL__SIZE": "3", "ATOLL_POOL__MAX_SIZE": "3"}
+    with Server(tmp_path_factory.mktemp("pooled"), **fixed) as server:
         yield server
 
 

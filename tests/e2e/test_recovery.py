@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
     """A server for one test to kill."""
-    with Server(tmp_path, ATOLL_POOL__SIZE="1", ATOLL_SHUTDOWN_TIMEOUT="1") as server:
+    pool = {"ATOLL_POOL__SIZE": "1", "ATOLL_POOL__MAX_SIZE": "1"}
+    with Server(tmp_path, ATOLL_SHUTDOWN_TIMEOUT="1", **pool) as server:
         yield server
 
 
@@ -331,7 +332,8 @@ def test_those_who_wait_when_the_server_ends_are_told_to_come_back(own: Server) 
 def test_a_server_that_ends_for_good_leaves_nothing(
     bubblewrap: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with Server(tmp_path, "--stop-sessions", ATOLL_SHUTDOWN_TIMEOUT="5") as server:
+    env = {"ATOLL_SHUTDOWN_TIMEOUT": "5", "ATOLL_POOL__MAX_SIZE": "2"}
+    with Server(tmp_path, "--stop-sessions", **env) as server:
         with calling(server) as api:
             eventually(lambda: api.pool().get("python") == 2)
             shown = [api.create() for _ in range(3)]

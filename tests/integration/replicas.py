@@ -134,6 +134,7 @@ class Cluster:
             "ATOLL_COORDINATION__LEASE_TTL": str(LEASE),
             "ATOLL_SHUTDOWN_TIMEOUT": "5",
             "ATOLL_POOL__SIZE": "1",
+            "ATOLL_POOL__MAX_SIZE": "1",
             # Else each workspace is an image, which is slow to make and says nothing here.
             "ATOLL_SESSION__DISK": str(16 * 2**20),
             "ATOLL_SECRETS__KEY": "42" * 32,

@@ -46,6 +46,7 @@ SETTINGS = {
     "ATOLL_DATABASE__RETRY_BACKOFF": "0.5",
     "ATOLL_COORDINATION__PRESENCE_TTL": "3",
     "ATOLL_POOL__SIZE": "2",
+    "ATOLL_POOL__MAX_SIZE": "2",
     # Else each workspace is an image, which is slow to make and says nothing here.
     "ATOLL_SESSION__DISK": str(16 * 2**20),
 }

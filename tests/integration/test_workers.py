@@ -34,6 +34,7 @@ def server(place: Path, redis: RedisServer, *arguments: str) -> Server:
         "ATOLL_REDIS_URL": redis.url,
         "ATOLL_COORDINATION__PRESENCE_TTL": "2",
         "ATOLL_POOL__SIZE": "1",
+        "ATOLL_POOL__MAX_SIZE": "1",
         "ATOLL_SESSION__DISK": str(16 * 2**20),
         "ATOLL_SHUTDOWN_TIMEOUT": "5",
     }

@@ -16,6 +16,7 @@ from atoll.cli import (
     keys,
     nodes,
     output,
+    pools,
     run,
     serve,
     sessions,
@@ -70,6 +71,7 @@ app.add_typer(templates.app, name="template")
 app.add_typer(volumes.app, name="volume")
 app.add_typer(nodes.app, name="node")
 app.add_typer(nodes.app, name="nodes", hidden=True)
+app.command("pools")(pools.pools)
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)

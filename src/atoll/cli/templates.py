@@ -80,7 +80,12 @@ def create(
     preload: Annotated[
         list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
     ] = None,
-    pool_size: Annotated[int | None, typer.Option(min=0, help="Instances to keep ready.")] = None,
+    pool_size: Annotated[
+        int | None, typer.Option(min=0, help="Instances to keep ready at least.")
+    ] = None,
+    pool_max: Annotated[
+        int | None, typer.Option(min=0, help="Instances to keep ready at most.")
+    ] = None,
     require: Annotated[
         list[str] | None, typer.Option(help="What a node must be able to give; may be repeated.")
     ] = None,
@@ -106,6 +111,7 @@ def create(
             preload=preload,
             env=variables or None,
             pool_size=pool_size,
+            pool_max=pool_max,
             cpu=cpu,
             memory=memory,
             disk=disk,
@@ -132,7 +138,12 @@ def build(
     preload: Annotated[
         list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
     ] = None,
-    pool_size: Annotated[int | None, typer.Option(min=0, help="Instances to keep ready.")] = None,
+    pool_size: Annotated[
+        int | None, typer.Option(min=0, help="Instances to keep ready at least.")
+    ] = None,
+    pool_max: Annotated[
+        int | None, typer.Option(min=0, help="Instances to keep ready at most.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
@@ -148,6 +159,7 @@ def build(
         "python_packages": python_package,
         "preload": preload,
         "pool_size": pool_size,
+        "pool_max": pool_max,
     }
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     with connect(url, api_key) as atoll:

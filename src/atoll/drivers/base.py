@@ -175,6 +175,9 @@ class Driver(Protocol):
     async def out_of_memory(self, handle: Handle) -> bool:
         """Whether the kernel ended a process for memory since this was last asked."""
 
+    async def memory_used(self, handle: Handle) -> int | None:
+        """Bytes of memory that an instance has, user code or not; none where that is not known."""
+
     async def pause(self, handle: Handle) -> None:
         """
         Let all its processes stand still where they are; memory stays, CPU time is not used. The

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError, TemporaryError
-from atoll.model.event import Event
 from atoll.model.execution import ExecutionStatus
-from atoll.model.node import Drain
 from atoll.model.session import Cause
 from atoll.reconcile.sweep import alone
 from atoll.service.nodes import node_topic
@@ -26,7 +24,6 @@ from atoll.service.nodes import node_topic
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.model.session import Session
     from atoll.service.leases import Leases
@@ -57,7 +54,6 @@ class Drains:
         runs: Runs,
         coordination: Coordination,
         leases: Leases,
-        clock: Clock,
         settings: NodeSettings,
         leave: Callable[[str, str], Awaitable[Session]],
     ) -> None:
@@ -69,7 +65,6 @@ class Drains:
         self._runs = runs
         self._coordination = coordination
         self._leases = leases
-        self._clock = clock
         self._settings = settings
         self._leave = leave
         self._pause = settings.probe.total_seconds()
@@ -104,7 +99,7 @@ class Drains:
             after = batch[-1].id
             if not await self._is_on():
                 return
-        await self._tell(emptied.message)
+        await self._nodes.tell_drain(self._nodes.id, emptied.message)
 
     async def _is_on(self) -> bool:
         node = await self._store.nodes.get(self._nodes.id)
@@ -126,7 +121,7 @@ class Drains:
                 log.error("drain.session_stays", session_id=session.id, exc_info=error)
                 emptied.message = f"Session {session.id} could not leave; the log says why."
                 return
-            await self._tell(emptied.message)
+            await self._nodes.tell_drain(self._nodes.id, emptied.message)
 
     async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.
@@ -160,19 +155,6 @@ class Drains:
             if page.items:
                 return True
         return False
-
-    async def _tell(self, message: str | None) -> None:
-        node = await self._store.nodes.get(self._nodes.id)
-        if node is None or node.drain is None:
-            return
-        left = await self._nodes.unended(node.id)
-        told = Drain(max(node.drain.total, left), left, message if left else None)
-        if told == node.drain:
-            return
-        event = None
-        if left == 0:
-            event = Event("node.drained", node.id, self._clock.now(), {"sessions": told.total})
-        await self._store.nodes.progress(node.id, told, event=event)
 
 
 class _Emptied:

@@ -227,6 +227,7 @@ class Probe:
             to: set[str] = set()
             after = await self._each(now, after, partial(self._move, to), most=BATCH)
             await self._moves.tell(node.id, to)
+            await self._nodes.tell_drain(node.id, None)
             if not after:
                 return False
             if self._clock.monotonic() >= until:

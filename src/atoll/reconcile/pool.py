@@ -1,21 +1,36 @@
-"""Keeps the warm pools at their target."""
+"""
+Keeps the warm pools as large as the demand asks for.
+
+A pool grows with the creates of the last minute and shrinks when they end; all pools of a node
+together stay within a share of its memory. New instances are made before old ones go. What is made
+or ended does not hold up the look at the rest: a template that starts slowly, or not at all, keeps
+no other one waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import AtollError, TemporaryError
+from atoll.model import demand
+from atoll.model.demand import Level, Limit, Want
 from atoll.model.template import TemplateStatus
+from atoll.service.demand import START_SECONDS
+from atoll.service.pool import Outlook
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Coroutine
+    from typing import Any
 
     from atoll.clock import Clock
+    from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool import Pool
+    from atoll.service.pool import Edition, Pool, Ready
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -23,74 +38,176 @@ log = structlog.get_logger(__name__)
 
 FIRST_BACKOFF = 2.0
 MAX_BACKOFF = 60.0
+STEPS = 4
+"""A pool that is larger than wanted is lowered so often in a window."""
+ROOM_SECONDS = 1.0
+"""How long what is known of the node's memory holds."""
+TEMPLATE_SECONDS = 10.0
+"""How long templates are not read again, unless one is said to have changed."""
+FULL_SECONDS = 5.0
+"""When a node that had too little memory is looked at again."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the node has for ready instances."""
+
+    budget: int
+    """Bytes, for those of all its control planes."""
+    others: dict[str, int]
+    """What the other ones have, by template."""
+    full: bool
+    """Whether it has too little memory left for any other."""
+    until: float
 
 
 class PoolRefill:
-    def __init__(self, pool: Pool, store: Store, settings: PoolSettings, clock: Clock) -> None:
+    def __init__(
+        self, pool: Pool, store: Store, driver: Driver, settings: PoolSettings, clock: Clock
+    ) -> None:
         self._pool = pool
         self._store = store
+        self._driver = driver
         self._settings = settings
         self._clock = clock
-        self._failures: dict[tuple[str, datetime, int], tuple[int, float]] = {}
-        """How often in a row an edition could not be started, and when it is tried again."""
+        self._pause = settings.window.total_seconds() / STEPS
+        self._failures: dict[Edition, tuple[int, float, str]] = {}
+        """How often in a row an edition could not be started, when it is tried again, and why."""
+        self._levels: dict[Edition, Level] = {}
+        self._templates: list[Template] = []
+        self._read_at = 0.0
+        self._room = Room(0, {}, full=False, until=0.0)
+        self._making: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(settings.concurrency)
 
     async def run(self) -> None:
-        """Refill whenever something was taken or a template changed; after a failure, later."""
-        while True:
-            self._pool.changed.clear()
-            try:
-                wait = await self._refill()
-            except TemporaryError as error:
-                log.warning("pool.refill_failed", code=error.code, error=error.message)
-                wait = FIRST_BACKOFF
-            except Exception as error:
-                log.error("pool.refill_failed", exc_info=error)
-                wait = FIRST_BACKOFF
-            try:
-                async with asyncio.timeout(wait):
-                    await self._pool.changed.wait()
-            except TimeoutError:
-                continue
+        """Look whenever something was taken, made or changed, and when time alone changes it."""
+        try:
+            while True:
+                self._pool.changed.clear()
+                try:
+                    wait = await self.turn()
+                except TemporaryError as error:
+                    log.warning("pool.refill_failed", code=error.code, error=error.message)
+                    wait = FIRST_BACKOFF
+                except Exception as error:
+                    log.error("pool.refill_failed", exc_info=error)
+                    wait = FIRST_BACKOFF
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._pool.changed.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for task in self._making:
+                task.cancel()
+            await asyncio.gather(*self._making, *self._ending, return_exceptions=True)
 
-    async def _refill(self) -> float | None:
-        """Bring all pools to their target; in how many seconds what failed may be tried again."""
-        wanted = await self._wanted()
-        editions = {template.edition for template in wanted}
-        for ready in self._pool.drop(editions):
-            await self._pool.destroy(ready)
+    async def turn(self) -> float | None:
+        """Begin what is to be done; in how many seconds to look again, if something may change."""
+        if self._pool.stale or self._clock.monotonic() - self._read_at > TEMPLATE_SECONDS:
+            self._pool.stale = False
+            try:
+                self._templates = await self._wanted()
+            except BaseException:
+                self._pool.stale = True
+                raise
+            self._read_at = self._clock.monotonic()
+        for ready in self._pool.keep(self._templates):
+            self._end(ready)
+        editions = {template.edition for template in self._templates}
         self._failures = {key: value for key, value in self._failures.items() if key in editions}
-        while missing := self._missing(wanted):
-            batch = missing[: self._settings.concurrency]
-            made = await asyncio.gather(
-                *(self._pool.make(template, template.default_resources) for template in batch),
-                return_exceptions=True,
-            )
-            for template, result in zip(batch, made, strict=True):
-                if isinstance(result, Exception):
-                    self._failed(template, result)
-                elif isinstance(result, BaseException):
-                    raise result
-                else:
-                    self._failures.pop(template.edition, None)
-                    self._pool.put(template, result)
-        if not self._failures:
-            return None
-        soonest = min(retry_at for _, retry_at in self._failures.values())
-        return max(0.0, soonest - self._clock.monotonic())
+        room = await self._look()
+        outlooks = self._decided(room)
+        self._pool.outlooks = {outlook.template.id: outlook for outlook in outlooks}
+        for outlook in outlooks:
+            for ready in self._pool.shrink(outlook.template, outlook.target):
+                self._end(ready)
+        if not room.full:
+            self._refill(outlooks)
+        return self._next(outlooks, room)
 
-    def _failed(self, template: Template, error: Exception) -> None:
-        """Put off: the pools of other templates do not wait for one that cannot be started."""
-        count = self._failures.get(template.edition, (0, 0.0))[0] + 1
-        pause = min(FIRST_BACKOFF * 2 ** (count - 1), MAX_BACKOFF)
-        self._failures[template.edition] = (count, self._clock.monotonic() + pause)
-        known = isinstance(error, AtollError)
-        log.warning(
-            "pool.refill_failed",
-            template_id=template.id,
-            error=str(error),
-            failures=count,
-            exc_info=None if known else error,
+    # Decisions
+
+    def _decided(self, room: Room) -> list[Outlook]:
+        now = self._clock.monotonic()
+        wants: list[Want] = []
+        needs: list[int] = []
+        levels: dict[Edition, Level] = {}
+        for template in self._templates:
+            least, most = demand.bounds(template, self._settings.max_size)
+            needed = self._need(template)
+            # One that has just been adopted is as large as it was for a while.
+            size = self._pool.size(template)
+            before = self._levels.get(template.edition, Level(size, now))
+            before = Level(min(before.target, most), before.since)
+            wanted = max(least, min(needed, most))
+            level = demand.follow(before, wanted, now, self._pause)
+            levels[template.edition] = level
+            wants.append(Want(least, level.target, self._pool.memory(template)))
+            needs.append(needed)
+        self._levels = levels
+        theirs = sum(
+            room.others.get(template.id, 0) * want.memory
+            for template, want in zip(self._templates, wants, strict=True)
         )
+        granted = demand.share(wants, room.budget - theirs)
+        return [
+            self._outlook(*each, room)
+            for each in zip(self._templates, wants, granted, needs, strict=True)
+        ]
+
+    def _need(self, template: Template) -> int:
+        seen = self._pool.demand
+        return demand.need(
+            seen.rate(template.id),
+            seen.start_seconds(template.id) or START_SECONDS,
+            burst=seen.burst(template.id),
+            concurrency=self._settings.concurrency,
+        )
+
+    def _outlook(
+        self, template: Template, want: Want, granted: int, needed: int, room: Room
+    ) -> Outlook:
+        most = demand.bounds(template, self._settings.max_size)[1]
+        failure = self._failures.get(template.edition)
+        limited = None
+        short = self._pool.size(template) < granted
+        if short and failure is not None:
+            limited = Limit.FAILURES
+        elif short and room.full:
+            limited = Limit.MEMORY_FREE
+        elif granted < want.target:
+            limited = Limit.MEMORY_SHARE
+        elif needed > most:
+            limited = Limit.MAXIMUM
+        return Outlook(
+            template=template,
+            minimum=want.least,
+            maximum=most,
+            wanted=want.target,
+            target=granted,
+            limited_by=limited,
+            message=failure[2] if limited is Limit.FAILURES and failure is not None else None,
+        )
+
+    def _next(self, outlooks: list[Outlook], room: Room) -> float | None:
+        """When the passing of time alone calls for another look."""
+        now = self._clock.monotonic()
+        # What is due waits for a place, or is under way: its end is told.
+        waits = [retry_at - now for _, retry_at, _ in self._failures.values() if retry_at > now]
+        oldest = self._settings.max_age.total_seconds()
+        for outlook in outlooks:
+            template_id = outlook.template.id
+            if outlook.wanted > outlook.minimum or self._pool.demand.rate(template_id):
+                waits.append(self._pause)
+            waits += [oldest - age for age in self._pool.ages(outlook.template) if age < oldest]
+        if room.full:
+            waits.append(FULL_SECONDS)
+        return min(waits, default=None)
+
+    # What is there
 
     async def _wanted(self) -> list[Template]:
         found: list[Template] = []
@@ -99,7 +216,7 @@ class PoolRefill:
             page = await self._store.templates.page(cursor=cursor, limit=100)
             for newest in page.items:
                 template = await self._ready(newest)
-                if template is not None and template.pool_size > 0:
+                if template is not None and demand.bounds(template, self._settings.max_size)[1]:
                     found.append(template)
             cursor = page.next_cursor
             if cursor is None:
@@ -110,11 +227,90 @@ class PoolRefill:
             return newest
         return await self._store.templates.ready(newest.id)
 
-    def _missing(self, wanted: list[Template]) -> list[Template]:
-        now = self._clock.monotonic()
-        return [
-            template
-            for template in wanted
-            if self._failures.get(template.edition, (0, now))[1] <= now
-            for _ in range(template.pool_size - self._pool.size(template))
-        ]
+    async def _look(self) -> Room:
+        """The node's memory, and what other control planes have of it in their pools."""
+        if self._clock.monotonic() < self._room.until:
+            return self._room
+        metrics = await self._driver.metrics()
+        self._room = Room(
+            budget=int(metrics.mem_total * self._settings.memory_share),
+            others=await self._pool.elsewhere(),
+            full=1 - metrics.mem_usage < self._settings.memory_reserve,
+            until=self._clock.monotonic() + ROOM_SECONDS,
+        )
+        return self._room
+
+    # What is done
+
+    def _refill(self, outlooks: list[Outlook]) -> None:
+        while len(self._making) < self._settings.concurrency:
+            lacking = [outlook for outlook in outlooks if self._lack(outlook) > 0]
+            if not lacking:
+                return
+            # Minimums first, then whoever has the smallest part of what it should have.
+            template = min(lacking, key=self._standing).template
+            self._pool.starting[template.edition] += 1
+            self._begin(self._make(template), self._making)
+
+    def _lack(self, outlook: Outlook) -> int:
+        """Those that are old do not count, and go when there are enough others."""
+        template = outlook.template
+        failure = self._failures.get(template.edition)
+        if failure is not None and failure[1] > self._clock.monotonic():
+            return 0
+        oldest = self._settings.max_age.total_seconds()
+        young = sum(age < oldest for age in self._pool.ages(template))
+        return outlook.target - young - self._pool.starting[template.edition]
+
+    def _standing(self, outlook: Outlook) -> tuple[bool, float]:
+        edition = outlook.template.edition
+        there = self._pool.size(outlook.template) + self._pool.starting[edition]
+        return there >= outlook.minimum, there / outlook.target
+
+    async def _make(self, template: Template) -> None:
+        try:
+            ready = await self._pool.make(template, template.default_resources)
+        except Exception as error:
+            known = isinstance(error, AtollError)
+            words = str(error) if known else "It broke; the server's log tells more."
+            failures = self._failed(template, words)
+            log.warning(
+                "pool.refill_failed",
+                template_id=template.id,
+                error=str(error),
+                failures=failures,
+                exc_info=None if known else error,
+            )
+        else:
+            self._failures.pop(template.edition, None)
+            self._pool.put(template, ready)
+        finally:
+            self._pool.starting -= Counter({template.edition: 1})
+
+    def _end(self, ready: Ready) -> None:
+        self._begin(self._ended(ready), self._ending)
+
+    async def _ended(self, ready: Ready) -> None:
+        try:
+            async with self._slots:
+                await self._pool.destroy(ready)
+        except Exception as error:
+            # The sweep finds it.
+            log.warning("pool.instance_left", instance_id=ready.instance.id, exc_info=error)
+
+    def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work, name="pool")
+        tasks.add(task)
+
+        def done(_: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            self._pool.changed.set()
+
+        task.add_done_callback(done)
+
+    def _failed(self, template: Template, words: str) -> int:
+        """Put off: the pools of other templates do not wait for one that cannot be started."""
+        count = self._failures.get(template.edition, (0, 0.0, ""))[0] + 1
+        pause = min(FIRST_BACKOFF * 2 ** min(count - 1, 10), MAX_BACKOFF)
+        self._failures[template.edition] = (count, self._clock.monotonic() + pause, words)
+        return count

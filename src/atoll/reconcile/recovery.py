@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.model import demand
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
     from atoll.service.pool import Pool
     from atoll.service.sessions import Sessions
+    from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -37,12 +39,14 @@ class Recovery:
         driver: Driver,
         sessions: Sessions,
         pool: Pool,
+        settings: PoolSettings,
         node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
         self._sessions = sessions
         self._pool = pool
+        self._most = settings.max_size
         self._node_id = node_id
         self._adopting = asyncio.Lock()
         self._kept: set[str] = set()
@@ -94,7 +98,9 @@ class Recovery:
             return (
                 template.number == instance.template_version
                 and template.created_at <= instance.created_at
-                and self._pool.size(template) < template.pool_size
+                # What demand there was is not known any more: the refill lets go of what is too
+                # many, slowly.
+                and self._pool.size(template) < demand.bounds(template, self._most)[1]
                 and await self._pool.adopt(template, instance)
             )
 

@@ -9,6 +9,7 @@ from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.pools import AsyncPools
 from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
@@ -47,6 +48,7 @@ class AsyncAtoll:
         self._templates = AsyncTemplates(self._connection)
         self._volumes = AsyncVolumes(self._connection)
         self._nodes = AsyncNodes(self._connection)
+        self._pools = AsyncPools(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
 
@@ -78,6 +80,10 @@ class AsyncAtoll:
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    @property
+    def pools(self) -> AsyncPools:
+        return self._pools
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""

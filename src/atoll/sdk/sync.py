@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
+    from atoll.sdk.pools import AsyncPools
     from atoll.sdk.secrets import AsyncSecrets
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.sessions import AsyncSessions
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         NodeInfo,
         NodeMetrics,
         Packages,
+        PoolInfo,
         ProcessInfo,
         Result,
         SessionInfo,
@@ -1100,6 +1102,7 @@ class Templates:
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         pool_size: int | None = None,
+        pool_max: int | None = None,
         cpu: str | float | None = None,
         memory: str | int | None = None,
         disk: str | int | None = None,
@@ -1112,10 +1115,11 @@ class Templates:
         A new template.
 
         `image` is a root file system directory on the node, `python` the interpreter, `preload` the
-        modules it has imported before code arrives, `pool_size` how many instances are kept ready,
-        `require` what a node must be able to give. `debian_packages` and `python_packages` are
-        installed on `base_image`: a root file system directory, `template:` and another template's
-        id, or nothing for the node's own Python. That takes a while: see `wait_ready`.
+        modules it has imported before code arrives, `pool_size` and `pool_max` how many instances
+        are kept ready at least and, when many are asked for, at most, `require` what a node must be
+        able to give. `debian_packages` and `python_packages` are installed on `base_image`: a root
+        file system directory, `template:` and another template's id, or nothing for the node's own
+        Python. That takes a while: see `wait_ready`.
         """
         return self._portal.call(
             self._async.create,
@@ -1128,6 +1132,7 @@ class Templates:
             preload=preload,
             env=env,
             pool_size=pool_size,
+            pool_max=pool_max,
             cpu=cpu,
             memory=memory,
             disk=disk,
@@ -1155,6 +1160,7 @@ class Templates:
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         pool_size: int | None = None,
+        pool_max: int | None = None,
         cpu: str | float | None = None,
         memory: str | int | None = None,
         disk: str | int | None = None,
@@ -1178,6 +1184,7 @@ class Templates:
             preload=preload,
             env=env,
             pool_size=pool_size,
+            pool_max=pool_max,
             cpu=cpu,
             memory=memory,
             disk=disk,
@@ -1295,6 +1302,17 @@ class Nodes:
         return self._portal.call(self._async.metrics, node_id)
 
 
+class Pools:
+    """The warm pools of the control plane that answers."""
+
+    def __init__(self, inner: AsyncPools, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(self) -> Iterator[PoolInfo]:
+        yield from self._portal.iterate(self._async.list())
+
+
 class Atoll:
     """
     Sandboxes, of a server or of this process.
@@ -1347,6 +1365,10 @@ class Atoll:
     @property
     def nodes(self) -> Nodes:
         return Nodes(self._async.nodes, self._portal)
+
+    @property
+    def pools(self) -> Pools:
+        return Pools(self._async.pools, self._portal)
 
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""

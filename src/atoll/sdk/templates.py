@@ -51,6 +51,7 @@ class AsyncTemplates:
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         pool_size: int | None = None,
+        pool_max: int | None = None,
         cpu: str | float | None = None,
         memory: str | int | None = None,
         disk: str | int | None = None,
@@ -63,15 +64,16 @@ class AsyncTemplates:
         A new template.
 
         `image` is a root file system directory on the node, `python` the interpreter, `preload` the
-        modules it has imported before code arrives, `pool_size` how many instances are kept ready,
-        `require` what a node must be able to give. `debian_packages` and `python_packages` are
-        installed on `base_image`: a root file system directory, `template:` and another template's
-        id, or nothing for the node's own Python. That takes a while: see `wait_ready`.
+        modules it has imported before code arrives, `pool_size` and `pool_max` how many instances
+        are kept ready at least and, when many are asked for, at most, `require` what a node must be
+        able to give. `debian_packages` and `python_packages` are installed on `base_image`: a root
+        file system directory, `template:` and another template's id, or nothing for the node's own
+        Python. That takes a while: see `wait_ready`.
         """
         body = {"name": name, "id": template_id}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, require,
-            debian_packages, python_packages,
+            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            require, debian_packages, python_packages,
         )  # fmt: skip
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
@@ -98,6 +100,7 @@ class AsyncTemplates:
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         pool_size: int | None = None,
+        pool_max: int | None = None,
         cpu: str | float | None = None,
         memory: str | int | None = None,
         disk: str | int | None = None,
@@ -114,8 +117,8 @@ class AsyncTemplates:
         stored = await self._connection.call("GET", path)
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, require,
-            debian_packages, python_packages,
+            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            require, debian_packages, python_packages,
         )  # fmt: skip
         body |= {key: value for key, value in changes.items() if value is not None}
         body["default_resources"] = {
@@ -203,6 +206,7 @@ def _changes(
     preload: Sequence[str] | None,
     env: Mapping[str, str] | None,
     pool_size: int | None,
+    pool_max: int | None,
     require: Sequence[str] | None,
     debian_packages: Sequence[str] | None,
     python_packages: Sequence[str] | None,
@@ -215,6 +219,7 @@ def _changes(
         "preload": None if preload is None else list(preload),
         "env": None if env is None else dict(env),
         "pool_size": pool_size,
+        "pool_max": pool_max,
         "debian_packages": None if debian_packages is None else list(debian_packages),
         "python_packages": None if python_packages is None else list(python_packages),
         "security_context": None if require is None else {"require": list(require)},

@@ -547,6 +547,9 @@ class TemplateInfo:
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
+    """Ready instances that are kept at least."""
+    pool_max: int | None = None
+    """Ready instances that are kept at most; as the server's settings say when none."""
     debian_packages: tuple[str, ...] = ()
     python_packages: tuple[str, ...] = ()
     installed_packages: tuple[str, ...] = ()
@@ -578,6 +581,39 @@ class DrainInfo:
     """Those that are there still."""
     message: str | None = None
     """Why one of them cannot leave, if that is so."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """The ready instances of a template, of the control plane that answered."""
+
+    template_id: str
+    version: int
+    """Of the template."""
+    ready: int
+    starting: int
+    target: int
+    """How many are to be ready."""
+    wanted: int
+    """How many would be, if the node had the memory."""
+    minimum: int
+    maximum: int
+    rate_per_minute: float
+    """Creates, lately."""
+    memory: int
+    """Bytes that each is counted with."""
+    hits: int
+    """Creates that found a ready instance."""
+    misses: int
+    """Creates that did not."""
+    others: int = 0
+    """Ready ones that other control planes of the same node have."""
+    start_seconds: float | None = None
+    oldest_seconds: float | None = None
+    limited_by: str | None = None
+    """maximum, memory_share, memory_free or failures: why it is smaller than it would be."""
+    message: str | None = None
+    """Why instances could not be started."""
 
 
 @dataclass(frozen=True, slots=True)

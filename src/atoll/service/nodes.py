@@ -19,7 +19,7 @@ from atoll.model.session import SessionStatus
 from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -69,9 +69,9 @@ class Nodes:
         settings: Settings,
         node_id: str,
         url: str,
-        pool: Callable[[], dict[str, int]],
+        pool: Callable[[], Awaitable[dict[str, int]]],
     ) -> None:
-        """`url` is where this control plane answers; `pool` tells how many instances are ready."""
+        """`url` is where this control plane answers; `pool` tells what is ready on this node."""
         self._store = store
         self._driver = driver
         self._builds = builds
@@ -116,7 +116,7 @@ class Nodes:
             sessions=await self.sessions(self.id),
             templates=await self._cached(),
             building=tuple(edition(*key) for key in self._builds.building),
-            pool=self._pool(),
+            pool=await self._pool(),
             shared_blobs=self._settings.blob.url is not None,
             seen_at=self._clock.now(),
             problem=await self.problem(),
@@ -243,6 +243,20 @@ class Nodes:
             )
         await self._coordination.tell(node_topic(node_id))
         return await self.get(node_id)
+
+    async def tell_drain(self, node_id: str, message: str | None) -> None:
+        """Write how far a drain is, and why one of its sessions cannot leave."""
+        node = await self._store.nodes.get(node_id)
+        if node is None or node.drain is None:
+            return
+        left = await self.unended(node_id)
+        told = Drain(max(node.drain.total, left), left, message if left else None)
+        if told == node.drain:
+            return
+        event = None
+        if left == 0:
+            event = self._event("node.drained", node_id, sessions=told.total)
+        await self._store.nodes.progress(node_id, told, event=event)
 
     async def _check_others(self, node: Node) -> None:
         if not node.shared_blobs:

@@ -57,7 +57,7 @@ class Probing:
         if known:
             known = abs(self._clock.now().timestamp() - int(at)) <= LIFE
         if not known or not hmac.compare_digest(self._signature(node_id, int(at)), signature):
-            raise Unauthenticated("This needs the token of a probe.", code="token_invalid")
+            raise Unauthenticated("This needs the token of a probe.", code="token_unknown")
 
     def _signature(self, node_id: str, at: int) -> str:
         return hmac.new(self._key, f"{node_id} {at}".encode(), "sha256").hexdigest()

@@ -290,6 +290,16 @@ class Templates:
                 f"pool_size: at most {self._settings.pool.max_size} are allowed here.",
                 field="pool_size",
             )
+        if template.pool_max is not None and template.pool_max > self._settings.pool.max_size:
+            raise InvalidRequest(
+                f"pool_max: at most {self._settings.pool.max_size} are allowed here.",
+                field="pool_max",
+            )
+        if template.pool_max is not None and template.pool_max < template.pool_size:
+            raise InvalidRequest(
+                f"pool_max: at least {template.pool_size} are to be ready, by pool_size.",
+                field="pool_max",
+            )
         self.check_resources(template.default_resources)
         await self._driver.check(template)
 

@@ -150,6 +150,9 @@ class Instances(Protocol):
 
     async def all(self) -> list[Instance]: ...
 
+    async def waiting(self, node_id: str, *, besides: str) -> dict[str, int]:
+        """How many of a node wait for a session, by template, without those of that holder."""
+
     async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:
         """
         Make an instance that waits for a session `holder`'s; False, and nothing changed, when it is

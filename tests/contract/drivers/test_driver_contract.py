@@ -64,6 +64,20 @@ async def test_ensuring_twice_gives_the_same_instance(node: Node) -> None:
     assert (await node.driver.observe(first)).state is State.RUNNING
 
 
+async def test_an_instance_that_waits_uses_far_less_than_its_limit(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    (await node.driver.connect(handle)).close()
+    used = await node.driver.memory_used(handle)
+
+    if "cgroup_memory" in node.driver.capabilities.provides:
+        assert used is not None
+        assert 1 * MiB < used < LIMITS.memory
+    else:
+        assert used is None
+    await node.driver.destroy(handle)
+    assert await node.driver.memory_used(handle) is None
+
+
 async def test_two_at_once_are_two(node: Node) -> None:
     handles = await asyncio.gather(*(node.driver.ensure(spec()) for _ in range(4)))
     assert len({pid_1(handle) for handle in handles}) == 4

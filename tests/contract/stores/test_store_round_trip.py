@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 
+from atoll import ids
 from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import Artifact, ExecutionStatus, Request
 from atoll.model.session import Cause, SessionStatus
@@ -103,6 +104,24 @@ async def test_an_instance_comes_back_equal(store: Store, instance: Instance) ->
 
     assert await store.instances.get(instance.id) == instance
     assert instance in await store.instances.all()
+
+
+async def test_those_that_wait_on_a_node_are_counted_without_ones_own(store: Store) -> None:
+    node, mine, theirs = ids.session_id(), "replica-mine", "replica-theirs"
+    for template_id, holder, session_id in (
+        ("a", theirs, None), ("a", theirs, None), ("b", "replica-third", None),
+        ("a", mine, None), ("b", None, "sess_1"),
+    ):  # fmt: skip
+        await store.instances.add(
+            make.make_instance(
+                node_id=node, template_id=template_id, holder=holder, session_id=session_id
+            )
+        )
+    await store.instances.add(make.make_instance(node_id=ids.session_id(), holder=theirs))
+
+    assert await store.instances.waiting(node, besides=mine) == {"a": 2, "b": 1}
+    assert await store.instances.waiting(node, besides=theirs) == {"a": 1, "b": 1}
+    assert await store.instances.waiting(ids.session_id(), besides=mine) == {}
 
 
 @shared

@@ -51,6 +51,10 @@ SECRET = "secret"
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 2**36, 0.5)
 
 
+async def nothing() -> dict[str, int]:
+    return {}
+
+
 class Machine(LocalDriver):
     """What this node is on, as the test has it."""
 
@@ -170,7 +174,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             settings,
             NODE,
             "http://127.0.0.1:1",
-            dict,
+            nothing,
         )
         placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Moves(found.store, placements, found.coordination, clock)
@@ -538,7 +542,6 @@ def drains(found: Ground, left: list[tuple[str, str]]) -> Drains:
         found.parts.runs,
         found.parts.coordination,
         found.parts.leases,
-        found.clock,
         found.parts.settings.node.model_copy(
             update={"drain_grace": timedelta(seconds=0.3), "probe": timedelta(seconds=0.1)}
         ),
@@ -563,6 +566,16 @@ async def test_a_node_is_drained_with_progress(tmp_path: Path) -> None:
         assert found.moves.moved == {"evicted": 5}
         node = await found.nodes.uncordon(NODE)
         assert (node.cordoned, node.drain) == (False, None)
+
+
+async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.add("b")
+        assert (await found.nodes.drain("b")).drain == Drain(1, 1)
+        found.neighbours["b"].answers = False
+        await found.probes(3)
+        assert (await found.node("b")).drain == Drain(1, 0)
+        await found.nodes.remove("b")
 
 
 async def test_one_that_cannot_leave_is_told_of_and_the_others_do(tmp_path: Path) -> None:

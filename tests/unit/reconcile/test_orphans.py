@@ -91,7 +91,7 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     )
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, node, clock, "local", ME, ephemeral=False)
+    pool = Pool(store, node, clock, "local", ME, ephemeral=False, settings=settings.pool)
     templates = Templates(store, node, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, settings.session, "local")
     packages = Packages(node, leases, clock, settings.packages, "secret", "local")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.packages import Install
     from atoll.model.resources import Resources
     from atoll.model.session import Session
+    from atoll.service.pool import PoolState
 
     Link = Callable[[str], str]
     """Where the file of a path is downloaded."""
@@ -297,6 +298,7 @@ def template_out(template: Template) -> dict[str, Any]:
         "preload": list(template.preload),
         "env": template.env,
         "pool_size": template.pool_size,
+        "pool_max": template.pool_max,
         "debian_packages": list(build.debian_packages),
         "python_packages": list(build.python_packages),
         "installed_packages": list(build.installed),
@@ -307,3 +309,30 @@ def template_out(template: Template) -> dict[str, Any]:
         "created_at": timestamp(template.created_at),
         "updated_at": timestamp(template.updated_at),
     }
+
+
+def pool_out(state: PoolState) -> dict[str, Any]:
+    outlook = state.outlook
+    return {
+        "template_id": outlook.template.id,
+        "version": outlook.template.number,
+        "ready": state.ready,
+        "starting": state.starting,
+        "others": state.others,
+        "target": outlook.target,
+        "wanted": outlook.wanted,
+        "minimum": outlook.minimum,
+        "maximum": outlook.maximum,
+        "rate_per_minute": round(state.rate * 60, 2),
+        "start_seconds": _rounded(state.start_seconds),
+        "memory": state.memory,
+        "hits": state.hits,
+        "misses": state.misses,
+        "oldest_seconds": _rounded(state.oldest_seconds),
+        "limited_by": outlook.limited_by,
+        "message": outlook.message,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -18,6 +18,7 @@ from atoll.api.rest import (
     files,
     invocations,
     nodes,
+    pools,
     probes,
     problems,
     runtimes,
@@ -80,6 +81,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         volumes,
         nodes,
         runtimes,
+        pools,
     ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.service.nodes import Nodes
     from atoll.service.peers import Peers
     from atoll.service.placement import Placements
+    from atoll.service.pool import Pool
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
     from atoll.service.sessions import Sessions
@@ -58,6 +59,7 @@ class Services:
     nodes: Nodes
     placements: Placements
     peers: Peers
+    pool: Pool
     store: Store
     blobs: Blobs
     coordination: Coordination

@@ -73,6 +73,7 @@ class _Collector:
             ready.add_metric([template], count)
         yield ready
         yield from self._of_nodes()
+        yield from self._pools()
         if self._spool is not None:
             away, waiting = self._spool.away, self._spool.waiting
             yield GaugeMetricFamily(
@@ -106,6 +107,30 @@ class _Collector:
         for cause, count in self._moves.moved.items():
             moved.add_metric([cause], count)
         yield moved
+
+    def _pools(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        by = ["template"]
+        target = GaugeMetricFamily(
+            "atoll_pool_target", "Instances that are to be ready, by template.", labels=by
+        )
+        start = GaugeMetricFamily(
+            "atoll_pool_start_seconds", "What a start takes, by template.", labels=by
+        )
+        hits = CounterMetricFamily(
+            "atoll_pool_hits", "Creates that found a ready instance, by template.", labels=by
+        )
+        misses = CounterMetricFamily(
+            "atoll_pool_misses", "Creates that found none, by template.", labels=by
+        )
+        for template, outlook in self._pool.outlooks.items():
+            target.add_metric([template], outlook.target)
+            seconds = self._pool.demand.start_seconds(template)
+            if seconds is not None:
+                start.add_metric([template], seconds)
+            hit, missed = self._pool.demand.counts(template)
+            hits.add_metric([template], hit)
+            misses.add_metric([template], missed)
+        yield from (target, start, hits, misses)
 
 
 def register(

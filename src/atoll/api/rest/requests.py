@@ -696,7 +696,13 @@ class TemplateIn(Wire):
         Field(max_length=100),
     ] = []
     env: Env = {}
-    pool_size: int = Field(0, ge=0, description="Ready instances to keep.")
+    pool_size: int = Field(0, ge=0, description="Ready instances to keep at least.")
+    pool_max: int | None = Field(
+        None,
+        ge=0,
+        description="Ready instances to keep at most, when many sessions are created. Without, as "
+        "many as the server allows, and none at all if `pool_size` is 0.",
+    )
 
     def build(self) -> Build | None:
         if not self.debian_packages and not self.python_packages:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from atoll.model.demand import Limit
 from atoll.model.plan import Observed
 from atoll.model.session import SessionStatus, Wanted
 from atoll.model.template import TemplateStatus
@@ -365,6 +366,7 @@ class TemplateOut(BaseModel):
     preload: list[str]
     env: dict[str, str]
     pool_size: int
+    pool_max: int | None
     debian_packages: list[str]
     python_packages: list[str]
     installed_packages: list[str]
@@ -473,6 +475,31 @@ class RuntimeMetrics(BaseModel):
     disk_free: int
     session_count: int
     pool: dict[str, int]
+
+
+class PoolOut(BaseModel):
+    template_id: str
+    version: int = Field(description="Of the template.")
+    ready: int
+    starting: int
+    others: int = Field(description="Ready ones of other control planes of the same node.")
+    target: int = Field(description="How many are to be ready.")
+    wanted: int = Field(description="How many would be, if the node had the memory.")
+    minimum: int
+    maximum: int
+    rate_per_minute: float = Field(description="Creates, lately.")
+    start_seconds: float | None = Field(description="What a start takes; none before the first.")
+    memory: int = Field(description="Bytes that each is counted with.")
+    hits: int = Field(description="Creates that found a ready instance.")
+    misses: int = Field(description="Creates that did not, and had to wait for a start.")
+    oldest_seconds: float | None = Field(description="Age of the oldest.")
+    limited_by: Limit | None = Field(description="Why it is smaller than it would be.")
+    message: str | None = Field(description="Why instances could not be started.")
+
+
+class PoolPage(BaseModel):
+    items: list[PoolOut]
+    next_cursor: str | None
 
 
 class Problem(BaseModel):

@@ -44,6 +44,7 @@ def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
         preload=tuple(body.preload),
         env=body.env,
         pool_size=body.pool_size,
+        pool_max=body.pool_max,
         build=body.build(),
     )
 

@@ -61,6 +61,9 @@ class Groups(Protocol):
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
 
+    def memory_used(self, name: str) -> int | None:
+        """Bytes that all of the instance has; none when that is not counted, or it is gone."""
+
     def freeze(self, name: str, seconds: float) -> bool:
         """
         Let all processes of the instance stand still; what they fork on the way does so too. False,
@@ -175,6 +178,14 @@ def _counter(path: str, name: bytes) -> int:
     return 0
 
 
+def _size(path: str) -> int | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return int(file.read(64))
+    except FileNotFoundError:
+        return None
+
+
 def _quota(cpu: float) -> int:
     return max(1000, int(cpu * PERIOD))
 
@@ -241,6 +252,11 @@ class VersionOne:
         if self._memory is None:
             return 0
         return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
+
+    def memory_used(self, name: str) -> int | None:
+        if self._memory is None:
+            return None
+        return _size(f"{self._memory}/{name}/memory.usage_in_bytes")
 
     def freeze(self, name: str, seconds: float) -> bool:
         assert self._freezer is not None
@@ -346,6 +362,9 @@ class VersionTwo:
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
+    def memory_used(self, name: str) -> int | None:
+        return _size(f"{self._path}/{name}/memory.current")
+
     def freeze(self, name: str, seconds: float) -> bool:
         group = f"{self._path}/{name}"
 
@@ -406,6 +425,9 @@ class NoGroups:
 
     def memory_kills(self, name: str) -> int:
         return 0
+
+    def memory_used(self, name: str) -> int | None:
+        return None
 
     def freeze(self, name: str, seconds: float) -> bool:
         return False

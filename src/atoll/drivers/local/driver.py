@@ -68,6 +68,8 @@ PAUSE_SECONDS = 10.0
 """The longest that processes may take to stand still."""
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
+CPU_TICKS = 100
+"""Least ticks of the clock, of all cores together, that the use of CPUs is told of."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
@@ -103,7 +105,8 @@ class LocalDriver:
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
-        self._cpu_seen: tuple[float, float] | None = None
+        self._cpu_seen = (0.0, 0.0)
+        self._cpu_usage = 0.0
         self.capabilities = Capabilities(frozenset())
         self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
         self.places = Places(self._node, self._instances, settings, bucket)
@@ -490,6 +493,9 @@ class LocalDriver:
         self._kills[handle.instance_id] = kills
         return kills > before
 
+    async def memory_used(self, handle: Handle) -> int | None:
+        return self._groups.memory_used(handle.instance_id)
+
     async def pause(self, handle: Handle) -> None:
         if not self._groups.freezes:
             raise Conflict(
@@ -664,8 +670,11 @@ class LocalDriver:
     def _metrics(self) -> NodeMetrics:
         fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
         busy, total = float(sum(fields) - fields[3] - fields[4]), float(sum(fields))
-        before, self._cpu_seen = self._cpu_seen or (0.0, 0.0), (busy, total)
-        span = total - before[1]
+        span = total - self._cpu_seen[1]
+        if span >= CPU_TICKS:
+            # Asked sooner again, by somebody else perhaps, it would be the usage of an instant.
+            self._cpu_usage = min(1.0, max(0.0, (busy - self._cpu_seen[0]) / span))
+            self._cpu_seen = (busy, total)
         memory = dict(
             line.split(":") for line in Path("/proc/meminfo").read_text().strip().split("\n")
         )
@@ -676,7 +685,7 @@ class LocalDriver:
         except OSError:
             free = 0  # `health` tells.
         return NodeMetrics(
-            cpu_usage=min(1.0, max(0.0, (busy - before[0]) / span)) if span > 0 else 0.0,
+            cpu_usage=self._cpu_usage,
             mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],
             disk_free=free,
             cpu_count=os.cpu_count() or 1,

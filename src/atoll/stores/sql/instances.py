@@ -26,6 +26,11 @@ _ADD = """
 """
 _GET = "SELECT * FROM instances WHERE id = :id"
 _ALL = "SELECT * FROM instances ORDER BY id"
+_WAITING = """
+    SELECT template_id, COUNT(*) AS many FROM instances
+    WHERE node_id = :node_id AND session_id IS NULL AND holder <> :besides
+    GROUP BY template_id
+"""
 _CLAIM = """
     UPDATE instances SET holder = :holder
     WHERE id = :id AND session_id IS NULL
@@ -56,6 +61,14 @@ class SqlInstances:
     async def all(self) -> list[Instance]:
         return await self._engine.read(
             lambda connection: [_instance(row) for row in connection.execute(_ALL)]
+        )
+
+    async def waiting(self, node_id: str, *, besides: str) -> dict[str, int]:
+        values = {"node_id": node_id, "besides": besides}
+        return await self._engine.read(
+            lambda connection: {
+                row["template_id"]: int(row["many"]) for row in connection.execute(_WAITING, values)
+            }
         )
 
     async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:

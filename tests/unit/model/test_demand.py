@@ -1,0 +1,189 @@
+"""How large a pool is to be, by the demand, and all pools together, by the node's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.model.demand import Level, Want, bounds, follow, need, share, target
+from tests.contract.stores.store_entities import make_template
+
+rates = st.floats(0, 1e4)
+seconds = st.floats(0, 600)
+counts = st.integers(0, 500)
+
+TARGETS = {
+    "nobody asks": ((0.0, 0.1, 2, 50, 0), 2),
+    "nobody asks, and none is kept": ((0.0, 0.1, 0, 50, 0), 0),
+    "now and then": ((1 / 60, 0.1, 2, 50, 1), 2),
+    "one is enough where none is kept": ((1 / 60, 0.1, 0, 50, 1), 1),
+    "ten at once": ((10 / 60, 0.1, 2, 50, 10), 10),
+    "more at once than are allowed": ((100 / 60, 0.1, 2, 50, 100), 50),
+    "five a second, each a tenth to start": ((5.0, 0.1, 2, 50, 6), 6),
+    "one a second, each a second to start": ((1.0, 1.0, 2, 50, 2), 6),
+    "faster than a refill can be": ((100.0, 1.0, 2, 50, 100), 50),
+}
+
+
+@pytest.mark.parametrize(("given_", "expected"), TARGETS.values(), ids=TARGETS)
+def test_the_target_follows_from_rate_start_and_bursts(
+    given_: tuple[float, float, int, int, int], expected: int
+) -> None:
+    rate, start, least, most, burst = given_
+    assert target(rate, start, least, most, burst=burst, concurrency=2) == expected
+
+
+@given(rate=rates, start=seconds, least=counts, above=counts, burst=counts)
+def test_a_target_is_within_its_bounds(
+    rate: float, start: float, least: int, above: int, burst: int
+) -> None:
+    assert least <= target(rate, start, least, least + above, burst=burst) <= least + above
+
+
+@given(one=rates, other=rates, start=seconds, burst=counts, concurrency=st.integers(1, 16))
+def test_a_higher_rate_never_needs_fewer(
+    one: float, other: float, start: float, burst: int, concurrency: int
+) -> None:
+    low, high = sorted((one, other))
+    few, many = (need(r, start, burst=burst, concurrency=concurrency) for r in (low, high))
+    assert few <= many
+
+
+@given(rate=rates, one=seconds, other=seconds)
+def test_a_longer_start_never_needs_fewer(rate: float, one: float, other: float) -> None:
+    short, long = sorted((one, other))
+    assert need(rate, short) <= need(rate, long)
+
+
+@given(rate=rates, start=seconds, burst=counts)
+def test_what_comes_while_one_is_replaced_is_there(rate: float, start: float, burst: int) -> None:
+    assert need(rate, start, burst=burst) >= max(rate * start, burst)
+
+
+BOUNDS = {
+    "no pool": ((0, None), (0, 0)),
+    "grows by itself": ((2, None), (2, 50)),
+    "fixed": ((2, 2), (2, 2)),
+    "only when asked for": ((0, 5), (0, 5)),
+    "the settings have been lowered": ((2, 100), (2, 50)),
+    "they are below its minimum": ((60, None), (60, 60)),
+}
+
+
+@pytest.mark.parametrize(("template", "expected"), BOUNDS.values(), ids=BOUNDS)
+def test_the_bounds_are_the_templates_within_the_settings(
+    template: tuple[int, int | None], expected: tuple[int, int]
+) -> None:
+    least, most = template
+    assert bounds(replace(make_template(), pool_size=least, pool_max=most), 50) == expected
+
+
+def test_a_level_rises_at_once_and_falls_by_halves() -> None:
+    level = follow(Level(2, 0.0), 50, 1.0, 10.0)
+    seen = [level.target]
+    for now in (5.0, 11.0, 15.0, 21.0, 31.0, 41.0, 51.0, 61.0, 71.0, 81.0):
+        level = follow(level, 2, now, 10.0)
+        seen.append(level.target)
+
+    assert seen == [50, 50, 26, 26, 14, 8, 5, 3, 2, 2, 2]
+
+
+@given(wanted=st.lists(counts, min_size=1), pause=st.floats(0.1, 100))
+def test_a_level_is_never_below_what_is_wanted_nor_above_what_was(
+    wanted: list[int], pause: float
+) -> None:
+    level = Level(0, 0.0)
+    for now, each in enumerate(wanted):
+        level = follow(level, each, float(now), pause)
+        assert each <= level.target <= max(wanted)
+
+
+@given(start=counts, wanted=counts)
+def test_a_level_settles_where_it_is_wanted(start: int, wanted: int) -> None:
+    level = Level(start, 0.0)
+    for turn in range(1, 12):
+        level = follow(level, wanted, float(turn), 1.0)
+    assert level.target == wanted
+
+
+@given(around=st.integers(2, 50))
+def test_demand_that_goes_up_and_down_within_a_pause_moves_nothing(around: int) -> None:
+    level = Level(around, 0.0)
+    for now in range(100):
+        level = follow(level, around - now % 2, float(now), 4.0)
+        assert level.target == around
+
+
+SHARES = {
+    "enough for all": ([Want(2, 10, 8), Want(1, 5, 8)], 1000, [10, 5]),
+    "minimums alone are too much": ([Want(2, 10, 8), Want(1, 5, 8)], 10, [2, 1]),
+    "alike above the minimum": ([Want(2, 10, 1), Want(0, 10, 1)], 10, [6, 4]),
+    "counted by memory": ([Want(0, 10, 1), Want(0, 10, 4)], 16, [8, 2]),
+    "one that wants little leaves it to others": ([Want(0, 1, 1), Want(0, 9, 1)], 7, [1, 6]),
+    "one that does not fit leaves it to others": ([Want(0, 1, 50), Want(0, 9, 1)], 7, [0, 7]),
+    "less than nothing": ([Want(1, 4, 8)], -5, [1]),
+    "nobody": ([], 100, []),
+}
+
+
+@pytest.mark.parametrize(("wants", "budget", "expected"), SHARES.values(), ids=SHARES)
+def test_memory_is_shared_minimums_first(
+    wants: list[Want], budget: int, expected: list[int]
+) -> None:
+    assert share(wants, budget) == expected
+
+
+asked = st.lists(
+    st.builds(
+        lambda least, above, memory: Want(least, least + above, memory),
+        st.integers(0, 10),
+        st.integers(0, 30),
+        st.integers(1, 600),
+    ),
+    max_size=8,
+)
+budgets = st.integers(-100, 40_000)
+
+
+def used(wants: list[Want], granted: list[int]) -> int:
+    return sum(want.memory * many for want, many in zip(wants, granted, strict=True))
+
+
+@given(wants=asked, budget=budgets)
+def test_all_together_stay_within_the_budget_unless_minimums_do_not(
+    wants: list[Want], budget: int
+) -> None:
+    granted = share(wants, budget)
+    least = [want.least for want in wants]
+
+    assert used(wants, granted) <= budget or granted == least
+    for want, many in zip(wants, granted, strict=True):
+        assert want.least <= many <= want.target
+
+
+@given(wants=asked, budget=budgets)
+def test_nobody_goes_without_what_is_left(wants: list[Want], budget: int) -> None:
+    granted = share(wants, budget)
+    left = budget - used(wants, granted)
+
+    for want, many in zip(wants, granted, strict=True):
+        assert many == want.target or want.memory > left
+
+
+@given(wants=asked, budget=budgets)
+def test_who_got_less_than_it_asked_for_got_no_less_than_others(
+    wants: list[Want], budget: int
+) -> None:
+    granted = share(wants, budget)
+    extra = [(many - want.least) * want.memory for want, many in zip(wants, granted, strict=True)]
+
+    for want, many, mine in zip(wants, granted, extra, strict=True):
+        if many < want.target:
+            # But for the last one of each, which fitted or did not.
+            assert all(
+                theirs <= mine + other.memory or other.memory < want.memory
+                for other, theirs in zip(wants, extra, strict=True)
+            )
