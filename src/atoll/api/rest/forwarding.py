@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING
 
 from atoll.api.rest.creation import Creation
-from atoll.api.rest.destinations import READING, About, Kind, about
+from atoll.api.rest.destinations import PREFIX, READING, About, Kind, about
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on, target_of
 from atoll.api.rest.problems import problem
 from atoll.api.ws import forwarding as sockets
@@ -46,7 +46,7 @@ class Forwarding:
         self._creation = Creation(app, found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] not in ("http", "websocket") or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
         hop = next((value for name, value in scope["headers"] if name == HOP), None)
