@@ -30,6 +30,7 @@ from tests.servers.redis import RedisServer
 
 PROBE = 0.3
 """Seconds between two probes."""
+MOST_MADE = 30
 
 
 class FleetNode(Member):
@@ -188,6 +189,23 @@ class Fleet:
         """The node that a session is on."""
         (row,) = self.rows("SELECT runtime_node FROM sessions WHERE id = :id", id=session_id)
         return next(one for one in self.nodes if one.id == row["runtime_node"])
+
+    def create_on(self, node: FleetNode, **fields: Any) -> str:
+        """
+        A session that is on this node and could be on others. Those that are made elsewhere on the
+        way there end: each makes it likelier that the next one is here.
+        """
+        elsewhere: list[str] = []
+        try:
+            while len(elsewhere) < MOST_MADE:
+                made: str = node.api.create(**fields)["id"]
+                if self.node_of(made) is node:
+                    return made
+                elsewhere.append(made)
+        finally:
+            for session_id in elsewhere:
+                node.api.end(session_id)
+        raise AssertionError(f"none of {MOST_MADE} was made on {node.name}")
 
     def at(self, session_id: str) -> Api:
         """A control plane of the session's node."""

@@ -466,13 +466,7 @@ def test_files_in_the_blob_store_go_on_with_another_node(
         assert made["runtime_node"] == pair[1].id
         assert b.http.get(f"{V1}/sessions/{made['id']}/files/f").content == b"of a"
         b.end(made["id"])
-        pinned, free = pair.on(0), ""
-        while not free:
-            session = b.create()["id"]
-            if pair.node_of(session) is pair[0]:
-                free = session
-            else:
-                b.end(session)
+        pinned, free = pair.on(0), pair.create_on(pair[0])
         for session in (pinned, free):
             b.put(session, "f", b"kept")
             assert answer(b.http.post(f"{V1}/sessions/{session}/archive"))["status"] == "archived"

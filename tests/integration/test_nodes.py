@@ -39,8 +39,8 @@ def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
         url = server.new_database()
     with fleet(tmp_path, s3, database_url=url) as nodes:
         lost, other = nodes[0], nodes[1]
-        first = lost.api.create(**SAVED)["id"]
-        second = lost.api.create(**SAVED)["id"]
+        first = nodes.create_on(lost, **SAVED)
+        second = nodes.create_on(lost, **SAVED)
         assert nodes.node_of(first) is nodes.node_of(second) is lost
         sh(lost.api, first, "echo one > kept; mkdir -p a/b; echo deep > a/b/c")
         sh(lost.api, second, "echo two > kept")
@@ -71,7 +71,7 @@ def test_what_ran_on_a_killed_node_runs_again_on_another(
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
         lost, other = nodes[0], nodes[1]
-        session = lost.api.create(**SAVED)["id"]
+        session = nodes.create_on(lost, **SAVED)
         sh(lost.api, session, "echo kept > file")
         code = "import time, pathlib; time.sleep(4); print(pathlib.Path('file').read_text())"
         under_way = lost.api.submit(session, code, timeout=60)
@@ -91,7 +91,7 @@ def test_a_node_that_stood_still_finds_out_that_its_sessions_have_left(
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
         lost, other = nodes[0], nodes[1]
-        session = lost.api.create(**SAVED)["id"]
+        session = nodes.create_on(lost, **SAVED)
         sh(lost.api, session, "echo kept > file")
         before = lost.instances()
         lost.pause()
@@ -109,7 +109,7 @@ def test_a_drained_node_gives_its_sessions_away_and_can_be_forgotten(
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
         drained, other = nodes[0], nodes[1]
-        made = [drained.api.create(timeout=3600)["id"] for _ in range(4)]
+        made = [nodes.create_on(drained, timeout=3600) for _ in range(4)]
         for number, session in enumerate(made):
             sh(drained.api, session, f"echo {number} > file")
         busy = drained.api.submit(made[0], "import time; time.sleep(3); print('done')", timeout=60)
@@ -146,7 +146,7 @@ def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
 ) -> None:
     with fleet(tmp_path, s3, ATOLL_NODE__DRAIN_GRACE="0.5") as nodes:
         drained, other = nodes[0], nodes[1]
-        session = drained.api.create(timeout=3600)["id"]
+        session = nodes.create_on(drained, timeout=3600)
         code = (
             "import os, time\n"
             "again = os.path.exists('/workspace/begun')\n"
@@ -167,7 +167,7 @@ def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
 def test_without_shared_blobs_nothing_moves(bubblewrap: str, tmp_path: Path) -> None:
     with Fleet(tmp_path) as nodes:
         lost, other = nodes[0], nodes[1]
-        session = lost.api.create(timeout=3600)["id"]
+        session = nodes.create_on(lost, timeout=3600)
         sh(lost.api, session, "echo kept > file")
         problem(other.api.http.post(f"{V1}/nodes/{lost.id}/drain"), 409, "drain_unavailable")
         lost.kill()
@@ -193,7 +193,7 @@ def test_a_session_with_a_volume_on_a_lost_node_waits_and_says_so(
             201,
         )
         volume = {"volume_id": "data", "path": "/data/x", "read_only": False}
-        session = lost.api.create(volumes=[volume], timeout=3600)["id"]
+        session = nodes.create_on(lost, volumes=[volume], timeout=3600)
         sh(lost.api, session, "echo kept > /data/x/file")
         lost.kill()
 
@@ -212,7 +212,7 @@ def test_a_node_that_is_alone_keeps_what_it_has(
 ) -> None:
     with fleet(tmp_path, s3, size=1) as nodes:
         (alone,) = nodes.nodes
-        session = alone.api.create(timeout=3600)["id"]
+        session = nodes.create_on(alone, timeout=3600)
         problem(alone.api.http.post(f"{V1}/nodes/{alone.id}/drain"), 409, "drain_unavailable")
         alone.kill()
         alone.start()
