@@ -22,15 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.e2e.api import eventually
+from tests.integration.nodes import Fleet
+from tests.servers.s3 import S3Server
+
 from atoll import ids
 from atoll.model.resources import Resources
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
-from tests.e2e.api import eventually
-from tests.integration.nodes import Fleet
-from tests.servers.s3 import S3Server
-
 from bench.__main__ import create, delete, run
 from bench.measure import samples
 from bench.report import Report, Way
