@@ -85,7 +85,7 @@ class Fleet:
             "ATOLL_SESSION__SWEEP": "1",
             "ATOLL_SECRETS__KEY": "42" * 32,
             "ATOLL_NODE__PROBE": str(PROBE),
-            "ATOLL_NODE__PROBE_TIMEOUT": "2",
+            "ATOLL_NODE__PROBE_TIMEOUT": "5",
             "ATOLL_NODE__MAX_SESSIONS": "1000",
             **(blobs or {}),
             **env,
