@@ -15,6 +15,7 @@ from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound
 from atoll.link.client import ExecutorError
 from atoll.model.execution import Language
+from atoll.model.session import SessionStatus
 from atoll.service.attempts import inside
 
 if TYPE_CHECKING:
@@ -84,10 +85,16 @@ class Contexts:
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
         live = await self._lives.reach(session_id)
+        if live is None and await self._stands_still(session_id):
+            live = await self._lives.live(session_id)
         if live is None:
             return ()  # They went with the instance, which reading does not bring back.
         answer = await _call(live, "context_list")
         return tuple(_context(session_id, item) for item in answer["contexts"])
+
+    async def _stands_still(self, session_id: str) -> bool:
+        session = await self._lives.session(session_id)
+        return session.status in (SessionStatus.PAUSING, SessionStatus.PAUSED)
 
     async def get(self, session_id: str, context_id: str) -> Context:
         for context in await self.list(session_id):

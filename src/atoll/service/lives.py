@@ -51,6 +51,7 @@ ELSEWHERE = (
     "node_full",
     "node_not_reached",
     "dependency_failed",
+    "checkpoint_damaged",
 )
 """Codes that say more than that the session is not ready."""
 NOT_RUNNING = "session_not_running"
@@ -403,12 +404,37 @@ class Lives:
             source = session.id
             ready = await make(workspace=None)
         if source is not None and self._checkpoints is not None:
-            try:
-                await self._checkpoints.restore(source, ready.link)
-            except BaseException:
-                await asyncio.shield(self._pool.destroy(ready))
-                raise
+            return await self._filled(self._checkpoints, source, ready, make)
         return ready
+
+    async def _filled(
+        self,
+        checkpoints: Checkpoints,
+        source: str,
+        ready: Ready,
+        make: Callable[..., Awaitable[Ready]],
+    ) -> Ready:
+        """An instance with the files of session `source`: this one, or another if need be."""
+
+        async def again() -> Link:
+            nonlocal ready
+            await asyncio.shield(self._pool.destroy(ready))
+            ready = await make(workspace=None)
+            return ready.link
+
+        try:
+            restored = await checkpoints.restore(source, ready.link, again)
+        except BaseException:
+            await asyncio.shield(self._pool.destroy(ready))
+            raise
+        if not restored.older:
+            return ready
+        backup = restored.backup
+        words = (
+            "The last save of the workspace is missing or damaged in the blob store; the files are "
+            f"those of save {backup.number}, of {backup.created_at:%Y-%m-%d %H:%M:%S} UTC."
+        )
+        return dataclasses.replace(ready, warnings=(Warning("older_backup", words),))
 
     async def _source(self, session: Session) -> str | None:
         """Whose checkpoint a session begins with that has no files on this node."""
@@ -433,7 +459,7 @@ class Lives:
             _running(session, self._clock.now()),
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
-            warnings=session.warnings + _restored(session, ready),
+            warnings=_added(session.warnings, _restored(session, ready) + ready.warnings),
         )
         try:
             session = await self._stored(running)
@@ -537,3 +563,9 @@ def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
         return ()
     words = "The workspace was lost with its node's disk; its files are those of the last save."
     return (Warning("workspace_restored", words),)
+
+
+def _added(warnings: tuple[Warning, ...], new: tuple[Warning, ...]) -> tuple[Warning, ...]:
+    """A new one takes the place of those with its code."""
+    codes = {warning.code for warning in new}
+    return tuple(warning for warning in warnings if warning.code not in codes) + new

@@ -376,6 +376,7 @@ class Sessions:
             status=SessionStatus.RUNNING,
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
+            warnings=session.warnings + ready.warnings,
             updated_at=self._clock.now(),
         )
         try:
@@ -429,7 +430,9 @@ class Sessions:
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
             await self._want(session_id, timer.wanted, timer.cause, of=session)
-            await self.settle(session_id)
+            settled = await self.settle(session_id)
+            if settled is not None:
+                self.schedule(settled)
 
     async def _busy(self, session_id: str) -> bool:
         """Whether something runs in it or waits to."""

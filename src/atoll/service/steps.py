@@ -330,8 +330,7 @@ class Steps:
         try:
             with contextlib.suppress(ExecutorError):
                 await ready.link.call("quiet")
-            if await self._checkpoints.take(session.id, ready.link) is not None:
-                await self._checkpoints.verify(session.id)
+            await self._checkpoints.secure(session.id, ready.link)
         finally:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
@@ -378,9 +377,7 @@ class Steps:
             if instance is not None and await self._runs(instance):
                 if session.workspace_mode is WorkspaceMode.SYNC:
                     async with self._quieted(instance) as link:
-                        taken = await self._checkpoints.take(session.id, link)
-                    if taken is not None:
-                        await self._checkpoints.verify(session.id)
+                        await self._checkpoints.secure(session.id, link)
             else:
                 await self._saved(session)
             moved = plan.moved(session, target, self._clock.now())
