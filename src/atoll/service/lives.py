@@ -219,6 +219,9 @@ class Lives:
         session = await self.usable(session_id)
         if session.wanted is not Wanted.RUNNING and not session.auto_start:
             raise _not_running(session)
+        if session.rested_at is not None:
+            # Said at once, so that it can be asked of another node.
+            await self.admit(session)
         return session
 
     def check_here(self, session: Session) -> None:
