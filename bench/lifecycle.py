@@ -196,19 +196,20 @@ def moves(report: Report, place: Path, count: int) -> None:
         api = fleet[1].api
         found = []
         for number in range(count):
-            session = str(fleet[0].api.create(timeout=86_000)["id"])
+            session = fleet.create_on(fleet[0], timeout=86_000)
             fleet[0].api.run(session, f"open('mine', 'w').write('{number}')")
             found.append(session)
-        there = [one for one in found if api.session(one)["runtime_node"] == fleet[0].id]
-        eventually(lambda: all(api.checkpoint(one) is not None for one in there), 60)
+        for session in found:
+            path = f"/api/v1/sessions/{session}/checkpoint"
+            eventually(lambda path=path: fleet[0].api.http.get(path).status_code == 200, 60)
         began = time.perf_counter()
         fleet[0].kill()
-        left = set(there)
+        left = set(found)
         values = []
 
         def arrived() -> bool:
             for one in list(left):
-                shown = api.session(one)
+                shown = api.get(one)
                 if shown["runtime_node"] == fleet[1].id and shown["status"] == "running":
                     values.append((time.perf_counter() - began) * 1000)
                     left.discard(one)
@@ -218,7 +219,7 @@ def moves(report: Report, place: Path, count: int) -> None:
         for number, one in enumerate(found):
             assert api.run(one, "print(open('mine').read(), end='')")["stdout"] == str(number)
             api.end(one)
-        name = f"until one of {len(there)} runs elsewhere"
+        name = f"until one of {count} runs elsewhere"
         report.show({name: samples(name, values)}, [name])
         fleet[0].start()
 
