@@ -5,15 +5,22 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
+from atoll.reconcile.executions import Adoption
+from atoll.reconcile.orphans import Orphans
+from atoll.reconcile.recovery import Recovery
+from atoll.reconcile.sessions import SessionReconciler
+from atoll.service.activity import Activity
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
-from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
+from atoll.service.checkpoints import Checkpoints
+from atoll.service.clones import Clones
 from atoll.service.contexts import Contexts
 from atoll.service.ends import Ends
 from atoll.service.executions import Executions
@@ -23,9 +30,11 @@ from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
 from atoll.service.runs import Runs
+from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets
 from atoll.service.sessions import Sessions
+from atoll.service.steps import Steps
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.volumes import Volumes
@@ -34,11 +43,10 @@ from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
 
 ME = "replica-me"
 NODE = "local"
@@ -48,38 +56,86 @@ NODE = "local"
 class Parts:
     settings: Settings
     store: RecallingStore
-    coordination: Coordination
+    driver: LocalDriver
+    coordination: MemoryCoordination
     leases: Leases
+    tasks: Tasks
+    templates: Templates
+    lives: Lives
+    sessions: Sessions
+    steps: Steps
+    clones: Clones
+    saves: Saves
+    activity: Activity
     runs: Runs
     executions: Executions
-    lives: Lives
-    templates: Templates
-    builds: Builds
+    recovery: Recovery
+    adoption: Adoption
+    reconciler: SessionReconciler
+    sweep: Callable[[str], Orphans]
+    """The sweep of orphans, given what the database is known by."""
+
+    async def open(self) -> None:
+        await self.store.open()
+        await self.coordination.open()
+        await self.leases.start()
+
+    async def close(self) -> None:
+        await self.coordination.close()
+        await self.store.close()
 
 
-@asynccontextmanager
-async def parts(
-    place: Path, clock: Clock, driver: LocalDriver | None = None
-) -> AsyncIterator[Parts]:
-    settings, tasks = Settings(data_dir=place), Tasks()
+def put_together(
+    place: Path,
+    clock: Clock,
+    *,
+    settings: Settings | None = None,
+    driver: LocalDriver | None = None,
+    coordination: MemoryCoordination | None = None,
+    leases_clock: Clock | None = None,
+) -> Parts:
+    """Neither opened nor run."""
+    settings, tasks = settings or Settings(data_dir=place), Tasks()
     url = f"sqlite:///{place / 'atoll.db'}"
     store = RecallingStore(
         SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
     )
-    coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
+    if coordination is None:
+        coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     driver = driver or LocalDriver(place, settings.local, settings.link)
-    leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, driver, clock, NODE, ME, ephemeral=False, settings=settings.pool)
+    leases = Leases(coordination, leases_clock or clock, settings.coordination)
+    pool = Pool(store, driver, clock, NODE, leases.replica, ephemeral=False, settings=settings.pool)
     templates = Templates(store, driver, coordination, clock, settings)
-    lives = Lives(store, driver, pool, templates, leases, tasks, clock, settings.session, NODE)
     blobs = LocalObjects(place / "blobs")
-    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
-    provision = Provision(
-        Secrets(Sealing()), Volumes(store, driver, blobs, clock, settings.session, NODE), packages
+    checkpoints = Checkpoints(store, blobs, leases, clock, NODE)
+    lives = Lives(
+        store, driver, pool, templates, leases, tasks, clock, settings.session, NODE, checkpoints
     )
+    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
+    secrets = Secrets(Sealing())
+    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
+    provision = Provision(secrets, volumes, packages)
     sessions = Sessions(
         store, driver, pool, templates, lives, leases, tasks, clock, settings, NODE, provision
     )
+    steps = Steps(
+        store,
+        driver,
+        pool,
+        lives,
+        sessions,
+        checkpoints,
+        leases,
+        clock,
+        settings.session,
+        settings.archive,
+        NODE,
+        remote=False,
+    )
+    sessions.settle = steps.settle
+    activity = Activity(store, tasks, clock)
+    lives.touched = activity.touch
+    activity.moved = sessions.schedule
     bulk = Bulk(blobs, settings.blob)
     ends = Ends(store, bulk, coordination, clock)
     attempts = Attempts(
@@ -101,9 +157,11 @@ async def parts(
         settings.execution,
         NODE,
     )
-    builds = Builds(
-        store, driver, templates, packages, leases, tasks, blobs, clock, settings.template, NODE
-    )
+    saves = Saves(checkpoints, store, driver, lives, tasks, clock, settings.workspace, remote=False)
+    sessions.saves = saves
+    saves.resting = steps.save_resting
+    saves.busy = runs.sessions
+    runs.saved = saves.before_result
     executions = Executions(
         store,
         lives,
@@ -118,13 +176,39 @@ async def parts(
         clock,
         settings,
     )
-    await store.open()
-    await coordination.open()
-    await leases.start()
+    return Parts(
+        settings=settings,
+        store=store,
+        driver=driver,
+        coordination=coordination,
+        leases=leases,
+        tasks=tasks,
+        templates=templates,
+        lives=lives,
+        sessions=sessions,
+        steps=steps,
+        clones=Clones(store, driver, lives, sessions, saves, secrets, leases, clock, NODE),
+        saves=saves,
+        activity=activity,
+        runs=runs,
+        executions=executions,
+        recovery=Recovery(store, driver, sessions, pool, settings.pool, NODE),
+        adoption=Adoption(store, coordination, leases, runs, clock, settings.coordination),
+        reconciler=SessionReconciler(
+            store, sessions, steps, coordination, clock, settings.session, NODE
+        ),
+        sweep=partial(
+            Orphans, store, driver, sessions, pool, coordination, leases, clock, settings.session,
+            NODE,
+        ),
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
+    found = put_together(place, clock)
+    await found.open()
     try:
-        yield Parts(
-            settings, store, coordination, leases, runs, executions, lives, templates, builds
-        )
+        yield found
     finally:
-        await coordination.close()
-        await store.close()
+        await found.close()

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
         ConsoleExit,
         Event,
         ExecutionFailed,
+        FeedEvent,
         Mount,
         Result,
     )
+    from atoll.sdk.verify import verify_webhook
     from atoll.version import __version__
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Event",
     "Execution",
     "ExecutionFailed",
+    "FeedEvent",
     "Forbidden",
     "InvalidRequest",
     "Invocation",
@@ -76,6 +79,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "__version__",
+    "verify_webhook",
 ]
 
 _HOME = {
@@ -96,11 +100,13 @@ _HOME = {
     "Event": "atoll.sdk.values",
     "Execution": "atoll.sdk.sync",
     "ExecutionFailed": "atoll.sdk.values",
+    "FeedEvent": "atoll.sdk.values",
     "Invocation": "atoll.sdk.sync",
     "Mount": "atoll.sdk.values",
     "Result": "atoll.sdk.values",
     "Session": "atoll.sdk.sync",
     "__version__": "atoll.version",
+    "verify_webhook": "atoll.sdk.verify",
 }
 
 

@@ -43,8 +43,10 @@ from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
+from atoll.reconcile.events import EventNews, EventSweep, Sequencer
 from atoll.reconcile.executions import Adoption
 from atoll.reconcile.nodes import Probe, Report
+from atoll.reconcile.orphaned_blobs import OrphanSweep
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
@@ -52,6 +54,7 @@ from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
+from atoll.reconcile.webhooks import WebhookLoop
 from atoll.service.activity import Activity
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
@@ -62,8 +65,10 @@ from atoll.service.checkpoints import Checkpoints
 from atoll.service.clones import Clones
 from atoll.service.consoles import Consoles
 from atoll.service.contexts import Contexts
+from atoll.service.deliveries import Sender
 from atoll.service.dependencies import Dependencies
 from atoll.service.ends import Ends
+from atoll.service.events import Feed
 from atoll.service.executions import Executions
 from atoll.service.files import Files
 from atoll.service.invocations import Invocations
@@ -91,6 +96,7 @@ from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
 from atoll.service.volumes import Volumes
+from atoll.service.webhooks import Webhooks
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.dsn import Kind
@@ -151,10 +157,11 @@ def open_coordination(settings: Settings, cluster: str, clock: Clock) -> Coordin
 class Application:
     """The parts, as the server needs to reach them."""
 
-    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys) -> None:
+    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys, feed: Feed) -> None:
         self.web = web
         self.sessions = sessions
         self.keys = keys
+        self.feed = feed
 
 
 @asynccontextmanager
@@ -202,7 +209,10 @@ async def application(
         )
         stack.push_async_callback(driver.close)
         await driver.open()
+        feed = Feed(store, coordination, clock)
+        store.told = feed.written
         templates = Templates(store, driver, coordination, clock, settings)
+        templates.told = feed.written
         await templates.ensure_default()
         tokens = None if embedded else await _tokens(store, clock, settings)
         pool = Pool(
@@ -231,7 +241,9 @@ async def application(
         pool.provide = builds.provide
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
-        checkpoints = Checkpoints(store, blobs, leases, clock, node_id)
+        checkpoints = Checkpoints(
+            store, blobs, leases, clock, node_id, backups=settings.workspace.backups
+        )
         lives = Lives(
             store,
             driver,
@@ -244,7 +256,9 @@ async def application(
             node_id,
             checkpoints,
         )
-        sealed = Secrets(_sealing(settings, own=own))
+        sealing = _sealing(settings, own=own)
+        sealed = Secrets(sealing)
+        sender = Sender(sealing, clock, settings.event)
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provision = Provision(sealed, volumes, packages)
         sessions = Sessions(
@@ -382,6 +396,8 @@ async def application(
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
             nodes=nodes,
+            feed=feed,
+            webhooks=Webhooks(store, feed, sender, sealing, coordination, clock, settings.event),
             pool=pool,
             store=store,
             blobs=blobs,
@@ -438,8 +454,25 @@ async def application(
             ).run(),
             "request sweep": RequestSweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "orphaned blobs": OrphanSweep(
+                store,
+                blobs,
+                checkpoints,
+                leases,
+                clock,
+                cluster=cluster,
+                name=node_id if spool is None else "shared",
+                grace=settings.blob.orphan_grace,
+                request_ttl=settings.idempotency_ttl,
+            ).run(),
             "saves": saves.run(),
             "report": report.run(),
+            "event numbers": Sequencer(feed).run(),
+            "event news": EventNews(coordination, feed).run(),
+            "event sweep": EventSweep(store, clock, settings.event).run(),
+            "webhooks": WebhookLoop(
+                store, feed, sender, coordination, leases, clock, settings.event
+            ).run(),
         }
         probing = Probing(await store.secret(), clock, settings.node.probe_timeout)
         if not embedded:
@@ -467,7 +500,7 @@ async def application(
             web = Internal(web, reports, tokens, settings.execution)
         if not embedded:
             web = NodeRoute(web, nodes, probing)
-        yield Application(web, sessions, keys)
+        yield Application(web, sessions, keys, feed)
 
 
 def _bucket(settings: BlobSettings) -> Bucket | None:
@@ -678,7 +711,7 @@ async def _serve(
     async with application(settings, url=url) as app:
         await ensure_first_key(settings, app.keys)
         # Before the welcome: who reads it may want it to end at once.
-        http = server.prepare(app.web, settings, parent)
+        http = server.prepare(app.web, settings, parent, app.feed.close)
         ready()
         await http.serve(sockets=[listener])
         if stop_sessions:

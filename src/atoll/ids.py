@@ -7,6 +7,7 @@ With a seed, what is drawn is always the same: something that is made again gets
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,10 @@ def session_id(seed: Seed | None = None) -> str:
 
 def instance_id() -> str:
     return f"inst_{secrets.token_hex(10)}"
+
+
+def is_instance_id(text: str) -> bool:
+    return re.fullmatch(r"inst_[0-9a-f]{20}", text) is not None
 
 
 def template_id(seed: Seed | None = None) -> str:
@@ -56,6 +61,10 @@ def invocation_id(execution_id: str) -> str:
     if kind != "exec":  # A user's own, which may be as long as an id can be.
         rest = hashlib.sha256(execution_id.encode()).hexdigest()[:40]
     return f"inv_{rest}"
+
+
+def webhook_id(seed: Seed | None = None) -> str:
+    return f"hook_{_bits(seed)}"
 
 
 def context_id(seed: Seed | None = None) -> str:

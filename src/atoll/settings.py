@@ -177,6 +177,8 @@ class EventSettings(Group):
 
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
     """How long events can be read, in seconds."""
+    sweep: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time between two looks for events that were kept long enough, in seconds."""
     webhook_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for a webhook to answer, in seconds."""
     webhook_retries: int = Field(8, ge=0)
@@ -440,6 +442,11 @@ class WorkspaceSettings(Group):
     """Time for saving one, in seconds."""
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
     """How long the files of a session can be had after its end, in seconds."""
+    backups: int = Field(2, ge=1, le=100)
+    """
+    Saves of a workspace that are kept at least, of those during which nothing changed; contents
+    that they share are stored once.
+    """
 
 
 class BlobSettings(Group):
@@ -452,6 +459,8 @@ class BlobSettings(Group):
     """
     head: int = Field(4096, ge=0)
     """What lists show of a larger one: its beginning, in bytes of output or characters of code."""
+    orphan_grace: Seconds = Field(timedelta(hours=24), ge=timedelta(minutes=1))
+    """How old a blob is that nothing refers to until it is removed, in seconds."""
     url: str | None = None
     """
     Where blobs are kept: s3://bucket or s3://bucket/prefix; `<data_dir>/blobs` when not set. All

@@ -117,6 +117,35 @@ def test_files_that_were_lost_with_their_node_come_from_the_checkpoint(
     assert after["container_id"] != session["container_id"]
 
 
+def test_a_damaged_last_save_is_passed_over_for_the_one_before(server: Server, api: Api) -> None:
+    session = api.create()
+    blobs = server.data_dir / "blobs" / "workspaces" / session["id"] / "data"
+    api.run(session["id"], FILES)
+    answer(api.http.post(path_of(session["id"])))
+    before = set(blobs.iterdir())
+    api.run(session["id"], "open('later', 'w').write('lost'); open('top', 'w').write('2')")
+    answer(api.http.post(path_of(session["id"])))
+    for path in set(blobs.iterdir()) - before:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    lose_workspace(server, session)
+
+    look = "import json, os; print(json.dumps([sorted(os.listdir()), open('top').read()]))"
+    assert json.loads(api.run(session["id"], look)["stdout"]) == [[".tmp", "a", "top"], "1"]
+
+    codes = [warning["code"] for warning in api.get(session["id"])["warnings"]]
+    assert codes == ["workspace_restored", "older_backup"]
+    # The next save is whole, and so is what comes from it.
+    answer(api.http.post(path_of(session["id"])))
+    copy = api.create(started_from=session["id"])
+    assert api.run(copy["id"], "print(open('a/b/c').read())")["stdout"] == "deep\n"
+    assert copy["warnings"] == []
+
+    for path in blobs.iterdir():
+        path.unlink()
+    lose_workspace(server, api.get(session["id"]))
+    problem(api.http.get(f"{V1}/sessions/{session['id']}/files"), 500, "checkpoint_damaged")
+
+
 def test_durability_of_an_execution_is_there_with_its_result(server: Server, api: Api) -> None:
     session = api.create(durability="execution")
     assert session["durability"] == "execution"

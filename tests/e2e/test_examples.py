@@ -25,6 +25,8 @@ EMBEDDED = {
     "async_many.py": "[0, 1, 4, 9, 16, 25, 36, 49]\n",
     "stream.py": "hello\nheard one\nsuccess\ncancelled\n",
     "invocations.py": "succeeded 7\nfailed out of stock 1\nsucceeded order 17 is on its way 2\n",
+    "long_lived.py": "stopped user\nday 1\nrunning\narchived\nday 1\n"
+    "{'draft': 'b'} day 1, again\n{'project': 'report'} day 1\nterminated\n",
     "approval.py": "May I delete these? ['a.tmp', 'report.txt']\n"
     "deleted ['a.tmp']\n"
     "May I delete these? ['report.txt']\n"

@@ -14,11 +14,15 @@ from tests.e2e.api import V1, Api, answer, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "post", "delete", "patch"}
 ROUTES = {
     f"GET {V1}/sessions/{{session_id}}/checkpoint",
     f"POST {V1}/sessions/{{session_id}}/checkpoint",
     f"GET {V1}/sessions", f"POST {V1}/sessions", f"GET {V1}/sessions/{{session_id}}",
+    f"PATCH {V1}/sessions/{{session_id}}", f"POST {V1}/sessions/{{session_id}}/clone",
+    f"POST {V1}/sessions/{{session_id}}/start", f"POST {V1}/sessions/{{session_id}}/stop",
+    f"POST {V1}/sessions/{{session_id}}/pause", f"POST {V1}/sessions/{{session_id}}/resume",
+    f"POST {V1}/sessions/{{session_id}}/archive",
     f"DELETE {V1}/sessions/{{session_id}}", f"POST {V1}/sessions/{{session_id}}/execute",
     f"GET {V1}/sessions/{{session_id}}/executions", f"GET {V1}/executions/{{execution_id}}",
     f"GET {V1}/executions/{{execution_id}}/status", f"GET {V1}/executions/{{execution_id}}/result",
@@ -67,6 +71,9 @@ ROUTES = {
     f"POST {V1}/nodes/{{node_id}}/drain",
     f"GET {V1}/volumes", f"POST {V1}/volumes", f"GET {V1}/volumes/{{volume_id}}",
     f"DELETE {V1}/volumes/{{volume_id}}",
+    f"GET {V1}/events", f"GET {V1}/webhooks", f"POST {V1}/webhooks",
+    f"GET {V1}/webhooks/{{webhook_id}}", f"PATCH {V1}/webhooks/{{webhook_id}}",
+    f"DELETE {V1}/webhooks/{{webhook_id}}", f"POST {V1}/webhooks/{{webhook_id}}/test",
 }  # fmt: skip
 
 

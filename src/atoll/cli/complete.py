@@ -6,6 +6,15 @@ _PATIENCE = 0.5
 
 
 def session_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _sessions(ctx, incomplete, "running")
+
+
+def resting_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Of those that can be started."""
+    return _sessions(ctx, incomplete, "stopped", "archived", "paused")
+
+
+def _sessions(ctx: typer.Context, incomplete: str, *statuses: str) -> list[tuple[str, str]]:
     from itertools import islice
 
     from atoll.cli.options import connect
@@ -14,7 +23,9 @@ def session_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     try:
         with connect(ctx.params.get("url"), ctx.params.get("api_key"), _PATIENCE) as atoll:
             sessions = [
-                session.info for session in islice(atoll.sessions.list(status="running"), 50)
+                session.info
+                for status in statuses
+                for session in islice(atoll.sessions.list(status=status), 50)
             ]
     except AtollError:
         return []

@@ -65,7 +65,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 def details(value: Any) -> None:
     """One thing, a field a line."""
-    table(("", ""), [(name, _short(item)) for name, item in plain(value).items()])
+    fields = value if isinstance(value, dict) else plain(value)
+    table(("", ""), [(name, _short(item)) for name, item in fields.items()])
 
 
 def age(moment: datetime) -> str:

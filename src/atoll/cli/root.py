@@ -11,6 +11,7 @@ from atoll.cli import (
     contexts,
     db,
     doctor,
+    events,
     executions,
     invocations,
     keys,
@@ -23,6 +24,7 @@ from atoll.cli import (
     templates,
     version,
     volumes,
+    webhooks,
 )
 from atoll.errors import AtollError
 
@@ -71,6 +73,8 @@ app.add_typer(templates.app, name="template")
 app.add_typer(volumes.app, name="volume")
 app.add_typer(nodes.app, name="node")
 app.add_typer(nodes.app, name="nodes", hidden=True)
+app.command("events")(events.events)
+app.add_typer(webhooks.app, name="webhook")
 app.command("pools")(pools.pools)
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import files, given, output
+from atoll.cli import files, given, lifecycle, output
 from atoll.cli.complete import session_ids, template_ids
+from atoll.cli.lifecycle import ArchiveAfter, AutoStart, DeleteAfter, IdleTimeout, Label, SessionId
 from atoll.cli.options import (
     ApiKey,
     Capacity,
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from atoll.sdk.values import SessionInfo
 
 app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
-
-SessionId = Annotated[
-    str, typer.Argument(metavar="SESSION", help="Its id.", autocompletion=session_ids)
-]
 
 InstallTimeout = Annotated[
     int | None, typer.Option("--install-timeout", help="Seconds for the packages; 300.")
@@ -92,13 +89,18 @@ def create(
         str | None,
         typer.Option("--from", metavar="SESSION", help="Begin with the files of this session."),
     ] = None,
+    label: Label = None,
+    auto_start: AutoStart = None,
+    idle_timeout: IdleTimeout = None,
+    archive_after: ArchiveAfter = None,
+    delete_after: DeleteAfter = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """Make a session and print its id."""
     variables, mounts = environment(env), given.volumes(volume)
-    secrets = given.secrets(secret, secret_file)
+    secrets, labels = given.secrets(secret, secret_file), lifecycle.labels(label)
     with connect(url, api_key) as atoll:
         session = atoll.sessions.create(
             template,
@@ -117,6 +119,11 @@ def create(
             workspace_mode=workspace_mode,
             durability=durability,
             started_from=started_from,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
         )
     output.as_json(session.info) if json else output.line(session.id)
 
@@ -161,10 +168,13 @@ def list_(
 def show(
     session_id: SessionId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one session."""
+    """Show one session: what is wanted of it, what it is, why, and what is next by itself."""
     with connect(url, api_key) as atoll:
         info = atoll.sessions.get(session_id).info
-    output.as_json(info) if json else output.details(info)
+    if json:
+        output.as_json(info)
+    else:
+        output.details(lifecycle.shown(info))
 
 
 @app.command()
@@ -308,5 +318,9 @@ def rm(
         output.line(info.id)
 
 
-for command in (files.cp, files.ls, files.cat, files.search, files.watch, files.checkpoint, shell):
+for command in (
+    *(lifecycle.start, lifecycle.stop, lifecycle.archive, lifecycle.pause, lifecycle.resume),
+    *(lifecycle.update, lifecycle.extend, lifecycle.clone),
+    *(files.cp, files.ls, files.cat, files.search, files.watch, files.checkpoint, shell),
+):
     app.command(command.__name__)(command)

@@ -28,6 +28,8 @@ class FileRequests:
         self._scanner = scanner
         self._watch = watch
         self._workers = workers
+        self.on_change: Callable[[], None] = lambda: None
+        """Told of a file that has come in whole, some time after the request."""
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "read": self._read,
             "write": self._write,
@@ -105,6 +107,7 @@ class FileRequests:
                 stream.error(error.code, str(error))
                 return
             self._scanner.remember(upload.path)
+            self.on_change()
             stream.end({"entry": entry})
 
         stream.on_data = data

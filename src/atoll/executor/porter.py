@@ -1,15 +1,16 @@
 """
 The workspace as a whole: told, carried out and carried in, for checkpoints.
 
-`scan` tells every file, directory and link in the order of their paths, component by component.
+`scan` tells every file, directory and link in the order of their paths, component by component, and
+on request lets user code stand still meanwhile, so that the list is of one moment.
 `collect` sends the contents of many files in one stream, with holes as holes. `populate` takes the
 same the other way, into a workspace that nobody uses yet; directories get their modes and times at
 its end, so that one that may not be written to can be filled.
 
 All of it is done in short turns, by the credit of the other end: PID 1 is never away for long. User
-code may change everything meanwhile. It can spoil the copy of its own files by that and nothing
-else: nothing is followed out of the workspace, and a file that changes while it is read is told as
-changed.
+code that does not stand still may change everything meanwhile. It can spoil the copy of its own
+files by that and nothing else: nothing is followed out of the workspace, and a file that changes
+while it is read is told as changed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from . import files, frames, minijson, removal, rights
 from .connection import Stream
 from .loop import Loop
+from .standstill import HOLD_SECONDS, Standstill
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,13 +47,53 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Porter:
-    def __init__(self, loop: Loop, workspace: files.Workspace) -> None:
+    def __init__(self, loop: Loop, workspace: files.Workspace, standstill: Standstill) -> None:
         self._loop = loop
         self._workspace = workspace
+        self._standstill = standstill
 
     def scan(self, stream: Stream, request: dict[str, Any]) -> None:
         walk = Walk(self._workspace)
-        self._turns(stream, _told(walk, stream), lambda: {"cut": walk.cut})
+        freeze = request.get("freeze")
+        if freeze:
+            seconds = HOLD_SECONDS if freeze is True else min(float(freeze), HOLD_SECONDS)
+            self._scan_still(stream, walk, seconds)
+        else:
+            self._turns(stream, _told(walk, stream), lambda: {"cut": walk.cut, "frozen": False})
+
+    def _scan_still(self, stream: Stream, walk: Walk, seconds: float) -> None:
+        """The same while user code stands still, for as long as that may be asked of it."""
+        state = {"frozen": False, "over": False}
+
+        def end() -> None:
+            state["over"] = True
+            state["frozen"] = hold.end()
+
+        def steps() -> Iterator[None]:
+            try:
+                yield from _told(walk, stream)
+            finally:
+                end()
+
+        def begin() -> None:
+            if state["over"]:
+                return
+            self._turns(stream, steps(), lambda: {"cut": walk.cut, "frozen": state["frozen"]})
+            stop = stream.on_reset
+            assert stop is not None
+
+            def reset() -> None:
+                stop()
+                end()
+
+            stream.on_reset = reset
+
+        def ready(good: bool) -> None:
+            # In a turn of its own: all may stand still already.
+            self._loop.after(0, begin)
+
+        hold = self._standstill.hold(ready, seconds)
+        stream.on_reset = end
 
     def collect(self, stream: Stream, request: dict[str, Any]) -> None:
         self._turns(stream, _contents(self._workspace, request["paths"], stream), lambda: {})

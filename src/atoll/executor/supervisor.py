@@ -25,6 +25,7 @@ from .reports import Reports
 from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
+from .standstill import Standstill
 from .watch import Watch
 from .workers import Workers
 
@@ -40,6 +41,8 @@ MAX_LOSSES = 5
 TERMINATED = 143
 LEAVE_SECONDS = 8.0
 """The longest that an executor which was told to end waits for what it ran."""
+CHANGING = frozenset({"write", "mkdir", "move", "remove", "chmod", "populate"})
+"""Requests by which PID 1 itself changes files, whoever stands still."""
 LOOK_SECONDS = 0.02
 SOON_SECONDS = 0.002
 
@@ -75,7 +78,9 @@ class Supervisor:
         )
         self._workers = Workers(self._loop, self._workspace.root)
         self._workers.on_process = self._note_own
+        self._standstill = Standstill(self._loop, lambda: frozenset((self._reports.pid,)))
         requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
+        requests.on_change = self._standstill.disturb
         self._connections: list[Connection] = []
         self._zygote_starts = 0
         self._releases: list[Stream] = []
@@ -103,7 +108,7 @@ class Supervisor:
     def _port(self, stream: Stream, request: dict[str, Any]) -> None:
         from .porter import Porter  # Most instances that are waiting never need it.
 
-        porter = Porter(self._loop, self._workspace)
+        porter = Porter(self._loop, self._workspace, self._standstill)
         work = {"scan": porter.scan, "collect": porter.collect, "populate": porter.populate}
         work[request["op"]](stream, request)
 
@@ -198,6 +203,8 @@ class Supervisor:
                 raise Refusal(
                     "unsupported", "this executor has no operation %r" % request.get("op")
                 )
+            if request["op"] in CHANGING:
+                self._standstill.disturb()
             operation(stream, request)
         except (Refusal, files.FileError) as error:
             stream.error(error.code, str(error))
@@ -350,6 +357,8 @@ class Supervisor:
 
     def _free_zygote(self) -> None:
         """User code can stop the zygote, which then sees no end of any run: it is replaced."""
+        if self._standstill.wanted:
+            return
         try:
             stopped = os.waitid(os.P_PID, self._zygote_pid, os.WSTOPPED | os.WNOHANG)
         except ChildProcessError:

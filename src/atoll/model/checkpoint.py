@@ -6,12 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
+class Older:
+    """A checkpoint before the newest that is kept, should the newest turn out to be damaged."""
+
+    number: int
+    manifest: str
+    created_at: datetime
+    files: int
+    size: int
+    node_id: str
+    settled: bool
+    """Whether nothing changed while it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest one of a session; there is one a session, and each replaces the one before."""
+    """The newest one of a session, with what is kept of those before."""
 
     id: str
     """The session's."""
@@ -27,3 +42,39 @@ class Checkpoint:
     kept_until: datetime | None = None
     """When it is to be removed; none while its session lives."""
     version: int = 1
+    settled: bool = True
+    """Whether nothing changed while it was taken."""
+    older: tuple[Older, ...] = ()
+    """Newest first."""
+    damaged: bool = False
+    """
+    Whether something of it was found missing or damaged: the next one refers to nothing of it.
+    """
+
+    @property
+    def backups(self) -> list[Older]:
+        """It and the older ones, newest first."""
+        own = Older(
+            self.number,
+            self.manifest,
+            self.created_at,
+            self.files,
+            self.size,
+            self.node_id,
+            self.settled,
+        )
+        return [own, *self.older]
+
+
+def retained(candidates: Sequence[Older], *, settled: bool, backups: int) -> tuple[Older, ...]:
+    """
+    Which of those before a new checkpoint stay: the last, because somebody may be reading it, and
+    as many settled ones as make `backups` with the new one, if that is `settled`.
+    """
+    missing = backups - settled
+    stay: list[Older] = []
+    for one in candidates:
+        if not stay or (one.settled and missing > 0):
+            stay.append(one)
+            missing -= one.settled
+    return tuple(stay)

@@ -86,12 +86,17 @@ class Manifest:
     """First path and object of each, in order."""
     objects: dict[str, tuple[int, int]]
     """Every object but the pages: how much of it is in use, and its size."""
-    dropped: tuple[str, ...] = ()
-    """Objects of the checkpoint before that this one has no use for."""
     cut: bool = False
     """Whether there was more than a checkpoint can hold."""
     settled: bool = True
     """Whether nothing changed while it was taken."""
+    moment: bool = False
+    """Whether the list of files is of one moment: user code stood still while it was made."""
+
+    @property
+    def names(self) -> set[str]:
+        """All objects that it needs."""
+        return self.objects.keys() | {name for _, name in self.pages}
 
     def page_of(self, path: str) -> str | None:
         """The page that has the path, if any has."""
@@ -121,7 +126,7 @@ def read_manifest(data: bytes) -> Manifest:
             )
         fields["pages"] = tuple((first, name) for first, name in fields["pages"])
         fields["objects"] = {name: (used, size) for name, (used, size) in fields["objects"].items()}
-        fields["dropped"] = tuple(fields["dropped"])
+        fields.pop("dropped", None)  # Of an earlier Atoll.
         return Manifest(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise PermanentError(

@@ -32,14 +32,18 @@ class Observed(StrEnum):
     DESTROYING = "destroying"
     """It has ended, and something of it is on its node still."""
     DESTROYED = "destroyed"
+    """Nothing of it is left but its record, its results and, for a while, its last checkpoint."""
 
 
 class Step(StrEnum):
     REST = "rest"
+    """Nothing, until a timer runs out or something else is wanted."""
     START = "start"
     """Make an instance, with the files that are there or those of the blob store."""
     PAUSE = "pause"
+    """Let the instance stand still; it keeps its memory."""
     RESUME = "resume"
+    """Let it go on."""
     STOP = "stop"
     """End the instance; the files stay."""
     ARCHIVE = "archive"
@@ -95,6 +99,34 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     **{(wanted, Observed.DESTROYING): Step.CLEAR for wanted in Wanted},
     **{(wanted, Observed.DESTROYED): Step.REST for wanted in Wanted},
 }
+
+
+_LEADS: dict[Step, tuple[Observed, ...]] = {
+    Step.REST: (),
+    Step.START: (Observed.STARTING, Observed.RESTORING),
+    Step.PAUSE: (Observed.PAUSING,),
+    Step.RESUME: (Observed.RUNNING,),
+    Step.STOP: (Observed.STOPPING,),
+    Step.ARCHIVE: (Observed.ARCHIVING,),
+    Step.HEAL: (Observed.RUNNING, Observed.PAUSED, Observed.STARTING, Observed.STOPPED),
+    Step.CLEAR: (Observed.DESTROYED,),
+}
+_ENDS = {
+    **{(Step.START, observed): Observed.RUNNING for observed in _UP},
+    (Step.PAUSE, Observed.PAUSING): Observed.PAUSED,
+    (Step.STOP, Observed.STOPPING): Observed.STOPPED,
+    (Step.ARCHIVE, Observed.ARCHIVING): Observed.ARCHIVED,
+}
+
+
+def leads_to(wanted: Wanted, observed: Observed) -> tuple[Observed, ...]:
+    """What the step makes of a session next, if it goes well: one of these, by what is there."""
+    step = TABLE[wanted, observed]
+    if (end := _ENDS.get((step, observed))) is not None:
+        return (end,)
+    if step is Step.HEAL and wanted in (Wanted.STOPPED, Wanted.ARCHIVED):
+        return tuple(state for state in _LEADS[step] if state is not Observed.STARTING)
+    return _LEADS[step]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

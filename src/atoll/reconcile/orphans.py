@@ -116,6 +116,14 @@ class Orphans:
             if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
                 log.info("orphan.instance", instance_id=handle.instance_id)
                 await self._settled(self._remove(handle), instance_id=handle.instance_id)
+        there = {handle.instance_id for handle in await self._driver.handles()}
+        for instance in await self._store.instances.all():
+            # Removed from the node, and then whoever was to forget it could not.
+            if instance.node_id != self._node_id or instance.id in there | owned:
+                continue
+            if self._is_old(f"record {instance.id}", seen, now):
+                log.info("orphan.record", instance_id=instance.id)
+                await self._settled(self._forget(instance), instance_id=instance.id)
         # Those of instances that are there go after them.
         kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
         for workspace in await self._driver.workspaces():
@@ -135,6 +143,10 @@ class Orphans:
             return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
+
+    async def _forget(self, instance: Instance) -> None:
+        if not await self._is_owned(instance):
+            await self._store.instances.remove(instance.id)
 
     async def _is_owned(self, instance: Instance) -> bool:
         """By a session that came to have it since its owners were looked up."""

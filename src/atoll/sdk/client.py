@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+from atoll.sdk.feed import AsyncEvents
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.pools import AsyncPools
@@ -14,6 +15,7 @@ from atoll.sdk.sessions import AsyncSessions, end
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
+from atoll.sdk.webhooks import AsyncWebhooks
 
 if TYPE_CHECKING:
     import os
@@ -51,6 +53,8 @@ class AsyncAtoll:
         self._pools = AsyncPools(self._connection)
         self._executions = AsyncExecutions(self._connection)
         self._invocations = AsyncInvocations(self._connection)
+        self._events = AsyncEvents(self._connection)
+        self._webhooks = AsyncWebhooks(self._connection)
 
     @property
     def url(self) -> str | None:
@@ -80,6 +84,14 @@ class AsyncAtoll:
     @property
     def nodes(self) -> AsyncNodes:
         return self._nodes
+
+    @property
+    def events(self) -> AsyncEvents:
+        return self._events
+
+    @property
+    def webhooks(self) -> AsyncWebhooks:
+        return self._webhooks
 
     @property
     def pools(self) -> AsyncPools:
@@ -112,6 +124,11 @@ class AsyncAtoll:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
     ) -> AsyncIterator[AsyncSession]:
         """A session for the length of an `async with`; see `sessions.create` for the arguments."""
         session = await self._sessions.create(
@@ -131,6 +148,11 @@ class AsyncAtoll:
             workspace_mode=workspace_mode,
             durability=durability,
             started_from=started_from,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
         )
         try:
             yield session

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
+    """One without data only says where to go on."""
+
     id: str
     event: str
     data: str
@@ -35,8 +37,9 @@ async def messages(chunks: AsyncIterable[bytes]) -> AsyncIterator[Message]:
                 value = f"{fields['data']}\n{value}"
             fields[name] = value
         else:
-            if "data" in fields:
-                yield Message(fields.get("id", ""), fields.get("event", "message"), fields["data"])
+            if "data" in fields or "id" in fields:
+                name = fields.get("event", "message")
+                yield Message(fields.get("id", ""), name, fields.get("data", ""))
             fields = {}
 
 

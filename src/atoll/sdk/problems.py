@@ -27,6 +27,7 @@ _BY_STATUS: dict[int, type[AtollError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    410: Conflict,
     413: TooLarge,
     422: InvalidRequest,
     429: TemporaryError,

@@ -14,6 +14,7 @@ from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
+from atoll.sdk.lifecycle import become, change_body
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly, undoable
 from atoll.sdk.secrets import AsyncSecrets
@@ -46,7 +47,10 @@ _LEFT = "Its caller left."
 
 
 class AsyncSession:
-    """A sandbox that lives until it is deleted or its time is over."""
+    """
+    A sandbox that lives until it is deleted or its time is over. At rest (stopped, archived) it has
+    its files and uses neither memory nor CPU time; what is asked of it starts it again.
+    """
 
     def __init__(self, connection: Connection, info: SessionInfo) -> None:
         self._connection = connection
@@ -387,10 +391,134 @@ class AsyncSession:
         self._info = decode(SessionInfo, await self._connection.call("GET", self._path))
         return self._info
 
+    async def start(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Have it run: with its files from the node or from the archive, or from where it was paused.
+        What is run in it does that by itself, unless `auto_start` is False.
+
+        This and the others of its kind wait until the session is so, at most `wait` seconds; the
+        `status` says what it is then. The server goes on with it in any case.
+        """
+        return await self._become("start", wait)
+
+    async def stop(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        End what runs in it and give back its memory; its files stay on its node. Its life does not
+        go on until it is started again, which begins a new one.
+        """
+        return await self._become("stop", wait)
+
+    async def archive(self, *, wait: float | None = None) -> SessionInfo:
+        """Stop it, and have its files in the blob store alone, where any node can start it from."""
+        return await self._become("archive", wait)
+
+    async def pause(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Let it stand still with its memory, contexts and processes; it uses no CPU time. Raises
+        `Conflict` with the code `session_busy` while an execution is under way. Its life goes on.
+        """
+        return await self._become("pause", wait)
+
+    async def resume(self, *, wait: float | None = None) -> SessionInfo:
+        """The same as `start`."""
+        return await self._become("resume", wait)
+
+    async def update(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+    ) -> SessionInfo:
+        """
+        Change what is given and leave the rest: see `sessions.create`. `timeout` gives it so many
+        seconds of life from now on. `env` and `labels` are added to what it has; None removes one.
+        New limits count at once, variables for what is run next. 0 is never for the last three.
+        """
+        body = change_body(
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=env,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
+        )
+        answer = await self._connection.call("PATCH", self._path, body=body)
+        self._info = decode(SessionInfo, answer)
+        return self._info
+
+    async def extend(self, seconds: int) -> SessionInfo:
+        """Give it so many seconds of life from now on."""
+        return await self.update(timeout=seconds)
+
+    async def clone(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncSession:
+        """
+        A new session as this one is, but for what is given (see `update`), with a copy of its
+        files as they are now. Memory, processes and executions are not copied.
+        """
+        body = change_body(
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=env,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
+        )
+        path = f"{self._path}/clone"
+        if idempotency_key is None:
+            creation = self._connection.call("POST", path, body=body, wait=_SAVE_WAIT)
+        else:
+            creation = self._connection.call_once(
+                path, key=idempotency_key, body=body, wait=_SAVE_WAIT
+            )
+        answer = await undoable(creation, lambda answer: self._cloned(answer).delete())
+        return self._cloned(answer)
+
     async def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
+
+    async def _become(self, verb: str, wait: float | None) -> SessionInfo:
+        answer = await become(self._connection, self._path, verb, wait)
+        self._info = decode(SessionInfo, answer)
+        return self._info
+
+    def _cloned(self, answer: Any) -> AsyncSession:
+        return AsyncSession(self._connection, decode(SessionInfo, answer))
 
     def _context(self, answer: Any) -> AsyncContext:
         return AsyncContext(self._connection, self, decode(ContextInfo, answer))

@@ -46,6 +46,11 @@ class AsyncSessions:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncSession:
         """
@@ -68,6 +73,11 @@ class AsyncSessions:
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
 
+        `idle_timeout` is after how many seconds without requests it is stopped; `archive_after` and
+        `delete_after` are after how many seconds at rest it is archived, or ends. 0 is never; what
+        is left out is as the server's settings say. What is asked of a session that is paused or
+        at rest starts it, unless `auto_start` is False. `labels` are yours, and are shown.
+
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
         """
@@ -89,6 +99,11 @@ class AsyncSessions:
             "workspace_mode": workspace_mode,
             "durability": durability,
             "started_from": started_from,
+            "labels": dict(labels) if labels else None,
+            "auto_start": auto_start,
+            "idle_timeout": idle_timeout,
+            "archive_after": archive_after,
+            "delete_after": delete_after,
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.contexts import AsyncContext
     from atoll.sdk.executions import AsyncExecution, AsyncExecutions
+    from atoll.sdk.feed import AsyncEvents
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Entry,
         Event,
         ExecutionInfo,
+        FeedEvent,
         FileEvent,
         InvocationInfo,
         Link,
@@ -61,8 +63,11 @@ if TYPE_CHECKING:
         TemplateInfo,
         Tree,
         VolumeInfo,
+        WebhookInfo,
+        WebhookTest,
     )
     from atoll.sdk.volumes import AsyncVolumes
+    from atoll.sdk.webhooks import AsyncWebhooks
 
 
 class Console:
@@ -640,7 +645,10 @@ class Context:
 
 
 class Session:
-    """A sandbox that lives until it is deleted or its time is over."""
+    """
+    A sandbox that lives until it is deleted or its time is over. At rest (stopped, archived) it has
+    its files and uses neither memory nor CPU time; what is asked of it starts it again.
+    """
 
     def __init__(self, inner: AsyncSession, portal: Portal) -> None:
         self._async = inner
@@ -987,6 +995,116 @@ class Session:
         """Ask the server how it is."""
         return self._portal.call(self._async.refresh)
 
+    def start(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Have it run: with its files from the node or from the archive, or from where it was paused.
+        What is run in it does that by itself, unless `auto_start` is False.
+
+        This and the others of its kind wait until the session is so, at most `wait` seconds; the
+        `status` says what it is then. The server goes on with it in any case.
+        """
+        return self._portal.call(self._async.start, wait=wait)
+
+    def stop(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        End what runs in it and give back its memory; its files stay on its node. Its life does not
+        go on until it is started again, which begins a new one.
+        """
+        return self._portal.call(self._async.stop, wait=wait)
+
+    def archive(self, *, wait: float | None = None) -> SessionInfo:
+        """Stop it, and have its files in the blob store alone, where any node can start it from."""
+        return self._portal.call(self._async.archive, wait=wait)
+
+    def pause(self, *, wait: float | None = None) -> SessionInfo:
+        """
+        Let it stand still with its memory, contexts and processes; it uses no CPU time. Raises
+        `Conflict` with the code `session_busy` while an execution is under way. Its life goes on.
+        """
+        return self._portal.call(self._async.pause, wait=wait)
+
+    def resume(self, *, wait: float | None = None) -> SessionInfo:
+        """The same as `start`."""
+        return self._portal.call(self._async.resume, wait=wait)
+
+    def update(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+    ) -> SessionInfo:
+        """
+        Change what is given and leave the rest: see `sessions.create`. `timeout` gives it so many
+        seconds of life from now on. `env` and `labels` are added to what it has; None removes one.
+        New limits count at once, variables for what is run next. 0 is never for the last three.
+        """
+        return self._portal.call(
+            self._async.update,
+            timeout=timeout,
+            cpu=cpu,
+            memory=memory,
+            disk=disk,
+            max_processes=max_processes,
+            env=env,
+            labels=labels,
+            auto_start=auto_start,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
+        )
+
+    def extend(self, seconds: int) -> SessionInfo:
+        """Give it so many seconds of life from now on."""
+        return self._portal.call(self._async.extend, seconds)
+
+    def clone(
+        self,
+        *,
+        timeout: int | None = None,
+        cpu: str | float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        max_processes: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Session:
+        """
+        A new session as this one is, but for what is given (see `update`), with a copy of its
+        files as they are now. Memory, processes and executions are not copied.
+        """
+        return Session(
+            self._portal.call(
+                self._async.clone,
+                timeout=timeout,
+                cpu=cpu,
+                memory=memory,
+                disk=disk,
+                max_processes=max_processes,
+                env=env,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
+                idempotency_key=idempotency_key,
+            ),
+            self._portal,
+        )
+
     def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
         return self._portal.call(self._async.delete)
@@ -1019,6 +1137,11 @@ class Sessions:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
         idempotency_key: str | None = None,
     ) -> Session:
         """
@@ -1040,6 +1163,11 @@ class Sessions:
         it raises `InvalidRequest` with the code `dependency_failed`, unless
         `fail_on_dependency_error` is False. Versions of the template's packages stand, unless
         `allow_version_conflicts` is True.
+
+        `idle_timeout` is after how many seconds without requests it is stopped; `archive_after` and
+        `delete_after` are after how many seconds at rest it is archived, or ends. 0 is never; what
+        is left out is as the server's settings say. What is asked of a session that is paused or
+        at rest starts it, unless `auto_start` is False. `labels` are yours, and are shown.
 
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
@@ -1064,6 +1192,11 @@ class Sessions:
                 workspace_mode=workspace_mode,
                 durability=durability,
                 started_from=started_from,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
                 idempotency_key=idempotency_key,
             ),
             self._portal,
@@ -1302,6 +1435,95 @@ class Nodes:
         return self._portal.call(self._async.metrics, node_id)
 
 
+class Events:
+    """What changed on the server."""
+
+    def __init__(self, inner: AsyncEvents, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def list(
+        self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
+    ) -> Iterator[FeedEvent]:
+        """
+        What is kept, oldest first, or what came after a number.
+
+        `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
+        """
+        yield from self._portal.iterate(self._async.list(types=types, subject=subject, after=after))
+
+    def follow(
+        self,
+        *,
+        types: Sequence[str] = (),
+        subject: str | None = None,
+        after: int | Literal["start", "end"] = "end",
+    ) -> Iterator[FeedEvent]:
+        """
+        What happens from now on, without end; or from a place on: after an event's number, or from
+        the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
+        no longer kept.
+        """
+        yield from self._portal.iterate(
+            self._async.follow(types=types, subject=subject, after=after)
+        )
+
+
+class Webhooks:
+    """All webhooks of the server."""
+
+    def __init__(self, inner: AsyncWebhooks, portal: Portal) -> None:
+        self._async = inner
+        self._portal = portal
+
+    def create(
+        self,
+        url: str,
+        *,
+        types: Sequence[str] = (),
+        secret: str | None = None,
+        enabled: bool = True,
+    ) -> WebhookInfo:
+        """
+        Have `url` told of what changes from now on: all of it, or events of `types`, like
+        "session.stopped" or "session.*".
+
+        What is sent is signed with `secret`, "whsec_" and 24 to 64 bytes as base64. Without one it
+        is made, and is in this answer and in no other. `atoll.verify_webhook` checks it.
+        """
+        return self._portal.call(
+            self._async.create, url, types=types, secret=secret, enabled=enabled
+        )
+
+    def get(self, webhook_id: str) -> WebhookInfo:
+        return self._portal.call(self._async.get, webhook_id)
+
+    def list(self) -> Iterator[WebhookInfo]:
+        """Oldest first."""
+        yield from self._portal.iterate(self._async.list())
+
+    def change(
+        self,
+        webhook_id: str,
+        *,
+        url: str | None = None,
+        types: Sequence[str] | None = None,
+        secret: str | None = None,
+        enabled: bool | None = None,
+    ) -> WebhookInfo:
+        """Change what is given. What waits to be tried again is tried at once."""
+        return self._portal.call(
+            self._async.change, webhook_id, url=url, types=types, secret=secret, enabled=enabled
+        )
+
+    def delete(self, webhook_id: str) -> None:
+        self._portal.call(self._async.delete, webhook_id)
+
+    def test(self, webhook_id: str) -> WebhookTest:
+        """Have an event `webhook.test` sent to it now, once."""
+        return self._portal.call(self._async.test, webhook_id)
+
+
 class Pools:
     """The warm pools of the control plane that answers."""
 
@@ -1367,6 +1589,14 @@ class Atoll:
         return Nodes(self._async.nodes, self._portal)
 
     @property
+    def events(self) -> Events:
+        return Events(self._async.events, self._portal)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        return Webhooks(self._async.webhooks, self._portal)
+
+    @property
     def pools(self) -> Pools:
         return Pools(self._async.pools, self._portal)
 
@@ -1397,6 +1627,11 @@ class Atoll:
         workspace_mode: str | None = None,
         durability: str | None = None,
         started_from: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        auto_start: bool | None = None,
+        idle_timeout: int | None = None,
+        archive_after: int | None = None,
+        delete_after: int | None = None,
     ) -> Iterator[Session]:
         """A session for the length of an `with`; see `sessions.create` for the arguments."""
         with self._portal.context(
@@ -1417,6 +1652,11 @@ class Atoll:
                 workspace_mode=workspace_mode,
                 durability=durability,
                 started_from=started_from,
+                labels=labels,
+                auto_start=auto_start,
+                idle_timeout=idle_timeout,
+                archive_after=archive_after,
+                delete_after=delete_after,
             )
         ) as value:
             yield Session(value, self._portal)

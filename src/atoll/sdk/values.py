@@ -82,15 +82,22 @@ class SessionInfo:
     id: str
     template_id: str
     status: str
-    """creating, running, completed, failed, timeout or terminated."""
+    """
+    What it is: creating, starting, restoring, running, pausing, paused, stopping, stopped,
+    archiving, archived or error; or how it ended: completed, failed, timeout or terminated.
+    """
     wanted: str
+    """What it is to become: running, paused, stopped, archived or destroyed."""
     runtime_type: str
     runtime_node: str
     resources: Limits
     timeout: int
     created_at: datetime
     updated_at: datetime
-    expires_at: datetime
+    expires_at: datetime | None
+    """When its life is over; none while it is stopped or archived."""
+    observed: str = ""
+    """The status, with all ends as one."""
     capacity: int = 1
     """Executions that may run in it at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
@@ -98,6 +105,7 @@ class SessionInfo:
     pod_name: str | None = None
     ended_at: datetime | None = None
     cause: str | None = None
+    """Why it ended, was stopped, or is in `error`."""
     message: str | None = None
     template_version: int = 1
     secrets: tuple[str, ...] = ()
@@ -110,6 +118,25 @@ class SessionInfo:
     """Its own Python packages; none when it asked for none."""
     warnings: tuple[Notice, ...] = ()
     """What is weaker than asked for."""
+    labels: dict[str, str] = field(default_factory=dict)
+    node_labels: dict[str, str] = field(default_factory=dict)
+    """Labels that its node must have."""
+    auto_start: bool = True
+    """Whether a request that needs it starts it when it is paused or at rest."""
+    idle_timeout: int | None = None
+    """Seconds without requests until it is stopped."""
+    archive_after: int | None = None
+    """Seconds at rest until it is archived."""
+    delete_after: int | None = None
+    """Seconds at rest until it ends."""
+    active_at: datetime | None = None
+    """When something was last asked of it, as far as was written down."""
+    rested_at: datetime | None = None
+    """Since when it is stopped or archived."""
+    failures: int = 0
+    """How often in a row it could not become what is wanted."""
+    retry_at: datetime | None = None
+    """When that is tried again."""
     stale: bool = False
     """The server's database is away: this is what was known last."""
 
@@ -581,6 +608,63 @@ class DrainInfo:
     """Those that are there still."""
     message: str | None = None
     """Why one of them cannot leave, if that is so."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEvent:
+    """A change of a session, execution, node or template, as the feed tells it."""
+
+    type: str
+    """Like `session.stopped`."""
+    subject: str
+    """The id of what changed."""
+    at: datetime
+    data: dict[str, Any] = field(default_factory=dict)
+    number: int | None = None
+    """Its place on the feed; none for one that is on none, as a webhook's test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """How it went with a webhook so far."""
+
+    failures: int = 0
+    """Tries at the next event, all of which failed."""
+    gave_up: int = 0
+    """Events given up after too many tries."""
+    missed: int = 0
+    """Events that were no longer kept when it was their turn."""
+    last_status: int | None = None
+    last_error: str | None = None
+    last_at: datetime | None = None
+    retry_at: datetime | None = None
+    """When the next event is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookInfo:
+    """An address that is told of events."""
+
+    id: str
+    url: str
+    types: tuple[str, ...]
+    """Of the events that it is told of; all when there are none."""
+    enabled: bool
+    created_at: datetime
+    delivered: int
+    """The number of the last event that it was told of."""
+    deliveries: Deliveries
+    secret: str | None = field(default=None, repr=False)
+    """What deliveries are signed with, in the answer that made it and never again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTest:
+    """What came of sending an event to a webhook."""
+
+    delivered: bool
+    status: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import structlog
 
 from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost, parse_value
+from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost
@@ -158,7 +159,10 @@ class Attempts:
 
     async def _note(self, running: Running) -> None:
         try:
-            stored = await self._store.executions.save(running.execution)
+            execution = running.execution
+            stored = await self._store.executions.save(
+                execution, event=execution_event(execution, "running", self._clock.now())
+            )
         except (Conflict, TemporaryError) as error:
             # Whose it is, is told when its end is written.
             log.info("execution.not_noted", execution_id=running.execution.id, error=error.message)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.errors import Conflict, PermanentError, RequestError, TemporaryError
+from atoll.model.event import template_event
 from atoll.model.template import TemplateStatus
 from atoll.service.build_logs import BuildLogs
 from atoll.service.leases import LeaseLost
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.model.event import Event as Change
     from atoll.model.template import Build, Template
     from atoll.service.build_logs import BuildLog
     from atoll.service.leases import Leases
@@ -96,7 +98,7 @@ class Builds:
                     ended = await self._tried(template, said)
             finally:
                 self._tried_here.discard(key)
-            await self._store.templates.save(ended)
+            await self._store.templates.save(ended, event=self._event(ended))
         except Conflict as error:
             # Replaced or removed meanwhile: nobody waits for this one.
             log.info("build.given_up", template_id=template_id, error=error.message)
@@ -104,11 +106,14 @@ class Builds:
 
     async def _begin(self, template: Template, build: Build) -> Template:
         begun = dataclasses.replace(build, attempts=build.attempts + 1, message=None, retry_at=None)
-        template = await self._store.templates.save(
-            dataclasses.replace(template, status=TemplateStatus.BUILDING, build=begun)
-        )
+        template = dataclasses.replace(template, status=TemplateStatus.BUILDING, build=begun)
+        template = await self._store.templates.save(template, event=self._event(template))
         await self._templates.tell()
         return template
+
+    def _event(self, template: Template) -> Change:
+        """A build that is to be tried again is `pending`."""
+        return template_event(template, template.status, self._clock.now())
 
     async def _tried(self, template: Template, said: BuildLog) -> Template:
         """What the version is after an attempt."""

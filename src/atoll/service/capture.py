@@ -25,6 +25,7 @@ from atoll.model.manifest import (
     Manifest,
     PageWriter,
 )
+from atoll.service.listing import listed
 from atoll.service.objects import AT_ONCE, digest
 from atoll.service.told import Reading, checked, nonsense, number_of, placed, read_line
 
@@ -83,6 +84,8 @@ class Capture:
         """Whether it differs from the one before."""
         self.settled = True
         self.cut = False
+        self.moment = False
+        """Whether user code stood still while the list of files was made."""
 
     async def run(self) -> None:
         if self._before is not None:
@@ -109,12 +112,12 @@ class Capture:
         if self._before is not None and tuple(self._pages) != self._before.pages:
             self.changed = True
 
+    @property
+    def stray(self) -> set[str]:
+        """Unused objects that were there, or were written for a try that came to nothing."""
+        return self._sizes.keys() - self._used.keys()
+
     def manifest(self, session_id: str, number: int, created_at: str, settled: bool) -> Manifest:
-        names = {name for _, name in self._pages} | self._used.keys()
-        # All that was there or was written, a try that came to nothing included.
-        old = set(self._sizes)
-        if self._before is not None:
-            old |= {name for _, name in self._before.pages}
         return Manifest(
             session_id=session_id,
             number=number,
@@ -123,8 +126,8 @@ class Capture:
             size=self.size,
             pages=tuple(self._pages),
             objects={name: (used, self._sizes[name]) for name, used in self._used.items()},
-            dropped=tuple(sorted(old - names)),
             cut=self.cut,
+            moment=self.moment,
             settled=settled and self.settled,
         )
 
@@ -160,9 +163,10 @@ class Capture:
 
     async def _scanned(self) -> AsyncIterator[Entry]:
         rest = b""
-        async for item in self._link.pull("scan"):
+        async for item in listed(self._link):
             if isinstance(item, dict):
                 self.cut |= bool(item.get("cut"))
+                self.moment = bool(item.get("frozen"))
                 continue
             *lines, rest = (rest + item).split(b"\n")
             if len(rest) > MAX_LINE:
@@ -371,8 +375,10 @@ class Capture:
             done, self._writes = await asyncio.wait(
                 self._writes, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
-                task.result()
+            # Of each: one that nobody asks for its error complains.
+            failed = [error for task in done if (error := task.exception()) is not None]
+            if failed:
+                raise failed[0]
 
 
 def _mostly_unused(before: Manifest | None) -> frozenset[str]:

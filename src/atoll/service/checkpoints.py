@@ -1,11 +1,12 @@
 """
 Checkpoints: a session's workspace in the blob store.
 
-One at a time is taken of a session, by whichever replica; each replaces the one before, whose
-objects go when the next one is there, so whoever reads the old one meanwhile still can. A file that
-changes while it is read, or code that runs meanwhile, makes a checkpoint that is not settled: a
-later one takes its place as soon as there is quiet. After its session has ended the last one is
-kept for a while, for whoever comes for the files.
+One at a time is taken of a session, by whichever replica. The record names the newest and the older
+ones that are kept: the one before, because somebody may be reading it, and as many settled ones as
+are asked for. They share objects. A file that changes while it is read, or code that runs
+meanwhile, makes a checkpoint that is not settled: a later one takes its place as soon as there is
+quiet. A restore takes the newest that is whole. After its session has ended the last ones are kept
+for a while, for whoever comes for the files.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
-from atoll.model.checkpoint import Checkpoint
+from atoll.model.checkpoint import Checkpoint, Older, retained
 from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, spans
 from atoll.service.capture import Capture
-from atoll.service.objects import SessionObjects, prefix_of
+from atoll.service.objects import DAMAGED, SessionObjects, digest, manifest_of, prefix_of
 from atoll.service.restore import Restore
 from atoll.service.verification import Verification
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.link.client import Link
     from atoll.model.session import Session
-    from atoll.service.leases import Leases
+    from atoll.service.leases import Lease, Leases
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -50,19 +51,44 @@ ZEROS = 1 << 20
 """Bytes of a hole that are sent at once."""
 
 
+RESTORES = 5
+"""Newer ones that are begun with while one is restored; each takes objects of older ones away."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    backup: Older
+    older: bool
+    """Whether it is not the newest, of which something is missing or damaged."""
+
+
+def lease_of(session_id: str) -> str:
+    """Held by whoever changes what a session has in the blob store."""
+    return f"checkpoint:{session_id}"
+
+
 async def _nothing(session: Session) -> None:
     """No workspace is mounted here."""
 
 
 class Checkpoints:
     def __init__(
-        self, store: Store, blobs: Blobs, leases: Leases, clock: Clock, node_id: str
+        self,
+        store: Store,
+        blobs: Blobs,
+        leases: Leases,
+        clock: Clock,
+        node_id: str,
+        *,
+        backups: int = 2,
     ) -> None:
+        """`backups` is how many settled ones are kept at least."""
         self._store = store
         self._blobs = blobs
         self._leases = leases
         self._clock = clock
         self._node_id = node_id
+        self._backups = backups
         self._taking = asyncio.Semaphore(AT_ONCE)
         self._restoring = asyncio.Semaphore(AT_ONCE)
         self.discard_mounted: Callable[[Session], Awaitable[None]] = _nothing
@@ -77,59 +103,87 @@ class Checkpoints:
         What the workspace holds now; None when that is nothing and there was nothing before.
         `quiet` is asked at the end whether nothing ran meanwhile.
         """
-        # Of this take alone: the same owner would be let in twice.
-        owner = self._leases.own()
         # The slot last: those in line for one session keep none from others, and by the lease a
         # sweep sees that the instance is still needed.
-        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._taking:
+        async with self._alone(session_id) as lease, self._taking:
             before = await self._store.checkpoints.get(session_id)
             began = self._clock.monotonic()
-            capture = await self._captured(session_id, link, before)
+            capture, base, lost = await self._captured(session_id, link, before)
+            if before is not None and lost:
+                before = dataclasses.replace(before, damaged=True)
             if before is None and not capture.entries:
                 return None
-            if before is not None and not capture.changed:
-                return before
-            return await self._record(session_id, before, capture, quiet(), began)
+            if before is not None and base is not None and not capture.changed:
+                return await self._unchanged(before, capture.settled and quiet())
+            last = await self._recorded(session_id, before, base, capture, quiet())
+            if before is not None:
+                await self._clean(lease, before, base, *last, capture.stray)
+            log.info(
+                "checkpoint.taken",
+                session_id=session_id,
+                number=last[0].number,
+                files=capture.files,
+                size=capture.size,
+                stored=capture.stored,
+                took_ms=round((self._clock.monotonic() - began) * 1000),
+            )
+            return last[0]
 
-    async def _captured(self, session_id: str, link: Link, before: Checkpoint | None) -> Capture:
+    def _alone(self, session_id: str) -> Lease:
+        # Of this call alone: the same owner would be let in twice.
+        return self._leases.lease(lease_of(session_id), self._leases.own())
+
+    async def _captured(
+        self, session_id: str, link: Link, before: Checkpoint | None
+    ) -> tuple[Capture, Manifest | None, bool]:
+        """With the manifest that it builds on, if it does, and whether the one before is lost."""
+        lost = False
+        objects = SessionObjects(self._blobs, session_id)
+        if before is not None and not before.damaged:
+            try:
+                manifest = await self._manifest(before.backups[0])
+                capture = Capture(link, objects, manifest)
+                await capture.run()
+                return capture, manifest, False
+            except PermanentError as error:
+                # One that is lost is no reason not to take another.
+                lost = True
+                log.error("checkpoint.lost", session_id=session_id, error=error.message)
+            except TemporaryError as error:
+                if error.code != AWAY:
+                    raise
+                # What the store has of it cannot be asked, but what is put waits on the node's
+                # disk: all of it, once. The next one can build on that.
+                log.info("checkpoint.anew", session_id=session_id, error=error.message)
+            objects = SessionObjects(self._blobs, session_id)
+        capture = Capture(link, objects, None)
+        await capture.run()
+        return capture, None, lost
+
+    async def _unchanged(self, before: Checkpoint, settled: bool) -> Checkpoint:
+        if before.settled or not settled:
+            return before
+        # What was written while code ran is what is there in quiet too.
         try:
-            manifest = await self._readable(before)
-            capture = Capture(link, SessionObjects(self._blobs, session_id), manifest)
-            await capture.run()
-        except TemporaryError as error:
-            if before is None or error.code != AWAY:
-                raise
-            # What the store has of it cannot be asked, but what is put waits on the node's disk:
-            # all of it, once. The next one can build on that.
-            log.info("checkpoint.anew", session_id=session_id, error=error.message)
-            capture = Capture(link, SessionObjects(self._blobs, session_id), None)
-            await capture.run()
-        return capture
+            return await self._store.checkpoints.save(dataclasses.replace(before, settled=True))
+        except Conflict:
+            return before
 
-    async def _readable(self, checkpoint: Checkpoint | None) -> Manifest | None:
-        """To build on; one that is lost is no reason not to take another."""
-        if checkpoint is None:
-            return None
-        try:
-            return await self._manifest(checkpoint)
-        except PermanentError as error:
-            log.error("checkpoint.lost", session_id=checkpoint.id, error=error.message)
-            return None
-
-    async def _record(
+    async def _recorded(
         self,
         session_id: str,
         before: Checkpoint | None,
+        base: Manifest | None,
         capture: Capture,
         quiet: bool,
-        began: float,
-    ) -> Checkpoint:
+    ) -> tuple[Checkpoint, Manifest]:
         await self._check_here(session_id)
         number = 1 if before is None else before.number + 1
         now = self._clock.now()
         manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
-        key = f"{prefix_of(session_id)}manifests/{number:08d}"
-        await self._blobs.put(key, manifest.encoded())
+        data = manifest.encoded()
+        key = await asyncio.to_thread(manifest_of, session_id, number, data)
+        await self._blobs.put(key, data)
         checkpoint = Checkpoint(
             id=session_id,
             number=number,
@@ -139,25 +193,19 @@ class Checkpoints:
             # Holes count, so user code can make it larger than a database's numbers are.
             size=min(capture.size, LARGEST),
             node_id=self._node_id,
+            settled=manifest.settled,
         )
         if before is None:
             await self._store.checkpoints.add(checkpoint)
-        else:
-            kept = before.kept_until
-            checkpoint = await self._store.checkpoints.save(
-                dataclasses.replace(checkpoint, kept_until=kept, version=before.version)
-            )
-            await self._clean(session_id, before, manifest)
-        log.info(
-            "checkpoint.taken",
-            session_id=session_id,
-            number=number,
-            files=capture.files,
-            size=capture.size,
-            stored=capture.stored,
-            took_ms=round((self._clock.monotonic() - began) * 1000),
+            return checkpoint, manifest
+        usable = before.older if before.damaged else before.backups
+        checkpoint = dataclasses.replace(
+            checkpoint,
+            kept_until=before.kept_until,
+            version=before.version,
+            older=retained(usable, settled=manifest.settled, backups=self._backups),
         )
-        return checkpoint
+        return await self._store.checkpoints.save(checkpoint), manifest
 
     async def _check_here(self, session_id: str) -> None:
         """
@@ -171,23 +219,35 @@ class Checkpoints:
                 code="node_not_reached",
             )
 
-    async def _clean(self, session_id: str, before: Checkpoint, last: Manifest) -> None:
+    async def _clean(
+        self,
+        lease: Lease,
+        before: Checkpoint,
+        base: Manifest | None,
+        last: Checkpoint,
+        manifest: Manifest,
+        stray: set[str],
+    ) -> None:
         """
-        Remove what the checkpoint before the last one had no use for, and its manifest; not what
-        the last one uses again, for a content that came back. What stays because the store is away
-        goes with all the rest, in `forget`.
+        Remove what no checkpoint that is kept has a use for. What cannot be told or removed now,
+        because the store is away, is for the sweep of orphans.
         """
+        kept = {one.manifest for one in last.backups}
+        dropped = [one for one in before.backups if one.manifest not in kept]
         try:
-            data = await self._blobs.get(before.manifest)
-            if data is not None:
-                used = last.objects.keys() | {name for _, name in last.pages}
-                unused = set(read_manifest(data).dropped) - used
-                await SessionObjects(self._blobs, session_id).remove(unused)
-            if before.number > 1:
-                older = f"{prefix_of(session_id)}manifests/{before.number - 1:08d}"
-                await self._blobs.remove(older)
-        except TemporaryError as error:
-            log.info("checkpoint.not_cleaned", session_id=session_id, error=error.message)
+            used, unused = manifest.names, set(stray)
+            for one in last.older:
+                known = base if one.manifest == before.manifest else None
+                used |= (known or await self._manifest(one)).names
+            for one in dropped:
+                with contextlib.suppress(PermanentError):
+                    unused |= (await self._manifest(one)).names
+            lease.check()
+            await SessionObjects(self._blobs, last.id).remove(unused - used)
+            for one in dropped:
+                await self._blobs.remove(one.manifest, later=False)
+        except (TemporaryError, PermanentError) as error:
+            log.info("checkpoint.not_cleaned", session_id=last.id, error=error.message)
 
     # Certainty
 
@@ -201,22 +261,48 @@ class Checkpoints:
         `PermanentError`, `checkpoint_damaged`, says what is not; `TemporaryError`,
         `blobs_unavailable`, that some of it waits on this node still, or the store is away.
         """
-        owner = self._leases.own()
         # So that no other one is taken meanwhile, which would remove objects of this one.
-        async with self._leases.lease(f"checkpoint:{session_id}", owner), self._restoring:
-            checkpoint = await self.get(session_id)
-            if checkpoint is None:
-                raise NotFound(
-                    f"Session {session_id} has no checkpoint.", code="checkpoint_not_found"
-                )
+        async with self._alone(session_id), self._restoring:
+            checkpoint = await self._last(session_id)
             if not await self.is_home(session_id):
                 raise TemporaryError(
                     f"Files of session {session_id} wait on this node for the blob store.",
                     code=AWAY,
                 )
-            manifest = await self._manifest(checkpoint)
-            await Verification(self._blobs, session_id, manifest).run()
+            try:
+                manifest = await self._manifest(checkpoint.backups[0])
+                await Verification(self._blobs, session_id, manifest).run()
+            except PermanentError:
+                await self._mark_damaged(checkpoint)
+                raise
             return checkpoint
+
+    async def secure(self, session_id: str, link: Link) -> Checkpoint | None:
+        """
+        What the workspace holds now, verified; None as `take`. When something that was stored
+        before turns out to be damaged, all is stored again from the workspace, once.
+        """
+        if await self.take(session_id, link) is None:
+            return None
+        try:
+            return await self.verify(session_id)
+        except PermanentError as error:
+            log.warning("checkpoint.anew", session_id=session_id, error=error.message)
+        await self.take(session_id, link)
+        return await self.verify(session_id)
+
+    async def _mark_damaged(self, checkpoint: Checkpoint) -> None:
+        """Have the next one store all of it again."""
+        if not checkpoint.damaged:
+            with contextlib.suppress(Conflict):  # There is another by now.
+                await self._store.checkpoints.save(dataclasses.replace(checkpoint, damaged=True))
+
+    async def named(self, checkpoint: Checkpoint) -> set[str]:
+        """All objects that its backups need; `PermanentError` when one does not tell."""
+        names: set[str] = set()
+        for one in checkpoint.backups:
+            names |= (await self._manifest(one)).names
+        return names
 
     # Reading
 
@@ -224,41 +310,84 @@ class Checkpoints:
         found = await self._store.checkpoints.get(session_id)
         return None if found is None or found.number == NONE else found
 
-    async def restore(self, source: str, link: Link) -> Checkpoint:
-        """Write the last checkpoint of session `source` into the new workspace behind the link."""
-        checkpoint = await self.get(source)
+    async def _last(self, session_id: str) -> Checkpoint:
+        checkpoint = await self.get(session_id)
         if checkpoint is None:
-            raise NotFound(f"Session {source} has no checkpoint.", code="checkpoint_not_found")
-        manifest = await self._manifest(checkpoint)
-        began = self._clock.monotonic()
+            raise NotFound(f"Session {session_id} has no checkpoint.", code="checkpoint_not_found")
+        return checkpoint
+
+    async def restore(
+        self, source: str, link: Link, again: Callable[[], Awaitable[Link]]
+    ) -> Restored:
+        """
+        Write the newest backup of session `source` that is whole into the new workspace behind the
+        link. Each of which something is missing or damaged leaves a workspace that is of no use:
+        `again` gives the link to another new one. `PermanentError` when none is whole.
+        """
+        failed: PermanentError | None = None
         async with self._restoring:
-            objects = SessionObjects(self._blobs, source)
-            await Restore(link, objects, manifest).run()
+            for _ in range(RESTORES):
+                last = await self._last(source)
+                for backup in last.backups:
+                    older = backup.manifest != last.manifest
+                    if failed is not None:
+                        link = await again()
+                    try:
+                        await self._written(source, backup, link)
+                    except PermanentError as error:
+                        failed = error
+                        log.warning(
+                            "checkpoint.not_restored",
+                            session_id=source,
+                            number=backup.number,
+                            error=error.message,
+                        )
+                    else:
+                        if older:
+                            await self._mark_damaged(last)
+                        return Restored(backup, older=older)
+                    if (await self._last(source)).version != last.version:
+                        break  # Its objects may have gone for newer ones.
+                else:
+                    await self._mark_damaged(last)
+                    break
+        assert failed is not None
+        raise failed
+
+    async def _written(self, source: str, backup: Older, link: Link) -> None:
+        began = self._clock.monotonic()
+        manifest = await self._manifest(backup)
+        await Restore(link, SessionObjects(self._blobs, source), manifest).run()
         log.info(
             "checkpoint.restored",
             session_id=source,
-            number=checkpoint.number,
-            files=checkpoint.files,
-            size=checkpoint.size,
+            number=backup.number,
+            files=backup.files,
+            size=backup.size,
             took_ms=round((self._clock.monotonic() - began) * 1000),
         )
-        return checkpoint
 
-    async def _manifest(self, checkpoint: Checkpoint) -> Manifest:
-        data = await self._blobs.get(checkpoint.manifest)
+    async def _manifest(self, backup: Older) -> Manifest:
+        data = await self._blobs.get(backup.manifest)
         if data is None:
             raise PermanentError(
-                f"The checkpoint of session {checkpoint.id} is gone from the blob store.",
-                code="checkpoint_damaged",
+                f"The list of what checkpoint {backup.manifest} holds is gone from the blob store.",
+                code=DAMAGED,
             )
-        return read_manifest(data)
+        _, named, expected = backup.manifest.rpartition("/")[2].partition("-")
+        # Those of an earlier Atoll are not named by their content.
+        if named and await asyncio.to_thread(digest, data) != expected:
+            raise PermanentError(
+                f"The list of what checkpoint {backup.manifest} holds is damaged.", code=DAMAGED
+            )
+        return await asyncio.to_thread(read_manifest, data)
 
     async def find(self, session_id: str, path: str) -> Entry | None:
         """What the last checkpoint says of a path."""
         checkpoint = await self.get(session_id)
         if checkpoint is None:
             return None
-        manifest = await self._manifest(checkpoint)
+        manifest = await self._manifest(checkpoint.backups[0])
         page = manifest.page_of(path)
         if page is None:
             return None
@@ -287,7 +416,7 @@ class Checkpoints:
         if checkpoint is None:
             return
         objects = SessionObjects(self._blobs, session_id)
-        for page in (await self._manifest(checkpoint)).pages_from(start):
+        for page in (await self._manifest(checkpoint.backups[0])).pages_from(start):
             for entry in await objects.page(page):
                 yield entry
 

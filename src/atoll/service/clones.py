@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from atoll import ids
+from atoll.errors import NotFound
 from atoll.link.client import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, WorkspaceMode
@@ -99,8 +100,8 @@ class Clones:
         workspace = None
         if cloned.resources.disk == source.resources.disk:
             workspace = await self._copied(source_id)
-        if workspace is None:
-            await self._saves.fresh(source_id)
+        if workspace is None and not await self._has_files(source_id):
+            cloned = dataclasses.replace(cloned, started_from=None)
         try:
             return await self._sessions.begin(dataclasses.replace(cloned, workspace=workspace))
         except BaseException:
@@ -108,6 +109,18 @@ class Clones:
             if workspace is not None and await self._store.sessions.get(cloned.id) is None:
                 await self._driver.discard(workspace)
             raise
+
+    async def _has_files(self, source_id: str) -> bool:
+        """Whether there is a checkpoint to begin with; one is taken for it."""
+        try:
+            await self._saves.fresh(source_id)
+            return True
+        except NotFound as error:
+            source = await self._lives.session(source_id)
+            known = source.status in (SessionStatus.RUNNING, SessionStatus.ARCHIVED)
+            if error.code != "checkpoint_not_found" or not known:
+                raise
+            return False  # All that it has would be there.
 
     async def _copied(self, source_id: str) -> str | None:
         """A copy of the session's workspace on this node; None when there cannot be one."""
@@ -136,7 +149,7 @@ class Clones:
             instance = await self._store.instances.get(source.instance_id)
         state = State.GONE
         if instance is not None:
-            state = (await self._driver.observe(instance.handle)).state
+            state = await self._lives.state(instance.handle)
         if instance is None or state is not State.RUNNING:
             yield state is not State.UNKNOWN  # One that is paused was told to write it all first.
             return

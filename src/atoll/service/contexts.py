@@ -15,6 +15,7 @@ from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound
 from atoll.link.client import ExecutorError
 from atoll.model.execution import Language
+from atoll.model.session import SessionStatus
 from atoll.service.attempts import inside
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Context:
     """idle, busy or dead."""
     created_at: datetime
     execution_count: int
+
+
+STILL = (SessionStatus.PAUSING, SessionStatus.PAUSED)
+"""Statuses in which the contexts are there and cannot answer."""
 
 
 class Contexts:
@@ -84,6 +89,8 @@ class Contexts:
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
         live = await self._lives.reach(session_id)
+        if live is None and (await self._lives.session(session_id)).status in STILL:
+            live = await self._lives.live(session_id)
         if live is None:
             return ()  # They went with the instance, which reading does not bring back.
         answer = await _call(live, "context_list")

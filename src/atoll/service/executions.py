@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.link.client import ExecutorError
+from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.service import story
 from atoll.service.mirror import Mirrors
@@ -164,10 +165,11 @@ class Executions:
         was_away = self._store.away
         try:
             stored = await self._bulk.put_away(execution)
+            event = execution_event(execution, "submitted", now)
             if after is None:
-                await self._store.executions.add(stored)
+                await self._store.executions.add(stored, event=event)
             else:
-                await self._store.executions.add_after(stored, after)
+                await self._store.executions.add_after(stored, after, event=event)
         except TemporaryError:
             # With an id it may be repeated, and is found then. While the database is known to be
             # away nothing gets there, and what waits for its return must not grow with each call.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
-    from atoll.model.instance import Instance
+    from atoll.model.instance import Handle, Instance
     from atoll.model.volume import Volume, VolumeMount
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.leases import Leases
@@ -50,6 +50,7 @@ ELSEWHERE = (
     "lease_lost",
     "node_not_reached",
     "dependency_failed",
+    "checkpoint_damaged",
 )
 """Codes that say more than that the session is not ready."""
 NOT_RUNNING = "session_not_running"
@@ -73,6 +74,15 @@ UP = (
 def instance_lease(session_id: str) -> str:
     """Who has it is the one that changes what the session has on its node."""
     return f"instance:{session_id}"
+
+
+def still_up(session: Session, now: datetime) -> Session:
+    """One that was to rest and has not begun to, and is to run after all: with a new life."""
+    if session.rested_at is None or session.status not in UP:
+        return session
+    return dataclasses.replace(
+        session, rested_at=None, expires_at=now + timedelta(seconds=session.timeout)
+    )
 
 
 def mounted_at(session: Session) -> str | None:
@@ -261,9 +271,9 @@ class Lives:
             log.warning(
                 "session.instance_lost", session_id=session.id, instance_id=session.instance_id
             )
-            await self.remove_instance(session.instance_id)
         try:
-            return await self._start_again(await self.equip(await self._begun(session)))
+            session = await self._begun(await self._without_instance(session))
+            return await self._start_again(await self.equip(session))
         except Conflict:
             # Ended meanwhile, or the replica that was making it has made it.
             live = await self._found(await self._unended(session.id))
@@ -282,7 +292,7 @@ class Lives:
             try:
                 return await self._store.sessions.save(
                     dataclasses.replace(
-                        session,
+                        still_up(session, now),
                         wanted=Wanted.RUNNING,
                         failures=0,
                         retry_at=None,
@@ -292,6 +302,23 @@ class Lives:
                 )
             except Conflict:
                 session = await self._unended(session.id)
+        return session
+
+    async def _without_instance(self, session: Session) -> Session:
+        """One whose instance has died: on its way to another, whoever comes to make it."""
+        lost = session.instance_id
+        if lost is None:
+            return session
+        fresh = session.status is SessionStatus.CREATING
+        session = await self._stored(
+            dataclasses.replace(
+                session,
+                status=SessionStatus.CREATING if fresh else SessionStatus.STARTING,
+                instance_id=None,
+                updated_at=self._clock.now(),
+            )
+        )
+        await self.remove_instance(lost)
         return session
 
     async def _begun(self, session: Session) -> Session:
@@ -335,7 +362,7 @@ class Lives:
         instance = await self._store.instances.get(session.instance_id)
         if instance is None:
             return None
-        state = (await self._driver.observe(instance.handle)).state
+        state = await self.state(instance.handle)
         if state is State.PAUSED and wake:
             await self._driver.resume(instance.handle)
         elif state is not State.RUNNING:
@@ -347,10 +374,21 @@ class Lives:
                 raise
             return None
 
+    async def state(self, handle: Handle) -> State:
+        """What an instance is like; `TemporaryError` when the driver does not say so soon."""
+        try:
+            async with asyncio.timeout(self._probe_timeout):
+                return (await self._driver.observe(handle)).state
+        except TimeoutError:
+            raise TemporaryError(
+                f"Instance {handle.instance_id} was not observed in {self._probe_timeout:g} s.",
+                code="instance_not_observed",
+            ) from None
+
     async def _is_ending(self, instance: Instance) -> bool:
         """Whether it goes right now: a process that ends closes its socket a moment before."""
         for _ in range(ENDING_LOOKS):
-            if (await self._driver.observe(instance.handle)).state is not State.RUNNING:
+            if await self.state(instance.handle) is not State.RUNNING:
                 return True
             await asyncio.sleep(ENDING_PAUSE)
         return False
@@ -368,7 +406,7 @@ class Lives:
     async def make(self, session: Session) -> Ready:
         """
         A new instance for the session, with its workspace when it has one; one that this node does
-        not have comes from its last checkpoint.
+        not have comes from its last checkpoint. For whoever has the lease of its instance.
         """
         template = await self._templates.numbered(session.template_id, session.template_version)
         prefix = mounted_at(session)
@@ -383,6 +421,8 @@ class Lives:
         source = None
         if session.workspace is None and prefix is None:
             source = await self._source(session)
+        if session.workspace is not None:
+            await self._free(session.workspace)
         try:
             ready = await make(workspace=session.workspace)
         except NotFound as error:
@@ -398,12 +438,45 @@ class Lives:
             source = session.id
             ready = await make(workspace=None)
         if source is not None and self._checkpoints is not None:
-            try:
-                await self._checkpoints.restore(source, ready.link)
-            except BaseException:
-                await asyncio.shield(self._pool.destroy(ready))
-                raise
+            return await self._filled(self._checkpoints, source, ready, make)
         return ready
+
+    async def _filled(
+        self,
+        checkpoints: Checkpoints,
+        source: str,
+        ready: Ready,
+        make: Callable[..., Awaitable[Ready]],
+    ) -> Ready:
+        """An instance with the files of session `source`: this one, or another if need be."""
+
+        async def again() -> Link:
+            nonlocal ready
+            await asyncio.shield(self._pool.destroy(ready))
+            ready = await make(workspace=None)
+            return ready.link
+
+        try:
+            restored = await checkpoints.restore(source, ready.link, again)
+        except BaseException:
+            await asyncio.shield(self._pool.destroy(ready))
+            raise
+        if not restored.older:
+            return ready
+        backup = restored.backup
+        words = (
+            "The last save of the workspace is missing or damaged in the blob store; the files are "
+            f"those of save {backup.number}, of {backup.created_at:%Y-%m-%d %H:%M:%S} UTC."
+        )
+        return dataclasses.replace(ready, warnings=(Warning("older_backup", words),))
+
+    async def _free(self, workspace: str) -> None:
+        """Remove instances that a process which died in the middle left with the workspace."""
+        for handle in await self._driver.handles():
+            if self._driver.workspace_of(handle) == workspace:
+                log.warning("instance.left_behind", instance_id=handle.instance_id)
+                await self._driver.destroy(handle)
+                await self._store.instances.remove(handle.instance_id)
 
     async def _source(self, session: Session) -> str | None:
         """Whose checkpoint a session begins with that has no files on this node."""
@@ -428,7 +501,7 @@ class Lives:
             _running(session, self._clock.now()),
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
-            warnings=session.warnings + _restored(session, ready),
+            warnings=_added(session.warnings, _restored(session, ready) + ready.warnings),
         )
         try:
             session = await self._stored(running)
@@ -513,7 +586,7 @@ async def _as_it_is(session: Session) -> Session:
 
 def _running(session: Session, now: datetime) -> Session:
     return dataclasses.replace(
-        session,
+        still_up(session, now),
         status=SessionStatus.RUNNING,
         cause=None,
         message=None,
@@ -528,3 +601,9 @@ def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
         return ()
     words = "The workspace was lost with its node's disk; its files are those of the last save."
     return (Warning("workspace_restored", words),)
+
+
+def _added(warnings: tuple[Warning, ...], new: tuple[Warning, ...]) -> tuple[Warning, ...]:
+    """A new one takes the place of those with its code."""
+    codes = {warning.code for warning in new}
+    return tuple(warning for warning in warnings if warning.code not in codes) + new

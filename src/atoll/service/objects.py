@@ -36,6 +36,11 @@ def data_of(session_id: str) -> str:
     return f"{prefix_of(session_id)}data/"
 
 
+def manifest_of(session_id: str, number: int, data: bytes) -> str:
+    """Named by its content too, so that two who take the same number do not meet."""
+    return f"{prefix_of(session_id)}manifests/{number:08d}-{digest(data)}"
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -98,6 +103,7 @@ class SessionObjects:
     async def remove(self, names: Iterable[str]) -> None:
         async def one(name: str) -> None:
             async with self._slots:
-                await self._blobs.remove(self._data + name)
+                # Done later it could take away what was put again meanwhile, by another node.
+                await self._blobs.remove(self._data + name, later=False)
 
         await asyncio.gather(*(one(name) for name in names))

@@ -14,8 +14,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-
 from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
 from atoll.service.demand import Demand
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.model.demand import Limit
     from atoll.model.instance import Callback
     from atoll.model.resources import Resources
+    from atoll.model.session import Warning
     from atoll.model.template import Template
     from atoll.model.volume import Volume, VolumeMount
     from atoll.settings import PoolSettings
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
     Edition = tuple[str, datetime, int]
 
-log = structlog.get_logger(__name__)
+AT_ONCE = 8
+"""Instances that are destroyed at the same time when the pool is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Ready:
     resources: Resources
     made_at: float
     """Seconds of the monotonic clock."""
+    warnings: tuple[Warning, ...] = ()
+    """What its session is to be told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +323,15 @@ class Pool:
         await self._store.instances.remove(ready.instance.id)
 
     async def close(self) -> None:
-        for ready in self.keep([]):
-            await self.destroy(ready)
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def end(ready: Ready) -> None:
+            async with slots:
+                await self.destroy(ready)
+
+        async with asyncio.TaskGroup() as group:
+            for ready in self.keep([]):
+                group.create_task(end(ready))
 
 
 async def _as_it_is(template: Template) -> None:

@@ -17,6 +17,7 @@ import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.link.client import parse_value
+from atoll.model.event import execution_event
 from atoll.model.outcome import conclude
 from atoll.model.retry import is_retried
 from atoll.service.running import Running
@@ -83,7 +84,8 @@ class Reports:
                 return False  # Not its end: whoever sees to it tries again.
             ended = self._ended(execution, await self._place(instance_id), outcome)
             try:
-                await self._store.executions.save(await self._bulk.put_away(ended))
+                event = execution_event(ended, ended.status, self._clock.now())
+                await self._store.executions.save(await self._bulk.put_away(ended), event=event)
             except Conflict:
                 execution = await self._theirs(instance_id, execution_id)
                 if execution.status.ended:

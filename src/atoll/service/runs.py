@@ -25,6 +25,7 @@ import structlog
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model import retry
+from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
@@ -422,7 +423,8 @@ class Runs:
         execution = running.execution
         following = execution.retried(outcome, at=self._clock.now(), node_id=self._node_id)
         try:
-            following = await self._store.executions.save(following)
+            event = execution_event(following, "retried", self._clock.now())
+            following = await self._store.executions.save(following, event=event)
         except Conflict:
             raise Superseded from None
         pause = retry.delay(
@@ -452,11 +454,12 @@ class Runs:
             await self.saved(live)
         outcome = running.with_log(outcome)
         execution = running.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
+        event = execution_event(execution, execution.status, self._clock.now())
         backoff = Backoff()
         while True:
             try:
                 away = await self._bulk.put_away(execution)
-                stored = await self._store.executions.save(away)
+                stored = await self._store.executions.save(away, event=event)
                 if away is execution:
                     execution = stored
                 else:

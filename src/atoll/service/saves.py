@@ -84,6 +84,8 @@ class Saves:
         self._leaving: dict[str, asyncio.Event] = {}
         """Sessions that have ended and are saved for the last time; set when that is over."""
         self._warned: set[str] = set()
+        self._seen: set[str] = set()
+        """Sessions of which it is known whether they say so."""
         self.busy: Callable[[], Collection[str]] = tuple
         """The sessions in which something runs."""
         self.resting: Callable[[str], Awaitable[None]]
@@ -184,8 +186,14 @@ class Saves:
         if self._activity.get(session_id, 0) == before:
             self._activity.pop(session_id, None)
         if self._remote:
+            if session_id not in self._seen:
+                # Another process, or another node, may have said so and is no more.
+                self._seen.add(session_id)
+                if any(warning.code == NOT_SAVED for warning in live.session.warnings):
+                    self._warned.add(session_id)
             # It is safe on the node's disk, and goes on from there when it can.
-            await self._warn(session_id, None if self._away() is None else AWAY)
+            home = await self._checkpoints.is_home(session_id)
+            await self._warn(session_id, None if home else AWAY)
         return taken
 
     async def _take(self, session_id: str, link: Link) -> Checkpoint | None:
@@ -228,6 +236,7 @@ class Saves:
             timer.cancel()
         touched = self._activity.pop(session.id, None) is not None
         self._warned.discard(session.id)
+        self._seen.discard(session.id)
         if self._embedded and not self._remote:
             return  # The blobs go with the process.
         if not self._settings.keep:
@@ -283,7 +292,8 @@ class Saves:
             try:
                 if self._away() is None:
                     for session_id in list(self._warned):
-                        await self._warn(session_id, None)
+                        if await self._is_saved(session_id):
+                            await self._warn(session_id, None)
             except AtollError as error:
                 log.info("saves.waits", error=error.message)
             if since >= interval:
@@ -291,6 +301,11 @@ class Saves:
                 for session_id in self.busy():
                     self._activity.setdefault(session_id, 0)
                     self._later(session_id)
+
+    async def _is_saved(self, session_id: str) -> bool:
+        """Whether nothing happened since the last save, and that is in the blob store."""
+        unsaved = session_id in self._activity or session_id in self._saving
+        return not unsaved and await self._checkpoints.is_home(session_id)
 
     # What it says of itself
 

@@ -30,7 +30,7 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.packages import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.lives import NOT_RUNNING, instance_lease
+from atoll.service.lives import NOT_RUNNING, instance_lease, still_up
 from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
@@ -330,7 +330,10 @@ class Sessions:
             except TemporaryError:
                 await asyncio.sleep(SETTLE_SECONDS)
         if found is None or found.status.ended or found.instance_id != ready.instance.id:
-            await self._pool.destroy(ready)
+            ready.link.close()
+            # Else it goes with the session, or stays with it.
+            nobodys = found is None or found.workspace != ready.instance.workspace
+            await self._pool.clear(ready.instance.id, workspace_too=nobodys)
         elif self._lives.reachable(session.id) is not None:
             ready.link.close()  # Who repeated the request has connected already.
         else:
@@ -358,14 +361,18 @@ class Sessions:
             status=SessionStatus.RUNNING,
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
+            warnings=session.warnings + ready.warnings,
             updated_at=self._clock.now(),
         )
         try:
             event = session_event(running, running.updated_at)
             running = await self._store.sessions.save(running, event=event)
         except Conflict:
-            # Ended while it was being made, or a replica that took this one for lost made it too.
-            await asyncio.shield(self._pool.destroy(ready))
+            # Ended or changed while it was being made, or a replica that took this one for lost
+            # made it too. A workspace that it had before stays its own.
+            ready.link.close()
+            made = session.workspace is None
+            await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=made))
             return (await self._lives.bring_up(session.id)).session
         except BaseException:
             # It may have been written all the same, and then this is its instance and workspace.
@@ -411,7 +418,9 @@ class Sessions:
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
             await self._want(session_id, timer.wanted, timer.cause, of=session)
-            await self.settle(session_id)
+            settled = await self.settle(session_id)
+            if settled is not None:
+                self.schedule(settled)
 
     async def _busy(self, session_id: str) -> bool:
         """Whether something runs in it or waits to."""
@@ -475,11 +484,12 @@ class Sessions:
                 wanted = session.wanted
             now = self._clock.now()
             rests = wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
+            base = session if rests else still_up(session, now)
             changed = dataclasses.replace(
-                session,
+                base,
                 wanted=wanted,
                 cause=(session.cause or cause) if resting else cause,
-                rested_at=(session.rested_at or now) if rests else session.rested_at,
+                rested_at=(session.rested_at or now) if rests else base.rested_at,
                 failures=0,
                 retry_at=None,
                 active_at=session.active_at if rests else now,

@@ -156,7 +156,9 @@ class Steps:
     async def _failed(self, session_id: str, step: Step, error: AtollError) -> None:
         """Record it, and when it is tried again."""
         session = await self._lives.session(session_id)
-        if session.status.ended and step is not Step.CLEAR:
+        if plan.next_step(session) is Step.REST or (
+            session.status.ended and step is not Step.CLEAR
+        ):
             return
         now, settings = self._clock.now(), self._settings
         failures = session.failures + 1
@@ -243,7 +245,7 @@ class Steps:
     async def _end(self, session: Session, instance: Instance, *, save: bool) -> None:
         """End an instance, after what is in its workspace was saved."""
         handle = instance.handle
-        if (await self._driver.observe(handle)).state is State.PAUSED:
+        if await self._lives.state(handle) is State.PAUSED:
             await self._driver.resume(handle)
         if save and session.workspace_mode is WorkspaceMode.SYNC and await self._runs(instance):
             try:
@@ -295,7 +297,11 @@ class Steps:
             workspace = session.workspace
             session = await self._become(session, SessionStatus.ARCHIVED, workspace=None)
         if workspace is not None:
-            await self._driver.discard(workspace)
+            try:
+                await self._driver.discard(workspace)
+            except AtollError as error:
+                # It is nobody's now, and the sweep finds it.
+                log.warning("workspace.not_discarded", workspace=workspace, error=error.message)
         return session
 
     @contextlib.asynccontextmanager
@@ -330,8 +336,7 @@ class Steps:
         try:
             with contextlib.suppress(ExecutorError):
                 await ready.link.call("quiet")
-            if await self._checkpoints.take(session.id, ready.link) is not None:
-                await self._checkpoints.verify(session.id)
+            await self._checkpoints.secure(session.id, ready.link)
         finally:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
@@ -341,7 +346,7 @@ class Steps:
         instance = await self._instance(session)
         state = State.GONE
         if instance is not None:
-            state = (await self._driver.observe(instance.handle)).state
+            state = await self._lives.state(instance.handle)
         if state is State.RUNNING and session.wanted is Wanted.RUNNING:
             return (await self._lives.bring_up(session.id)).session
         status = {
@@ -351,7 +356,9 @@ class Steps:
         if status is None:
             status = SessionStatus.STARTING
             if session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED) or session.rested_at is not None:
-                status = SessionStatus.STOPPED
+                # What is left of its instance goes as in any stop.
+                left = session.instance_id is not None
+                status = SessionStatus.STOPPING if left else SessionStatus.STOPPED
         return await self._become(session, status)
 
     async def _clear(self, session: Session) -> Session:
@@ -378,9 +385,7 @@ class Steps:
             if instance is not None and await self._runs(instance):
                 if session.workspace_mode is WorkspaceMode.SYNC:
                     async with self._quieted(instance) as link:
-                        taken = await self._checkpoints.take(session.id, link)
-                    if taken is not None:
-                        await self._checkpoints.verify(session.id)
+                        await self._checkpoints.secure(session.id, link)
             else:
                 await self._saved(session)
             moved = plan.moved(session, target, self._clock.now())
@@ -403,7 +408,7 @@ class Steps:
         return await self._store.instances.get(session.instance_id)
 
     async def _runs(self, instance: Instance) -> bool:
-        state = (await self._driver.observe(instance.handle)).state
+        state = await self._lives.state(instance.handle)
         if state is State.PAUSED:
             await self._driver.resume(instance.handle)
             return True

@@ -18,6 +18,7 @@ import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model import packages
+from atoll.model.event import template_event
 from atoll.model.resources import Resources, format_cpu, format_size
 from atoll.model.session import SessionStatus
 from atoll.model.template import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
+    from atoll.model.event import Event
     from atoll.model.page import Page
     from atoll.settings import Settings
     from atoll.stores.base import Store
@@ -69,6 +71,8 @@ class Templates:
         self._changes = 0
         self.changed: Callable[[], None] = lambda: None
         """Told when a template was made, changed or removed."""
+        self.told: Callable[[], None] = lambda: None
+        """Told when that was done here, after it was stored."""
         self.removed: Callable[[str], Awaitable[None]] = _nothing
         """Told the id of a template that was removed."""
 
@@ -90,27 +94,31 @@ class Templates:
         )
         if found is None:
             with contextlib.suppress(Conflict):  # Another replica, which starts as well.
-                await self._store.templates.add(wanted)
+                await self._store.templates.add(wanted, event=self._event(wanted, "created"))
         elif (found.default_resources, found.pool_size) != (
             wanted.default_resources,
             wanted.pool_size,
         ):
             # Its numbers are settings; the rest of it nobody can change.
             with contextlib.suppress(Conflict):
+                wanted = dataclasses.replace(
+                    wanted, created_at=found.created_at, number=found.number + 1
+                )
                 await self._store.templates.supersede(
-                    found, dataclasses.replace(wanted, created_at=found.created_at)
+                    found, wanted, event=self._event(wanted, "changed")
                 )
 
     async def create(self, template: Template) -> Template:
         template = await self._settled(template)
         await self._check(template)
-        await self._store.templates.add(template)
+        await self._store.templates.add(template, event=self._event(template, "created"))
         await self.tell()
         return template
 
     async def tell(self) -> None:
         """One was made, changed or removed: here and to the other replicas."""
         self.forget()
+        self.told()
         try:
             await self._coordination.tell(CHANGED)
         except TemporaryError as error:
@@ -210,7 +218,10 @@ class Templates:
                     old.build or Build(), message=f"Version {old.number + 1} took its place."
                 ),
             )
-        template = await self._store.templates.supersede(old, template)
+        numbered = dataclasses.replace(template, number=old.number + 1)
+        template = await self._store.templates.supersede(
+            old, template, event=self._event(numbered, "changed")
+        )
         await self.tell()
         return template
 
@@ -276,13 +287,17 @@ class Templates:
                     f"Template {template_id} is used by session {page.items[0].id}; end it first.",
                     code="template_in_use",
                 )
-        if not await self._store.templates.remove(template_id):
+        event = self._event(await self.get(template_id), "removed")
+        if not await self._store.templates.remove(template_id, event=event):
             raise _not_found(template_id)
         await self.tell()
         try:
             await self.removed(template_id)
         except TemporaryError as error:
             log.warning("template.log_left", template_id=template_id, error=error.message)
+
+    def _event(self, template: Template, what: str) -> Event:
+        return template_event(template, what, self._clock.now())
 
     async def _check(self, template: Template) -> None:
         if template.pool_size > self._settings.pool.max_size:

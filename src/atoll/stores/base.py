@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.model.checkpoint import Checkpoint
-    from atoll.model.event import Event
+    from atoll.model.event import Bounds, Event, Stretch
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
     from atoll.model.key import Key
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.model.session import Holding, Session, SessionStatus
     from atoll.model.template import Template
     from atoll.model.volume import Volume
+    from atoll.model.webhook import Webhook
 
 
 class Sessions(Protocol):
@@ -86,13 +87,16 @@ class Sessions(Protocol):
 
 
 class Executions(Protocol):
-    async def add(self, execution: Execution) -> None:
+    async def add(self, execution: Execution, *, event: Event | None = None) -> None:
         """
-        Store it. An invocation has one execution of each `ordinal`: another is a `Conflict` as
-        well, so of those that race to be its first one is.
+        Store it, and the event if one is given, as do the others here. An invocation has one
+        execution of each `ordinal`: another is a `Conflict` as well, so of those that race to be
+        its first one is.
         """
 
-    async def add_after(self, execution: Execution, previous: Execution) -> None:
+    async def add_after(
+        self, execution: Execution, previous: Execution, *, event: Event | None = None
+    ) -> None:
         """
         Store the next execution of an invocation and, in the same transaction, that `previous` is
         superseded: a compare-and-set of that one.
@@ -100,7 +104,7 @@ class Executions(Protocol):
 
     async def get(self, execution_id: str) -> Execution | None: ...
 
-    async def save(self, execution: Execution) -> Execution:
+    async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
         """
         Compare-and-set of status, instance, holder, times, retry count, attempts, outcome and what
         is kept elsewhere; the request never changes, nor does its place in its invocation.
@@ -167,17 +171,22 @@ class Instances(Protocol):
 
 
 class Templates(Protocol):
-    """A template is its newest version; those before are kept until they are dropped."""
+    """
+    A template is its newest version; those before are kept until they are dropped. An event that is
+    given is stored in the same transaction.
+    """
 
-    async def add(self, template: Template) -> None: ...
+    async def add(self, template: Template, *, event: Event | None = None) -> None: ...
 
     async def get(self, template_id: str) -> Template | None:
         """The newest version."""
 
-    async def save(self, template: Template) -> Template:
+    async def save(self, template: Template, *, event: Event | None = None) -> Template:
         """Compare-and-set of the newest version, which keeps its number."""
 
-    async def supersede(self, before: Template, template: Template) -> Template:
+    async def supersede(
+        self, before: Template, template: Template, *, event: Event | None = None
+    ) -> Template:
         """
         A new version, numbered one higher: compare-and-set by `before`, which is kept as it is
         given here.
@@ -199,8 +208,8 @@ class Templates(Protocol):
     async def unbuilt(self, *, limit: int, after: str = "") -> list[Template]:
         """Those `pending` or `building`, in order of id, beyond the id `after`."""
 
-    async def remove(self, template_id: str) -> bool:
-        """With all its versions; whether it was there."""
+    async def remove(self, template_id: str, *, event: Event | None = None) -> bool:
+        """With all its versions; whether it was there. The event only if it was."""
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]: ...
 
@@ -307,6 +316,54 @@ class Nodes(Protocol):
         """Forget a node; whether it was there."""
 
 
+class Events(Protocol):
+    """
+    The feed: what was stored as `event` with other things, in one order for all.
+
+    An event has no place on the feed until it is numbered. Numbers grow by one without gaps, and
+    whoever has read up to a number has read all that will ever be up to it.
+    """
+
+    async def number(self, *, limit: int = 1000) -> int:
+        """Give numbers to at most so many that have none; how many. Any replica may, at once."""
+
+    async def bounds(self) -> Bounds: ...
+
+    async def after(
+        self,
+        number: int,
+        *,
+        types: Sequence[str] = (),
+        subject: str | None = None,
+        limit: int = 100,
+    ) -> Stretch:
+        """
+        Events beyond a number, in order, whose type one of `types` (`session.*` too) matches. It
+        may look through a part of the feed only, and says how far it got.
+        """
+
+    async def expire(self, before: datetime, *, limit: int) -> int:
+        """
+        Forget at most so many of the lowest numbers, up to the first that is not from before; how
+        many.
+        """
+
+
+class Webhooks(Protocol):
+    async def add(self, webhook: Webhook) -> None: ...
+
+    async def get(self, webhook_id: str) -> Webhook | None: ...
+
+    async def save(self, webhook: Webhook) -> Webhook:
+        """Compare-and-set; returns the webhook with its new version."""
+
+    async def all(self) -> list[Webhook]:
+        """Oldest first. They are few."""
+
+    async def remove(self, webhook_id: str) -> bool:
+        """Whether it was there."""
+
+
 class Store(Protocol):
     sessions: Sessions
     executions: Executions
@@ -317,6 +374,8 @@ class Store(Protocol):
     checkpoints: Checkpoints
     volumes: Volumes
     nodes: Nodes
+    events: Events
+    webhooks: Webhooks
 
     async def cluster(self) -> str:
         """An id of this database, made when it is first asked for and the same for all."""

@@ -19,7 +19,7 @@ from atoll.model.execution import Execution
 from atoll.model.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
 
     from atoll.clock import Clock
@@ -122,6 +122,8 @@ class RecallingStore:
         self._store = store
         self.away = False
         """Whether the last that was heard of the database is that it cannot be reached."""
+        self.told: Callable[[], None] = _to_nobody
+        """Called after an event was stored with a session or an execution."""
         self.recent_sessions: Recent[Session] = Recent(clock, settings)
         self.recent_executions: Recent[Execution] = Recent(clock, settings)
         self.sessions: Sessions = _Sessions(self, store.sessions, self.recent_sessions)
@@ -133,6 +135,8 @@ class RecallingStore:
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes
         self.nodes = store.nodes
+        self.events = store.events
+        self.webhooks = store.webhooks
 
     async def open(self) -> None:
         await self._store.open()
@@ -174,8 +178,13 @@ class RecallingStore:
         return answer
 
 
+def _to_nobody() -> None:
+    """Nobody follows what happens."""
+
+
 class _Sessions:
     def __init__(self, store: RecallingStore, inner: Sessions, recent: Recent[Session]) -> None:
+        self._store = store
         self._noting = store.noting
         self._inner = inner
         self._recent = recent
@@ -183,6 +192,8 @@ class _Sessions:
     async def add(self, session: Session, *, event: Event | None = None) -> None:
         await self._noting(self._inner.add(session, event=event))
         self._recent.see(session)
+        if event is not None:
+            self._store.told()
 
     async def get(self, session_id: str) -> Session | None:
         session = await self._noting(self._inner.get(session_id))
@@ -193,6 +204,8 @@ class _Sessions:
     async def save(self, session: Session, *, event: Event | None = None) -> Session:
         saved = await self._noting(self._inner.save(session, event=event))
         self._recent.see(saved)
+        if event is not None:
+            self._store.told()
         return saved
 
     async def page(
@@ -233,18 +246,25 @@ class _Sessions:
 
 class _Executions:
     def __init__(self, store: RecallingStore, inner: Executions, recent: Recent[Execution]) -> None:
+        self._store = store
         self._noting = store.noting
         self._inner = inner
         self._recent = recent
 
-    async def add(self, execution: Execution) -> None:
-        await self._noting(self._inner.add(execution))
+    async def add(self, execution: Execution, *, event: Event | None = None) -> None:
+        await self._noting(self._inner.add(execution, event=event))
         self._recent.see(execution)
+        if event is not None:
+            self._store.told()
 
-    async def add_after(self, execution: Execution, previous: Execution) -> None:
-        await self._noting(self._inner.add_after(execution, previous))
+    async def add_after(
+        self, execution: Execution, previous: Execution, *, event: Event | None = None
+    ) -> None:
+        await self._noting(self._inner.add_after(execution, previous, event=event))
         self._recent.see(replace(previous, superseded=True, version=previous.version + 1))
         self._recent.see(execution)
+        if event is not None:
+            self._store.told()
 
     async def get(self, execution_id: str) -> Execution | None:
         execution = await self._noting(self._inner.get(execution_id))
@@ -252,9 +272,11 @@ class _Executions:
             self._recent.see(execution)
         return execution
 
-    async def save(self, execution: Execution) -> Execution:
-        saved = await self._noting(self._inner.save(execution))
+    async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
+        saved = await self._noting(self._inner.save(execution, event=event))
         self._recent.see(saved)
+        if event is not None:
+            self._store.told()
         return saved
 
     async def page(

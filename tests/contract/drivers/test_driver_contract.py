@@ -17,7 +17,7 @@ import pytest
 
 from atoll.errors import InvalidRequest, NotFound, PermanentError
 from atoll.link.client import ExecutorError, LinkLost
-from atoll.model.instance import Handle, State
+from atoll.model.instance import Handle, Observation, State
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
 from tests import unprivileged
@@ -156,9 +156,39 @@ async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
         return (await node.driver.observe(handle)).state is State.EXITED
 
     await until(told, "how it ended")
-    assert (await node.driver.observe(handle)).cause in (Cause.SIGNAL, Cause.EXIT)
+    assert (await node.driver.observe(handle)).cause is Cause.SIGNAL
     with pytest.raises((LinkLost, PermanentError)):
         await node.driver.connect(handle)
+
+
+async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    await link.call("shutdown")
+    await link.closed
+    await until(lambda: gone(node, handle), "its end")
+    assert await node.driver.observe(handle) == Observation(State.EXITED, Cause.EXIT)
+    # Nobody is left who heard of it.
+    driver = await node.take_over()
+    assert (await driver.observe(handle)).state is State.GONE
+
+
+async def test_an_instance_whose_supervisor_ran_out_of_memory_is_told_as_that(node: Node) -> None:
+    if "cgroup_memory" not in node.driver.capabilities.provides:
+        pytest.skip("the kernel does not count memory here")
+    handle, link = await started(node.driver, spec())
+    assert await node.driver.resize(handle, replace(LIMITS, memory=MiB))
+    # More than there is for the supervisor, which holds a request until it has all of it.
+    others = [await node.driver.connect(handle) for _ in range(4)]
+    calls = [other.call("stat", path="x" * 30 * MiB) for other in others]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert any(isinstance(outcome, LinkLost) for outcome in outcomes)
+    link.close()
+    await until(lambda: gone(node, handle), "its end")
+    assert await node.driver.observe(handle) == Observation(State.EXITED, Cause.OOM)
+    driver = await node.take_over()
+    assert await driver.observe(handle) == Observation(State.EXITED, Cause.OOM)
+    await driver.destroy(handle)
+    assert (await driver.observe(handle)).state is State.GONE
 
 
 async def test_an_unknown_handle_is_gone_and_not_an_error(node: Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import time
 from datetime import timedelta
@@ -189,3 +190,34 @@ def test_nothing_is_mounted_over_what_a_link_leads_to(
     monkeypatch.setattr(local, "STAGES", (str(first), str(second)))
     tree = Tree(((str(tmp_path / "link/image"), "/usr"),), (), "/usr/bin/python3")
     assert LocalDriver._stage(tree, "/nowhere") == str(second)
+
+
+async def test_groups_without_an_instance_are_removed_with_what_runs_in_them(
+    driver: LocalDriver, tmp_path: Path
+) -> None:
+    if not driver._groups.provides:
+        pytest.skip("there are no control groups here")
+    kept, link = await started(driver, spec())
+    lost, second = await started(driver, spec())
+    second.close()
+    if driver._groups.freezes:
+        await driver.pause(lost)
+    driver._groups.make("install-one", spec().resources)
+    shutil.rmtree(tmp_path / "data/node/instances" / lost.instance_id)
+    inside = below(int(lost.data["child"])) | {int(lost.data["child"])}
+    assert await driver.handles() == [kept]
+    assert lost.instance_id not in driver._groups.names()
+    assert not inside & living()
+    assert not (tmp_path / "data/node/instances" / lost.instance_id).exists()
+    assert await printed(driver, link, "print(1)") == "1"
+    assert "install-one" in driver._groups.names()
+    driver._groups.remove("install-one")
+    link.close()
+
+
+async def test_instances_in_the_making_are_not_taken_for_left_over(driver: LocalDriver) -> None:
+    making = [asyncio.create_task(driver.ensure(spec())) for _ in range(4)]
+    while not all(task.done() for task in making):
+        await driver.handles()
+    for task in making:
+        assert (await driver.observe(task.result())).state is State.RUNNING

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from atoll import ids
-from atoll.model.checkpoint import Checkpoint
+from atoll.model.checkpoint import Checkpoint, Older
 from atoll.model.execution import (
     Artifact,
     Attempt,
@@ -369,6 +369,7 @@ templates = st.builds(
     preload=tuples_of_text,
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
+    pool_max=st.none() | st.integers(0, 2**31 - 1),
     number=st.integers(1, 2**31 - 4),
     status=st.sampled_from(TemplateStatus),
     build=st.none() | builds,
@@ -394,8 +395,21 @@ keys = st.builds(
     scope=st.sampled_from(Scope),
     created_at=times,
 )
+older = st.builds(
+    Older,
+    number=st.integers(1, 2**63 - 1),
+    manifest=st.just("workspaces/sess_1/manifests/1"),
+    created_at=times,
+    files=st.integers(0, 2**63 - 1),
+    size=st.integers(0, 2**63 - 1),
+    node_id=st.just("local"),
+    settled=st.booleans(),
+)
 checkpoints = st.builds(
     make_checkpoint,
+    settled=st.booleans(),
+    older=st.lists(older, max_size=3).map(tuple),
+    damaged=st.booleans(),
     number=st.integers(1, 2**63 - 1),
     created_at=times,
     files=st.integers(0, 2**63 - 1),

@@ -119,3 +119,8 @@ def test_where_a_back_end_is_is_not_for_those_who_call() -> None:
         told = problem(TemporaryError("10.0.0.7:3306: Access denied for 'atoll'", code=code))
         assert json.loads(bytes(told.body))["code"] == code
         assert b"10.0.0.7" not in bytes(told.body)
+
+
+def test_what_passes_by_itself_is_told_apart_from_what_does_not() -> None:
+    assert problem(TemporaryError("Too many wait.", code="session_busy")).status_code == 429
+    assert problem(Conflict("Something runs.", code="session_busy")).status_code == 409

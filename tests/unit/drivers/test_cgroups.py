@@ -72,6 +72,9 @@ def test_version_one_counts_kills_and_tells_names(tmp_path: Path) -> None:
     control = tmp_path / "memory/atoll/one/exec/memory.oom_control"
     control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     assert groups.memory_kills("one") == 3
+    assert groups.supervisor_kills("one") == 0
+    (tmp_path / "memory/atoll/one/memory.oom_control").write_text("oom_kill 1\n")
+    assert groups.supervisor_kills("one") == 1
     assert groups.names() == ["one"]
     assert groups.memory_kills("unknown") == 0
 
@@ -160,6 +163,9 @@ def test_version_two_keeps_processes_in_leaves(tmp_path: Path) -> None:
     assert (group / "exec/cgroup.procs").read_text() == "77"
     (group / "exec/memory.events").write_text("low 0\noom 2\noom_kill 5\noom_group_kill 0\n")
     assert groups.memory_kills("one") == 5
+    assert groups.supervisor_kills("one") == 0
+    (group / "supervisor/memory.events").write_text("oom_kill 1\n")
+    assert groups.supervisor_kills("one") == 1
 
 
 def frozen_tree(tmp_path: Path) -> tuple[cgroups.Groups, Path]:

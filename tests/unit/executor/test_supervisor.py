@@ -101,7 +101,7 @@ while True: time.sleep(1000)
         while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     # It goes on to serve files.
-    assert [item async for item in link.pull("scan")] == [{"cut": False}]
+    assert [item async for item in link.pull("scan")] == [{"cut": False, "frozen": False}]
     link.close()
 
 

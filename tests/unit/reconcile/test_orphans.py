@@ -130,6 +130,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
         all_of_them = found.store.instances.all
 
         async def taken_meanwhile() -> list[Instance]:
+            monkeypatch.undo()
             session = make_session(
                 instance_id=instance.id,
                 workspace=instance.workspace,

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 KEY = "atoll_test_key_0123456789"
 NOW = "2024-05-01T12:00:00Z"
 PAGE = 2
+BECOMES = {
+    "start": "running",
+    "resume": "running",
+    "pause": "paused",
+    "stop": "stopped",
+    "archive": "archived",
+}
+"""What a session is wanted to be, by what is asked for."""
 
 
 def problem(status: int, code: str, detail: str = "no", **more: Any) -> JSONResponse:
@@ -103,6 +111,10 @@ class Outside:
     watched: list[list[tuple[str, Any]]] = field(default_factory=list)
     """The events of each watching, one after the other; it is cut behind the last of them."""
     checkpoint: dict[str, Any] | None = None
+    becoming: list[dict[str, Any] | JSONResponse] = field(default_factory=list)
+    """What each of the next answers to `start`, `stop` and their like says otherwise."""
+    waits: list[float] = field(default_factory=list)
+    """How long each of these was asked to wait."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
@@ -157,8 +169,10 @@ class Outside:
             routes=[
                 Route(s, self.create, methods=["POST"]),
                 Route(s, self.list_sessions),
-                Route(s + "/{id}", self.one_session, methods=["GET", "DELETE"]),
+                Route(s + "/{id}", self.one_session, methods=["GET", "PATCH", "DELETE"]),
+                Route(s + "/{id}/clone", self.clone, methods=["POST"]),
                 Route(s + "/{id}/execute", self.execute, methods=["POST"]),
+                *(Route(f"{s}/{{id}}/{verb}", self.become, methods=["POST"]) for verb in BECOMES),
                 Route(s + "/{id}/executions", self.list_executions),
                 Route(e, self.execution),
                 Route(e + "/status", self.status),
@@ -185,6 +199,8 @@ class Outside:
                 Route("/api/v1/nodes", self.nodes),
                 Route("/api/v1/nodes/{id}", self.one_node, methods=["GET", "DELETE"]),
                 Route("/api/v1/nodes/{id}/{verb}", self.to_node, methods=["POST"]),
+                Route("/api/v1/runtimes", self.nodes),
+                Route("/api/v1/pools", self.pools),
                 Route("/api/v1/runtimes/{id}/health", self.health),
                 Route("/api/v1/runtimes/{id}/metrics", self.metrics),
             ]
@@ -231,7 +247,29 @@ class Outside:
             return problem(404, "session_not_found", "There is no such session.", hint="look")
         if request.method == "DELETE":
             session |= {"status": "terminated", "wanted": "destroyed", "cause": "user"}
+        if request.method == "PATCH":
+            self.bodies.append(await request.json())
+            session |= {k: v for k, v in self.bodies[-1].items() if k in ("timeout", "labels")}
         return JSONResponse(session)
+
+    async def become(self, request: Request) -> Response:
+        session = self.sessions[request.path_params["id"]]
+        verb = request.url.path.rpartition("/")[2]
+        self.waits.append(float(request.query_params["wait"]))
+        otherwise = self.becoming.pop(0) if self.becoming else {}
+        if isinstance(otherwise, JSONResponse):
+            session["wanted"] = BECOMES[verb]
+            return otherwise
+        session |= {"wanted": BECOMES[verb], "status": BECOMES[verb], **otherwise}
+        session["expires_at"] = None if session["status"] in ("stopped", "archived") else NOW
+        return JSONResponse(session)
+
+    async def clone(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        source = self.sessions[request.path_params["id"]]
+        session = source | {"id": f"sess_{len(self.sessions):04}", "started_from": source["id"]}
+        self.sessions[session["id"]] = session
+        return JSONResponse(session, 201)
 
     def page(self, request: Request, items: list[Any]) -> Response:
         start = int(request.query_params.get("cursor", "0"))
@@ -709,6 +747,28 @@ class Outside:
         numbers = {"cpu_usage": 0.1, "cpu_count": 2, "load_average": 0.5, "mem_usage": 0.2}
         more = {"mem_total": 1, "disk_free": 1, "session_count": 0, "pool": {"python": 2}}
         return JSONResponse({"id": "local"} | numbers | more)
+
+    async def pools(self, request: Request) -> Response:
+        pool = {
+            "template_id": "python",
+            "version": 1,
+            "ready": 2,
+            "starting": 1,
+            "others": 4,
+            "target": 3,
+            "wanted": 8,
+            "minimum": 2,
+            "maximum": 50,
+            "rate_per_minute": 90.0,
+            "start_seconds": 0.05,
+            "memory": 7_000_000,
+            "hits": 10,
+            "misses": 2,
+            "oldest_seconds": None,
+            "limited_by": "memory_share",
+            "message": None,
+        }
+        return self.page(request, [pool])
 
 
 class ServerThread:

@@ -209,14 +209,20 @@ def test_templates_keep_what_an_update_does_not_name(atoll: Atoll, outside: Outs
         "Science", template_id="science", preload=["numpy"], memory="1Gi", require=["seccomp"]
     )
     assert made.security_context.require == ("seccomp",)
-    changed = atoll.templates.update("science", pool_size=3, cpu=2)
-    assert (changed.preload, changed.pool_size) == (("numpy",), 3)
+    changed = atoll.templates.update("science", pool_size=3, pool_max=9, cpu=2)
+    assert (changed.preload, changed.pool_size, changed.pool_max) == (("numpy",), 3, 9)
     assert (changed.default_resources.cpu, changed.default_resources.memory) == ("2", "1Gi")
     assert {"id", "version", "created_at", "updated_at"}.isdisjoint(outside.bodies[-1])
     assert [template.id for template in atoll.templates.list()] == ["science"]
     atoll.templates.delete("science")
     with pytest.raises(NotFound):
         atoll.templates.get("science")
+
+
+def test_pools_tell_how_large_they_are_and_why(atoll: Atoll) -> None:
+    (pool,) = atoll.pools.list()
+    assert (pool.template_id, pool.ready, pool.target, pool.others) == ("python", 2, 3, 4)
+    assert (pool.limited_by, pool.oldest_seconds) == ("memory_share", None)
 
 
 def test_nodes_tell_what_they_can_give(atoll: Atoll) -> None:

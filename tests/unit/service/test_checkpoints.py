@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination
-from atoll.errors import NotFound, PermanentError
+from atoll.errors import NotFound, PermanentError, TemporaryError
 from atoll.model.manifest import (
     MAX_OBJECT,
     Entry,
@@ -32,7 +32,7 @@ from atoll.model.manifest import (
     spans,
 )
 from atoll.service import told
-from atoll.service.checkpoints import Checkpoints
+from atoll.service.checkpoints import Checkpoints, Restored
 from atoll.service.leases import Leases
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
@@ -50,15 +50,32 @@ ME, SESSION = "replica", "sess_1"
 MEGABYTE = 1 << 20
 
 
+class Breaking(LocalObjects):
+    """A blob store that can go away after so many puts."""
+
+    left: int | None = None
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise TemporaryError("The test says no.", code="save_timeout")
+            self.left -= 1
+        await super().put(key, data)
+
+
 class Ground:
     """A blob store, and as many nodes as are asked for."""
 
-    def __init__(self, place: Path, bubblewrap: str, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, place: Path, bubblewrap: str, checkpoints: Checkpoints, breaking: Breaking
+    ) -> None:
+        self.breaking = breaking
         self.place = place
         self.blobs = place / "blobs"
         self._bubblewrap = bubblewrap
         self.checkpoints = checkpoints
         self._stack = AsyncExitStack()
+        self.last: Restored | None = None
 
     async def node(self, name: str) -> tuple[Path, Link]:
         """An executor of its own; its workspace, and the link to it."""
@@ -71,7 +88,13 @@ class Ground:
 
     async def restored(self, name: str) -> Path:
         workspace, link = await self.node(name)
-        await self.checkpoints.restore(SESSION, link)
+
+        async def again() -> Link:
+            nonlocal workspace
+            workspace, other = await self.node(f"{workspace.parent.name} again")
+            return other
+
+        self.last = await self.checkpoints.restore(SESSION, link, again)
         return workspace
 
     def objects(self) -> dict[str, int]:
@@ -85,7 +108,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def made(place: Path, bubblewrap: str) -> AsyncIterator[Ground]:
+async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterator[Ground]:
     given, clock = Settings(data_dir=place), MovedClock()
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
@@ -95,8 +118,9 @@ async def made(place: Path, bubblewrap: str) -> AsyncIterator[Ground]:
     await store.open()
     await coordination.open()
     await leases.start()
-    blobs = LocalObjects(place / "blobs")
-    ground = Ground(place, bubblewrap, Checkpoints(store, blobs, leases, clock, "node_1"))
+    blobs = Breaking(place / "blobs")
+    checkpoints = Checkpoints(store, blobs, leases, clock, "node_1", backups=backups)
+    ground = Ground(place, bubblewrap, checkpoints, blobs)
     try:
         yield ground
     finally:

@@ -14,6 +14,7 @@ from atoll.api.rest import (
     checkpoints,
     contexts,
     dependencies,
+    events,
     executions,
     files,
     invocations,
@@ -27,6 +28,7 @@ from atoll.api.rest import (
     signed,
     templates,
     volumes,
+    webhooks,
 )
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
@@ -80,6 +82,8 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         volumes,
         nodes,
         runtimes,
+        events,
+        webhooks,
         pools,
     ):
         app.include_router(module.router, prefix=PREFIX)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.service.consoles import Consoles
     from atoll.service.contexts import Contexts
     from atoll.service.dependencies import Dependencies
+    from atoll.service.events import Feed
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from atoll.service.signed_links import SignedLinks
     from atoll.service.templates import Templates
     from atoll.service.volumes import Volumes
+    from atoll.service.webhooks import Webhooks
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
@@ -55,6 +57,8 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
+    feed: Feed
+    webhooks: Webhooks
     pool: Pool
     store: Store
     blobs: Blobs

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
 FORM = b"application/x-www-form-urlencoded"
 KEY_PROTOCOL = "atoll.key."
+EVENTS = "/api/v1/events"
+"""The feed, which has no end."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -63,7 +65,7 @@ class Authentication:
             raise Forbidden("This API key may only read.", code="key_read_only")
         scope["atoll.key"] = key.id
         scope["atoll.read_only"] = key.scope is Scope.READ
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" or scope["path"] == EVENTS:
             # What lasts asks now and then whether it may go on.
             scope["atoll.recheck"] = lambda: self._check(scope, keys)
 

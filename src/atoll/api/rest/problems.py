@@ -47,18 +47,18 @@ _BY_CODE = {
     "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "events_expired": HTTPStatus.GONE,
+    "too_many_followers": HTTPStatus.TOO_MANY_REQUESTS,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
-    "session_busy": HTTPStatus.TOO_MANY_REQUESTS,
-    "session_crowded": HTTPStatus.TOO_MANY_REQUESTS,
-    "too_many_consoles": HTTPStatus.TOO_MANY_REQUESTS,
-    "queue_full": HTTPStatus.TOO_MANY_REQUESTS,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
 }
+_TOO_MANY = frozenset({"session_busy", "session_crowded", "too_many_consoles", "queue_full"})
+"""Of what passes by itself: who asks has asked for too much at once."""
 _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
     "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
@@ -75,6 +75,8 @@ _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 def status_of(error: AtollError) -> HTTPStatus:
     if error.code in _BY_CODE:
         return _BY_CODE[error.code]
+    if isinstance(error, TemporaryError) and error.code in _TOO_MANY:
+        return HTTPStatus.TOO_MANY_REQUESTS
     return next(
         (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST
     )

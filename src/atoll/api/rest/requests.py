@@ -138,6 +138,30 @@ class CreateVolume(Wire):
     )
 
 
+class CreateWebhook(Wire):
+    url: str = Field(examples=["https://example.com/atoll"])
+    types: list[str] = Field(
+        [],
+        description="Of the events that it is told of; all when there are none.",
+        examples=[["session.*", "execution.failed"]],
+    )
+    secret: str | None = Field(
+        None,
+        description="`whsec_` and 24 to 64 bytes as base64; made, and shown, if none is given.",
+        repr=False,
+    )
+    enabled: bool = True
+
+
+class ChangeWebhook(Wire):
+    """What is left out stays as it is."""
+
+    url: str | None = None
+    types: list[str] | None = None
+    secret: str | None = Field(None, repr=False)
+    enabled: bool | None = None
+
+
 EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )

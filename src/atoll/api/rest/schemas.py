@@ -437,6 +437,53 @@ class NodePage(BaseModel):
     next_cursor: str | None
 
 
+class EventOut(BaseModel):
+    number: int | None = Field(description="Its place: one more than that of the event before.")
+    type: str = Field(examples=["execution.completed"])
+    subject: str = Field(description="The id of what changed.")
+    at: datetime
+    data: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    items: list[EventOut]
+    after: int = Field(description="Where to go on, as `after` of the next request.")
+
+
+class DeliveriesOut(BaseModel):
+    failures: int = Field(description="Tries at the next event, all of which failed.")
+    gave_up: int = Field(description="Events given up after too many tries.")
+    missed: int = Field(description="Events that were no longer kept when it was their turn.")
+    last_status: int | None = Field(description="Of the last answer.")
+    last_error: str | None = Field(description="Why the last try failed.")
+    last_at: datetime | None
+    retry_at: datetime | None = Field(description="When the next event is tried again.")
+
+
+class WebhookOut(BaseModel):
+    id: str
+    url: str
+    types: list[str]
+    enabled: bool
+    created_at: datetime
+    delivered: int = Field(description="The number of the last event that it was told of.")
+    deliveries: DeliveriesOut
+
+
+class NewWebhook(WebhookOut):
+    secret: str | None = Field(description="If it was made here; it is not shown again.")
+
+
+class WebhookList(BaseModel):
+    items: list[WebhookOut]
+
+
+class TriedOut(BaseModel):
+    delivered: bool
+    status: int | None = Field(description="Of the answer.")
+    error: str | None
+
+
 class RuntimeOut(BaseModel):
     id: str
     type: str

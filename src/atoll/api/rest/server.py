@@ -24,8 +24,9 @@ from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
+    from types import FrameType
 
     from starlette.types import ASGIApp
 
@@ -41,12 +42,16 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvicorn.Server:
+def prepare(
+    app: ASGIApp, settings: Settings, parent: int | None, leave: Callable[[], None]
+) -> uvicorn.Server:
     """
     A server that ends at SIGTERM or SIGINT, also when they come before it has begun to serve, and
-    lets the requests that run finish. A worker also ends when `parent` becomes readable.
+    lets the requests that run finish; `leave` is called then, to end those that have no end. A
+    worker also ends when `parent` becomes readable.
     """
     server = _Uvicorn(
+        leave,
         uvicorn.Config(
             LastAnswer(app),
             http="httptools",
@@ -65,7 +70,7 @@ def prepare(app: ASGIApp, settings: Settings, parent: int | None = None) -> uvic
             timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
             ssl_certfile=_path(settings.tls_cert),
             ssl_keyfile=_path(settings.tls_key),
-        )
+        ),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,6 +87,14 @@ def _orphaned(server: uvicorn.Server, parent: int) -> None:
 
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to us: uvicorn raises them again at its end, before ours could come."""
+
+    def __init__(self, leave: Callable[[], None], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leave = leave
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._leave()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

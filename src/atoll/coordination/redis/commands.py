@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from atoll.coordination.redis.scripts import Script
     from atoll.settings import CoordinationSettings
 
-FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
+FAILURES = (
+    RedisError,
+    RedisClusterException,
+    OSError,
+    TimeoutError,
+    # How a connection that goes while something is sent by it shows itself: redis-py has no writer
+    # any more, or uvloop a transport that is closed.
+    AttributeError,
+    RuntimeError,
+)
 
 T = TypeVar("T")
 

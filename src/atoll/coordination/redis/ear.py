@@ -78,7 +78,7 @@ class Ear:
                 raise ConnectionError("the connection is lost")
             confirmed = asyncio.get_running_loop().create_future()
             self._asked[channel].append(confirmed)
-            await complete(wire.send_command("SUBSCRIBE", channel, check_health=False))
+            await complete(_send(wire, "SUBSCRIBE", channel))
             async with asyncio.timeout(self._read_timeout):
                 if not await confirmed:
                     raise ConnectionError("the connection was lost")
@@ -94,7 +94,7 @@ class Ear:
         if wire is None or not wire.is_connected:
             return
         try:
-            await complete(wire.send_command("UNSUBSCRIBE", channel, check_health=False))
+            await complete(_send(wire, "UNSUBSCRIBE", channel))
         except FAILURES:
             return  # The reader notices too.
 
@@ -176,3 +176,10 @@ class Ear:
                 if not confirmed.done():
                     confirmed.set_result(False)
         self._asked.clear()
+
+
+async def _send(wire: Wire, *command: str) -> None:
+    # By now it may be closed. redis-py would connect it again, and nobody would read from it.
+    if not wire.is_connected:
+        raise ConnectionError("the connection is lost")
+    await wire.send_command(*command, check_health=False)

@@ -61,6 +61,9 @@ class Groups(Protocol):
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
 
+    def supervisor_kills(self, name: str) -> int:
+        """How often it has ended one beside user code: the supervisor, and with it all."""
+
     def memory_used(self, name: str) -> int | None:
         """Bytes that all of the instance has; none when that is not counted, or it is gone."""
 
@@ -253,6 +256,11 @@ class VersionOne:
             return 0
         return _counter(f"{self._memory}/{name}/exec/memory.oom_control", b"oom_kill")
 
+    def supervisor_kills(self, name: str) -> int:
+        if self._memory is None:
+            return 0
+        return _counter(f"{self._memory}/{name}/memory.oom_control", b"oom_kill")
+
     def memory_used(self, name: str) -> int | None:
         if self._memory is None:
             return None
@@ -362,6 +370,9 @@ class VersionTwo:
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
+    def supervisor_kills(self, name: str) -> int:
+        return _counter(f"{self._path}/{name}/supervisor/memory.events", b"oom_kill")
+
     def memory_used(self, name: str) -> int | None:
         return _size(f"{self._path}/{name}/memory.current")
 
@@ -424,6 +435,9 @@ class NoGroups:
         return []
 
     def memory_kills(self, name: str) -> int:
+        return 0
+
+    def supervisor_kills(self, name: str) -> int:
         return 0
 
     def memory_used(self, name: str) -> int | None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from atoll import ids
 from atoll.drivers import bundle
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
@@ -66,6 +67,10 @@ HANDLE_VERSION = 1
 CALLBACK = "callback.json"
 PAUSE_SECONDS = 10.0
 """The longest that processes may take to stand still."""
+TOLD_SECONDS = 0.5
+"""The longest that an instance which has ended is waited for to be told of."""
+SIGNALLED, ZYGOTE_LOST = 128, 70
+"""Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
 CPU_TICKS = 100
@@ -101,6 +106,8 @@ class LocalDriver:
         self._groups: cgroups.Groups = cgroups.NoGroups()
         self._trees: dict[tuple[str, datetime, int], sandbox.Tree] = {}
         self._kills: dict[str, int] = {}
+        self._made: set[str] = set()
+        """Instances that were made by this driver's own helper, which tells how they end."""
         self._new: set[str] = set()
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
@@ -262,7 +269,10 @@ class LocalDriver:
             # that it does not run beside the next call, and what it made goes.
             await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
-                await self.destroy(making.result())
+                handle = making.result()
+                await self.destroy(handle)
+                if spec.workspace is None and spec.prefix is None:
+                    await self.discard(self.workspace_of(handle))
             raise
 
     async def _make(self, spec: InstanceSpec) -> Handle:
@@ -277,6 +287,7 @@ class LocalDriver:
             await asyncio.shield(asyncio.to_thread(self._give_up, spec.instance_id, handle))
             raise
         self._failure = None
+        self._made.add(spec.instance_id)
         self._new.add(spec.instance_id)
         return handle
 
@@ -413,7 +424,19 @@ class LocalDriver:
             return None
 
     async def observe(self, handle: Handle) -> Observation:
-        return self._observe(handle)
+        found = self._observe(handle)
+        deadline = time.monotonic() + TOLD_SECONDS
+        while found.state is State.GONE and self._about_to_be_told(handle):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.002)
+            found = self._observe(handle)
+        return found
+
+    def _about_to_be_told(self, handle: Handle) -> bool:
+        """Whether its bubblewrap is ours and on its way out: how it ended comes in a moment."""
+        data = handle.data
+        return handle.instance_id in self._made and self._nursery.has(int(data["pid"]))
 
     def _observe(self, handle: Handle) -> Observation:
         data = handle.data
@@ -422,9 +445,19 @@ class LocalDriver:
             paused = self._groups.frozen(handle.instance_id)
             return Observation(State.PAUSED if paused else State.RUNNING)
         status = self._nursery.exits.get(int(data["pid"]))
+        killed = self._groups.supervisor_kills(handle.instance_id) > 0
         if status is None:
-            return Observation(State.GONE)
-        return Observation(State.EXITED, Cause.SIGNAL if os.WIFSIGNALED(status) else Cause.EXIT)
+            return Observation(State.EXITED, Cause.OOM) if killed else Observation(State.GONE)
+        return Observation(State.EXITED, self._cause(handle, status, killed=killed))
+
+    def _cause(self, handle: Handle, status: int, *, killed: bool) -> Cause:
+        """From how bubblewrap ended, which tells of its child as a shell does."""
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0 or code > SIGNALLED:
+            return Cause.OOM if killed else Cause.SIGNAL
+        # What is left in memory, in files of /tmp say, may leave no room for another zygote.
+        starved = code == ZYGOTE_LOST and self._groups.memory_kills(handle.instance_id) > 0
+        return Cause.OOM if starved else Cause.EXIT
 
     async def connect(self, handle: Handle) -> Link:
         directory = self._instances / handle.instance_id
@@ -559,6 +592,7 @@ class LocalDriver:
         await asyncio.to_thread(self._clear, handle.instance_id)
         self._nursery.exits.pop(int(handle.data["pid"]), None)
         self._kills.pop(handle.instance_id, None)
+        self._made.discard(handle.instance_id)
         self._new.discard(handle.instance_id)
 
     def _clear(self, instance_id: str) -> None:
@@ -629,13 +663,38 @@ class LocalDriver:
     # What is there
 
     async def handles(self) -> list[Handle]:
-        return await asyncio.to_thread(self._handles)
+        try:
+            return await asyncio.to_thread(self._handles)
+        except OSError as error:
+            raise TemporaryError(
+                f"The instances of this node cannot be listed: {error}", code="node_unavailable"
+            ) from error
+
+    def _tidy(self, groups: list[str], directories: set[str]) -> None:
+        """
+        Remove groups of instances that are not there: a directory is made before the groups and
+        removed after them, so groups that were seen first and have none are left over.
+        """
+        for name in groups:
+            if not ids.is_instance_id(name) or name in directories:
+                continue
+            try:
+                # Nobody makes an instance of the name while it is taken.
+                (self._instances / name).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            log.warning("instance.groups_orphaned", instance_id=name)
+            try:
+                self._clear(name)
+            except TemporaryError as error:
+                log.warning("instance.groups_stay", instance_id=name, error=error.message)
 
     def _handles(self) -> list[Handle]:
         found = []
-        # By directories alone: they are made before the groups and removed after them, and groups
-        # without one belong to another Atoll on this machine.
-        for name in sorted(entry.name for entry in os.scandir(self._instances)):
+        groups = self._groups.names()
+        directories = {entry.name for entry in os.scandir(self._instances)}
+        self._tidy(groups, directories)
+        for name in sorted(directories):
             handle = self._stored(name)
             if handle is None:
                 # The rest of a start that was interrupted before it had anything to tell, or

@@ -64,6 +64,10 @@ class Nursery:
         self._lost()
         await asyncio.to_thread(process.wait)
 
+    def has(self, pid: int) -> bool:
+        """Whether a bubblewrap is there of whose end we are still to hear."""
+        return self._socket is not None and pid not in self.exits and os.path.exists(f"/proc/{pid}")
+
     async def spawn(self, request: dict[str, Any]) -> tuple[int, int]:
         """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
         self._last += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from atoll.model.checkpoint import Checkpoint
+from atoll.model.checkpoint import Checkpoint, Older
 from atoll.stores.sql.rows import (
     compare_and_set,
     compare_and_set_again,
@@ -24,16 +26,18 @@ if TYPE_CHECKING:
 
 _ADD = """
     INSERT INTO checkpoints (
-        id, number, manifest, created_at, files, size, node_id, kept_until, version
+        id, number, manifest, created_at, files, size, node_id, kept_until, version, backups
     ) VALUES (
-        :id, :number, :manifest, :created_at, :files, :size, :node_id, :kept_until, :version
+        :id, :number, :manifest, :created_at, :files, :size, :node_id, :kept_until, :version,
+        :backups
     )
 """
 _GET = "SELECT * FROM checkpoints WHERE id = :id"
 _SAVE = """
     UPDATE checkpoints SET
         number = :number, manifest = :manifest, created_at = :created_at, files = :files,
-        size = :size, node_id = :node_id, kept_until = :kept_until, version = :version + 1
+        size = :size, node_id = :node_id, kept_until = :kept_until, backups = :backups,
+        version = :version + 1
     WHERE id = :id AND version = :version
 """
 _EXPIRED = """
@@ -94,10 +98,26 @@ def _row(checkpoint: Checkpoint) -> dict[str, Any]:
         "node_id": checkpoint.node_id,
         "kept_until": optional_micros(checkpoint.kept_until),
         "version": checkpoint.version,
+        "backups": _encoded(checkpoint),
     }
 
 
+def _encoded(checkpoint: Checkpoint) -> str:
+    older = [
+        {**dataclasses.asdict(one), "created_at": micros(one.created_at)}
+        for one in checkpoint.older
+    ]
+    fields = {"settled": checkpoint.settled, "damaged": checkpoint.damaged, "older": older}
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _older(fields: dict[str, Any]) -> Older:
+    return Older(**{**fields, "created_at": moment(fields["created_at"])})
+
+
 def _checkpoint(row: Row) -> Checkpoint:
+    # One of before there was such a column has none.
+    backups = json.loads(row["backups"] or "{}")
     return Checkpoint(
         id=row["id"],
         number=row["number"],
@@ -108,4 +128,7 @@ def _checkpoint(row: Row) -> Checkpoint:
         node_id=row["node_id"],
         kept_until=optional_moment(row["kept_until"]),
         version=row["version"],
+        settled=backups.get("settled", True),
+        older=tuple(_older(fields) for fields in backups.get("older", ())),
+        damaged=backups.get("damaged", False),
     )

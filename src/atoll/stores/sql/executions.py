@@ -1,5 +1,5 @@
 """
-Executions. Two writes for every request, each one statement that is not built at call time.
+Executions. Two writes for every request, of statements that are not built at call time.
 
 An invocation is its executions, and only they are written. What holds them together is a unique
 index over invocation and ordinal: of two that race to be the first, or the next, of an invocation
@@ -27,6 +27,7 @@ from atoll.model.execution import (
 )
 from atoll.model.page import Page
 from atoll.model.session import Cause
+from atoll.stores.sql.events import tell
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -34,7 +35,6 @@ from atoll.stores.sql.rows import (
     decode,
     encode,
     insert,
-    insert_again,
     inserted,
     micros,
     moment,
@@ -45,6 +45,7 @@ from atoll.stores.sql.rows import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from atoll.model.event import Event
     from atoll.stores.sql.engine import Connection, Engine, Row
 
 _ADD = """
@@ -103,20 +104,29 @@ class SqlExecutions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, execution: Execution) -> None:
+    async def add(self, execution: Execution, *, event: Event | None = None) -> None:
         row = row_of(execution)
-        await self._engine.write(
-            lambda connection: insert(connection, _ADD, row, "Execution"),
-            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Execution"),
-        )
 
-    async def add_after(self, execution: Execution, previous: Execution) -> None:
+        def write(connection: Connection) -> None:
+            insert(connection, _ADD, row, "Execution")
+            tell(connection, event)
+
+        def again(connection: Connection) -> None:
+            if not inserted(connection, _GET, row, "Execution"):
+                write(connection)
+
+        await self._engine.write(write, again=again)
+
+    async def add_after(
+        self, execution: Execution, previous: Execution, *, event: Event | None = None
+    ) -> None:
         row, before = row_of(execution), {"id": previous.id, "version": previous.version}
 
         def write(connection: Connection) -> None:
             # First, so that those who race wait here for each other and cannot block crosswise.
             compare_and_set(connection, _SUPERSEDE, before, "Execution")
             insert(connection, _ADD, row, "Execution")
+            tell(connection, event)
 
         def again(connection: Connection) -> None:
             if not inserted(connection, _GET, row, "Execution"):
@@ -131,14 +141,18 @@ class SqlExecutions:
 
         return await self._engine.read(read)
 
-    async def save(self, execution: Execution) -> Execution:
+    async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
         row = _progress(execution)
-        await self._engine.write(
-            lambda connection: compare_and_set(connection, _SAVE, row, "Execution"),
-            again=lambda connection: compare_and_set_again(
-                connection, _SAVE, _GET, row, "Execution"
-            ),
-        )
+
+        def write(connection: Connection) -> None:
+            compare_and_set(connection, _SAVE, row, "Execution")
+            tell(connection, event)
+
+        def again(connection: Connection) -> None:
+            if compare_and_set_again(connection, _SAVE, _GET, row, "Execution"):
+                tell(connection, event)
+
+        await self._engine.write(write, again=again)
         return replace(execution, version=execution.version + 1)
 
     async def page(

@@ -186,7 +186,6 @@ CREATE TABLE events (
 );
 
 CREATE UNIQUE INDEX events_number ON events (number);
-CREATE INDEX events_created ON events (created_at);
 
 CREATE TABLE webhooks (
     id VARCHAR(64) NOT NULL,
@@ -224,6 +223,7 @@ CREATE TABLE checkpoints (
     node_id VARCHAR(255) NOT NULL,
     kept_until BIGINT,
     version INTEGER NOT NULL,
+    backups TEXT,
     PRIMARY KEY (id)
 );
 

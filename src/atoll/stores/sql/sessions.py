@@ -68,6 +68,7 @@ _ADD = """
     )
 """
 _GET = "SELECT * FROM sessions WHERE id = :id"
+_INSTANCE = "SELECT instance_id FROM sessions WHERE id = :id"
 _SAVE = """
     UPDATE sessions SET
         template_id = :template_id, status = :status, wanted = :wanted,
@@ -153,9 +154,9 @@ class SqlSessions:
         row = _row(session)
 
         def write(connection: Connection) -> None:
-            compare_and_set(connection, _SAVE, row, "Session")
-            if not session.status.ended:
+            if not session.status.ended and not _has(connection, row):
                 _own(connection, row)
+            compare_and_set(connection, _SAVE, row, "Session")
             tell(connection, event)
 
         def again(connection: Connection) -> None:
@@ -241,6 +242,14 @@ class SqlSessions:
             return [_session(row) for row in connection.execute(statement, values)]
 
         return await self._engine.read(read)
+
+
+def _has(connection: Connection, row: dict[str, Any]) -> bool:
+    """Whether it has this instance already, which may be gone since and is nobody else's then."""
+    if row["instance_id"] is None:
+        return False
+    found = connection.execute(_INSTANCE, {"id": row["id"]}).fetchone()
+    return found is not None and found["instance_id"] == row["instance_id"]
 
 
 def _own(connection: Connection, row: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from atoll import ids
 from atoll.errors import Conflict
 from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
+from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
 from atoll.stores.sql.keys import SqlKeys
@@ -18,6 +19,7 @@ from atoll.stores.sql.sessions import SqlSessions
 from atoll.stores.sql.sqlite import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 from atoll.stores.sql.volumes import SqlVolumes
+from atoll.stores.sql.webhooks import SqlWebhooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.settings import DatabaseSettings, SqliteSettings
     from atoll.stores.base import (
         Checkpoints,
+        Events,
         Executions,
         Instances,
         KeyedRequests,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
         Sessions,
         Templates,
         Volumes,
+        Webhooks,
     )
     from atoll.stores.sql.engine import Connection, Engine
 
@@ -58,6 +62,8 @@ class SqlStore:
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)
         self.nodes: Nodes = SqlNodes(self._engine)
+        self.events: Events = SqlEvents(self._engine)
+        self.webhooks: Webhooks = SqlWebhooks(self._engine)
 
     async def open(self) -> None:
         await self._engine.open()

@@ -225,6 +225,7 @@ checkpoints = Table(
     Column("node_id", NAME, nullable=False),
     Column("kept_until", TIME),
     Column("version", Integer, nullable=False),
+    Column("backups", JSON),
     Index("checkpoints_kept", "kept_until", "id"),
 )
 """`id` is the session's."""
@@ -266,7 +267,6 @@ events = Table(
     Column("subject", ID, nullable=False),
     Column("data", JSON, nullable=False),
     Index("events_number", "number", unique=True),
-    Index("events_created", "created_at"),
 )
 """
 Written with what they tell of; `number`, their place on the feed, is given later, because rows

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.model.resources import Resources
 from atoll.model.template import Build, Layer, Template, TemplateStatus
+from atoll.stores.sql.events import tell
 from atoll.stores.sql.paging import page_of
 from atoll.stores.sql.rows import (
     compare_and_set,
@@ -19,7 +20,7 @@ from atoll.stores.sql.rows import (
     decode,
     encode,
     insert,
-    insert_again,
+    inserted,
     micros,
     moment,
     optional_micros,
@@ -27,6 +28,7 @@ from atoll.stores.sql.rows import (
 )
 
 if TYPE_CHECKING:
+    from atoll.model.event import Event
     from atoll.model.page import Page
     from atoll.stores.sql.engine import Connection, Engine, Row
 
@@ -79,12 +81,18 @@ class SqlTemplates:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def add(self, template: Template) -> None:
+    async def add(self, template: Template, *, event: Event | None = None) -> None:
         row = _row(template)
-        await self._engine.write(
-            lambda connection: insert(connection, _ADD, row, "Template"),
-            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Template"),
-        )
+
+        def write(connection: Connection) -> None:
+            insert(connection, _ADD, row, "Template")
+            tell(connection, event)
+
+        def again(connection: Connection) -> None:
+            if not inserted(connection, _GET, row, "Template"):
+                write(connection)
+
+        await self._engine.write(write, again=again)
 
     async def get(self, template_id: str) -> Template | None:
         def read(connection: Connection) -> Template | None:
@@ -93,17 +101,23 @@ class SqlTemplates:
 
         return await self._engine.read(read)
 
-    async def save(self, template: Template) -> Template:
+    async def save(self, template: Template, *, event: Event | None = None) -> Template:
         row = _row(template)
-        await self._engine.write(
-            lambda connection: compare_and_set(connection, _SAVE, row, "Template"),
-            again=lambda connection: compare_and_set_again(
-                connection, _SAVE, _GET, row, "Template"
-            ),
-        )
+
+        def write(connection: Connection) -> None:
+            compare_and_set(connection, _SAVE, row, "Template")
+            tell(connection, event)
+
+        def again(connection: Connection) -> None:
+            if compare_and_set_again(connection, _SAVE, _GET, row, "Template"):
+                tell(connection, event)
+
+        await self._engine.write(write, again=again)
         return replace(template, version=template.version + 1)
 
-    async def supersede(self, before: Template, template: Template) -> Template:
+    async def supersede(
+        self, before: Template, template: Template, *, event: Event | None = None
+    ) -> Template:
         row = _row(replace(template, number=before.number + 1, version=before.version))
         kept = {
             "template_id": before.id,
@@ -115,6 +129,7 @@ class SqlTemplates:
         def write(connection: Connection) -> None:
             compare_and_set(connection, _SAVE, row, "Template")
             connection.execute(_KEEP, kept)
+            tell(connection, event)
 
         await self._engine.write(write)
         return replace(template, number=before.number + 1, version=before.version + 1)
@@ -162,10 +177,12 @@ class SqlTemplates:
             lambda connection: [_template(row) for row in connection.execute(_UNBUILT, values)]
         )
 
-    async def remove(self, template_id: str) -> bool:
+    async def remove(self, template_id: str, *, event: Event | None = None) -> bool:
         def write(connection: Connection) -> bool:
             connection.execute(_REMOVE_VERSIONS, {"id": template_id})
-            return connection.execute(_REMOVE, {"id": template_id}).rowcount > 0
+            there = connection.execute(_REMOVE, {"id": template_id}).rowcount > 0
+            tell(connection, event if there else None)
+            return there
 
         return await self._engine.write(write)
 

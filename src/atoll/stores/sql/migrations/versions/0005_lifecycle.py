@@ -63,6 +63,7 @@ def upgrade() -> None:
     steps.create_index("sessions_node", "sessions", ["runtime_node", "status", "id"])
     steps.drop_index("sessions_expires", "sessions")
     steps.add_column("templates", sa.Column("pool_max", sa.Integer))
+    steps.add_column("checkpoints", sa.Column("backups", JSON))
     steps.create_table(
         "nodes",
         sa.Column("id", NAME, primary_key=True),
@@ -85,7 +86,6 @@ def upgrade() -> None:
         sa.Column("data", JSON, nullable=False),
     )
     steps.create_index("events_number", "events", ["number"], unique=True)
-    steps.create_index("events_created", "events", ["created_at"])
     steps.create_table(
         "webhooks",
         sa.Column("id", ID, primary_key=True),
@@ -102,6 +102,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in ("webhooks", "events", "nodes"):
         steps.drop_table(name)
+    steps.drop_column("checkpoints", "backups")
     steps.drop_column("templates", "pool_max")
     steps.create_index("sessions_expires", "sessions", ["status", "expires_at", "id"])
     for name in ("sessions_node", "sessions_timer", "sessions_unsettled"):

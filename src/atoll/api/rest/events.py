@@ -1,0 +1,89 @@
+"""The feed: what changed, a page at a time or as it happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from atoll.api.rest import problems, sse
+from atoll.api.rest.context import Answer, services
+from atoll.api.rest.schemas import EventPage
+from atoll.errors import AtollError, InvalidRequest
+from atoll.model.event import Stretch
+from atoll.service.deliveries import event_out
+from atoll.service.events import types_of
+
+router = APIRouter(tags=["events"])
+
+LONGEST_WAIT = 60
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": EventPage, "content": {sse.MEDIA_TYPE: {}}}
+}
+Place = Annotated[int, Query(ge=0, le=2**63 - 1)]
+
+
+@router.get("/events", responses=_ANSWERS)
+async def get_events(
+    request: Request,
+    after: Annotated[
+        Place | Literal["end"] | None,
+        Query(description="A number; `end` for what comes only. Else from the oldest on."),
+    ] = None,
+    types: Annotated[
+        str | None, Query(max_length=2200, description="Like `session.*,execution.failed`.")
+    ] = None,
+    subject: Annotated[str | None, Query(max_length=64, description="The id of one.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    wait: Annotated[
+        float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first.")
+    ] = 0,
+    accept: Annotated[str, Header()] = "",
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+) -> Response:
+    """
+    What changed of sessions, executions, nodes and templates, in one order. With `Accept:
+    text/event-stream` as it happens: the id of each event is its number, and `Last-Event-ID` goes
+    on after it. 410 `events_expired` when that place is no longer kept.
+    """
+    feed, chosen = services(request).feed, types_of(types)
+    following = sse.MEDIA_TYPE in accept
+    if following and last_event_id:
+        after = _number(last_event_id)
+    if after == "end":
+        after = await feed.end()
+    if not following:
+        stretch = await feed.page(after, chosen, subject, limit=limit, wait=wait)
+        items = [event_out(event) for event in stretch.events]
+        return Answer({"items": items, "after": stretch.through})
+    feed.admit()
+    place = await feed.place(after)
+    check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
+    return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)))
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
+        raise InvalidRequest("Last-Event-ID: the number of an event.", field="Last-Event-ID")
+    return int(text)
+
+
+async def _always() -> None:
+    """Nobody has to ask whether he may go on."""
+
+
+async def _texts(stretches: AsyncIterator[Stretch]) -> AsyncIterator[str]:
+    try:
+        async for stretch in stretches:
+            if not stretch.events:
+                # Not an event, but the id to come back with.
+                yield f"id: {stretch.through}\n\n"
+            for event in stretch.events:
+                content = json.dumps(event_out(event))
+                yield f"id: {event.number}\nevent: {event.type}\ndata: {content}\n\n"
+    except AtollError as error:
+        content = bytes(problems.problem(error).body).decode()
+        yield f"event: problem\ndata: {content}\n\n"

@@ -1,0 +1,102 @@
+"""Routes of webhooks, for keys that may do everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from atoll.api.rest.answers import timestamp
+from atoll.api.rest.context import Answer, services
+from atoll.api.rest.requests import ChangeWebhook, CreateWebhook
+from atoll.api.rest.schemas import NewWebhook, TriedOut, WebhookList, WebhookOut
+from atoll.errors import Forbidden
+from atoll.service.events import checked_types
+
+if TYPE_CHECKING:
+    from atoll.model.webhook import Webhook
+    from atoll.service.webhooks import Webhooks
+
+router = APIRouter(prefix="/webhooks", tags=["webhooks"])
+
+
+def webhook_out(webhook: Webhook) -> dict[str, Any]:
+    told = webhook.deliveries
+    return {
+        "id": webhook.id,
+        "url": webhook.url,
+        "types": list(webhook.types),
+        "enabled": webhook.enabled,
+        "created_at": timestamp(webhook.created_at),
+        "delivered": webhook.delivered,
+        "deliveries": {
+            "failures": told.failures,
+            "gave_up": told.gave_up,
+            "missed": told.missed,
+            "last_status": told.last_status,
+            "last_error": told.last_error,
+            "last_at": timestamp(told.last_at),
+            "retry_at": timestamp(told.retry_at),
+        },
+    }
+
+
+def _webhooks(request: Request) -> Webhooks:
+    """An address may hold a secret of its own, so a key that only reads does not see them."""
+    if request.scope.get("atoll.read_only", False):
+        raise Forbidden("This API key may not see webhooks.", code="key_read_only")
+    return services(request).webhooks
+
+
+@router.post("", status_code=201, responses={201: {"model": NewWebhook}})
+async def create_webhook(request: Request, body: CreateWebhook) -> Answer:
+    """
+    Have an address told of what changes from now on. The answer has the secret that deliveries are
+    signed with, if it was made here.
+    """
+    webhook, secret = await _webhooks(request).create(
+        body.url,
+        checked_types(body.types),
+        body.secret,
+        enabled=body.enabled,
+        seed=request.scope.get("atoll.seed"),
+    )
+    return Answer({**webhook_out(webhook), "secret": secret}, 201)
+
+
+@router.get("", responses={200: {"model": WebhookList}})
+async def list_webhooks(request: Request) -> Answer:
+    """Webhooks, oldest first."""
+    return Answer({"items": [webhook_out(one) for one in await _webhooks(request).list()]})
+
+
+@router.get("/{webhook_id}", responses={200: {"model": WebhookOut}})
+async def get_webhook(request: Request, webhook_id: str) -> Answer:
+    return Answer(webhook_out(await _webhooks(request).get(webhook_id)))
+
+
+@router.patch("/{webhook_id}", responses={200: {"model": WebhookOut}})
+async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook) -> Answer:
+    """Change some of it. What waits to be tried again is tried at once."""
+    changed = await _webhooks(request).change(
+        webhook_id,
+        url=body.url,
+        types=None if body.types is None else checked_types(body.types),
+        secret=body.secret,
+        enabled=body.enabled,
+    )
+    return Answer(webhook_out(changed))
+
+
+@router.delete("/{webhook_id}", status_code=204)
+async def delete_webhook(request: Request, webhook_id: str) -> Response:
+    await _webhooks(request).remove(webhook_id)
+    return Response(status_code=204)
+
+
+@router.post("/{webhook_id}/test", responses={200: {"model": TriedOut}})
+async def test_webhook(request: Request, webhook_id: str) -> Answer:
+    """Send it an event `webhook.test` now, once, and say what came of it."""
+    tried = await _webhooks(request).test(webhook_id)
+    return Answer({"delivered": tried.error is None, "status": tried.status, "error": tried.error})

@@ -1,0 +1,188 @@
+"""
+The sweep of orphaned blobs: what nothing refers to any more, and nobody is about to refer to.
+
+An object goes when its session or execution is not in the store, or is over and has let go of it,
+or when none of its session's kept backups names it; and never before it is as old as the grace, by
+the back-end's own clock: whoever creates something puts its blobs first and records it after.
+Nothing of a session is removed while one of its backups is being taken, nor while it cannot be told
+what they need, nor what waits on this node for a store that was away. Each record is read right
+before what it does not name is removed.
+
+A turn looks at a bounded number of objects and the next goes on behind them. One replica at a time
+does it for a blob store. A store that belongs to another database is left alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.blobs.base import PAGE
+from atoll.errors import PermanentError, TemporaryError
+from atoll.reconcile.sweep import alone, sweep
+from atoll.service.checkpoints import lease_of
+from atoll.service.objects import data_of
+
+if TYPE_CHECKING:
+    from atoll.blobs.base import BlobInfo, Blobs
+    from atoll.clock import Clock
+    from atoll.service.checkpoints import Checkpoints
+    from atoll.service.leases import Leases
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+PAUSE = 60.0
+"""Seconds between two turns."""
+PAGES = 4
+"""Pages of a list that a turn looks at."""
+ROUND = 3600.0
+"""Seconds from one time that all was looked at to the next."""
+OWNER = "cluster/owner"
+"""Names the database whose blobs these are."""
+SESSIONS = ("workspaces/", "exports/", "uploads/")
+EXECUTIONS = "executions/"
+REQUESTS = "requests/"
+KINDS = (*SESSIONS, EXECUTIONS, REQUESTS)
+
+
+class OrphanSweep:
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        checkpoints: Checkpoints,
+        leases: Leases,
+        clock: Clock,
+        *,
+        cluster: str,
+        name: str,
+        grace: timedelta,
+        request_ttl: timedelta,
+    ) -> None:
+        """`name` tells blob stores apart: those who share one have the same."""
+        self._store = store
+        self._blobs = blobs
+        self._checkpoints = checkpoints
+        self._leases = leases
+        self._clock = clock
+        self._cluster = cluster
+        self._key = f"orphans:{name}"
+        self._grace = grace
+        self._request_ttl = request_ttl
+        self._kind = 0
+        self._after: str | None = None
+        self._rest_until = float("-inf")
+
+    async def run(self) -> None:
+        await sweep("orphan_sweep.failed", PAUSE, self.turn)
+
+    async def turn(self) -> None:
+        if self._clock.monotonic() >= self._rest_until:
+            await alone(self._leases, self._key, self.once)
+
+    async def once(self) -> None:
+        """Look at the next objects."""
+        if not await self._is_ours():
+            return
+        for _ in range(PAGES):
+            kind = KINDS[self._kind]
+            page = await self._blobs.list(kind, after=self._after)
+            for owner, group in itertools.groupby(page, lambda info: _owner(info.key)):
+                try:
+                    await self._look(kind, owner, [info for info in group if self._is_old(info)])
+                except TemporaryError as error:
+                    if error.code != "blobs_unavailable":
+                        raise
+                    # What one owner has and the store does not give away keeps no others.
+                    log.info("orphan_sweep.left", owner=owner, error=error.message)
+            if len(page) == PAGE:
+                self._after = page[-1].key
+                continue
+            self._after, self._kind = None, (self._kind + 1) % len(KINDS)
+            if self._kind == 0:
+                self._rest_until = self._clock.monotonic() + ROUND
+                return
+
+    async def _is_ours(self) -> bool:
+        """Whether these blobs are of this database; the first that asks for them has them."""
+        if await self._store.cluster() != self._cluster:
+            return False
+        owner = await self._blobs.get(OWNER)
+        if owner is None and await self._blobs.create(OWNER, self._cluster.encode()):
+            return True
+        if (owner or await self._blobs.get(OWNER)) == self._cluster.encode():
+            return True
+        log.warning("orphan_sweep.not_ours", owner=(owner or b"").decode(errors="replace")[:64])
+        self._rest_until = self._clock.monotonic() + ROUND
+        return False
+
+    def _is_old(self, info: BlobInfo, beyond: timedelta = timedelta(0)) -> bool:
+        return self._clock.now() - info.modified_at >= self._grace + beyond
+
+    async def _look(self, kind: str, owner: str, old: list[BlobInfo]) -> None:
+        """Remove those of one owner's objects that are orphans."""
+        if not old:
+            return
+        if kind == EXECUTIONS:
+            await self._remove(await self._of_execution(owner, old))
+        elif kind == REQUESTS:
+            await self._remove([info for info in old if self._is_old(info, self._request_ttl)])
+        else:
+            await self._of_session(kind, owner, old)
+
+    async def _of_execution(self, execution_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
+        execution = await self._store.executions.get(execution_id)
+        if execution is None:
+            return old
+        if not execution.status.ended:
+            return []
+        kept = set(execution.kept.values())
+        return [info for info in old if info.key not in kept]
+
+    async def _of_session(self, kind: str, session_id: str, old: list[BlobInfo]) -> None:
+        lease = await self._leases.try_lease(lease_of(session_id))
+        if lease is None:
+            return  # One of its backups is being taken.
+        async with lease:
+            if await self._blobs.is_home(f"{kind}{session_id}/"):
+                unneeded = await self._unneeded(kind, session_id, old)
+                lease.check()
+                await self._remove(unneeded)
+
+    async def _unneeded(self, kind: str, session_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
+        session = await self._store.sessions.get(session_id)
+        checkpoint = await self._store.checkpoints.get(session_id)
+        if session is None and checkpoint is None:
+            return old
+        if kind != "workspaces/":
+            # Of one that is over all goes with its record; this came after that.
+            over = session is None or session.status.ended
+            return old if over and checkpoint is None else []
+        if checkpoint is None or not checkpoint.manifest:
+            return old
+        try:
+            names = await self._checkpoints.named(checkpoint)
+        except PermanentError as error:
+            log.info("orphan_sweep.not_told", session_id=session_id, error=error.message)
+            return []
+        needed = {data_of(session_id) + name for name in names}
+        needed |= {one.manifest for one in checkpoint.backups}
+        return [info for info in old if info.key not in needed]
+
+    async def _remove(self, orphans: list[BlobInfo]) -> None:
+        for info in orphans:
+            # Now or not at all: later it may be needed again.
+            await self._blobs.remove(info.key, later=False)
+        if orphans:
+            size = sum(info.size for info in orphans)
+            log.info("orphan.blobs", first=orphans[0].key, objects=len(orphans), size=size)
+
+
+def _owner(key: str) -> str:
+    """The id of the session, the execution or the request."""
+    kind, first, *rest = key.split("/")
+    return rest[0] if f"{kind}/" == EXECUTIONS and rest else first

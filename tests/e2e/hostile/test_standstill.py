@@ -1,0 +1,112 @@
+"""Code that will not stand still: while it is paused, and while its files are listed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.hostile.host import below, eventually
+
+if TYPE_CHECKING:
+    from tests.e2e.hostile.conftest import Target
+    from tests.e2e.hostile.host import Box
+
+RESTLESS = """
+import os, signal, threading
+def say(n):
+    with open('.n', 'w') as f: f.write(str(n))
+    os.replace('.n', 'n')
+say(0)
+for number in set(range(1, 65)) - {9, 19, 32, 33}:
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    while True: os.kill(-1, signal.SIGCONT)
+if os.fork() == 0:
+    while True:
+        pid = os.fork()
+        if pid == 0: os._exit(0)
+        os.waitpid(pid, 0)
+for _ in range(4):
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+n = 0
+while True:
+    n += 1
+    say(n)
+"""
+
+
+def ticks(pids: set[int]) -> dict[int, tuple[str, str]]:
+    found = {}
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found[pid] = (fields[11], fields[12])
+    return found
+
+
+def begun(box: Box) -> str:
+    execution = box.submit(RESTLESS, timeout=120)
+    eventually(lambda: box.client.get(f"{box.files}/n").status_code == 200, "its first file")
+    return execution
+
+
+def goes_on(box: Box) -> None:
+    seen = box.client.get(f"{box.files}/n").text
+    eventually(lambda: box.client.get(f"{box.files}/n").text != seen, "more of what it counts")
+
+
+def ended(box: Box, execution: str) -> None:
+    assert box.client.post(f"/api/v1/executions/{execution}/cancel").status_code == 200
+
+
+def test_restless_code_does_not_keep_its_files_from_being_saved(fresh: Box) -> None:
+    execution = begun(fresh)
+    for _ in range(3):
+        saved = fresh.client.post(f"{fresh.url}/checkpoint")
+        assert saved.status_code in (200, 201), saved.text
+        goes_on(fresh)
+    ended(fresh, execution)
+    fresh.assert_usable()
+
+
+def left(box: Box) -> None:
+    """Restless code that its execution left behind."""
+    box.run("import os\nif os.fork() == 0:\n    exec(" + repr(RESTLESS) + ")")
+    eventually(lambda: box.client.get(f"{box.files}/n").status_code == 200, "its first file")
+
+
+def test_restless_code_uses_no_processor_while_it_is_paused(target: Target, fresh: Box) -> None:
+    left(fresh)
+    top = fresh.pid_1
+    paused = fresh.client.post(f"{fresh.url}/pause")
+    if not target.privileged:
+        assert (paused.status_code, paused.json()["code"]) == (409, "pause_unavailable")
+        goes_on(fresh)
+        return
+    assert paused.status_code == 200, paused.text
+    inside = below(top) | {top}
+    before = ticks(inside)
+    begin = time.process_time()
+    while time.process_time() - begin < 0.3:
+        pass
+    assert below(top) | {top} == inside
+    assert ticks(inside) == before
+    started = fresh.client.post(f"{fresh.url}/start")
+    assert started.status_code == 200, started.text
+    assert fresh.pid_1 == top
+    goes_on(fresh)
+
+
+def test_a_paused_session_with_restless_code_can_be_ended(target: Target) -> None:
+    if not target.privileged:
+        pytest.skip("instances of this node cannot be paused")
+    box = target.box(memory="128Mi", disk="32Mi", max_processes=48)
+    left(box)
+    top = box.pid_1
+    assert box.client.post(f"{box.url}/pause").status_code == 200
+    inside = below(top) | {top}
+    assert box.client.delete(box.url).status_code < 300
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in inside), "their end")

@@ -1,0 +1,321 @@
+"""The feed of events through REST, the SDK and the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll import AsyncAtoll, Atoll
+from atoll.errors import Conflict
+from tests.e2e.api import V1, Api, answer, eventually, heard, problem
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STREAM = {"accept": "text/event-stream"}
+
+
+def page(api: Api, **asked: Any) -> dict[str, Any]:
+    return answer(api.http.get(f"{V1}/events", params=asked))
+
+
+def end(api: Api) -> int:
+    return int(page(api, after="end")["after"])
+
+
+def types(items: list[dict[str, Any]]) -> list[str]:
+    return [item["type"] for item in items]
+
+
+@contextmanager
+def following(
+    api: Api, after: str | None = None, **asked: Any
+) -> Iterator[Iterator[tuple[str, str, dict[str, Any]]]]:
+    headers = STREAM if after is None else {**STREAM, "last-event-id": after}
+    with api.http.stream("GET", f"{V1}/events", params=asked, headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield heard(response)
+
+
+def test_what_an_execution_comes_to_is_told_in_order(api: Api, session: str) -> None:
+    before = end(api)
+    done = api.run(session, "print('not for the feed')")
+    failed = api.run(session, "raise SystemExit(3)")
+
+    found = page(api, after=before, types="execution.*")
+
+    assert types(found["items"]) == [
+        "execution.submitted",
+        "execution.completed",
+        "execution.submitted",
+        "execution.failed",
+    ]
+    assert [item["subject"] for item in found["items"]] == [
+        done["execution_id"],
+        done["execution_id"],
+        failed["execution_id"],
+        failed["execution_id"],
+    ]
+    last = found["items"][-1]
+    assert last["data"]["session_id"] == session
+    assert last["data"]["status"] == "failed"
+    assert last["data"]["cause"] == "exit"
+    assert "not for the feed" not in json.dumps(found)
+    numbers = [item["number"] for item in page(api, after=before)["items"]]
+    assert numbers == list(range(before + 1, before + 1 + len(numbers)))
+
+
+def test_a_template_is_told_of_when_it_is_made_changed_and_removed(api: Api) -> None:
+    before = end(api)
+    answer(api.http.post(f"{V1}/templates", json={"id": "told", "name": "a"}), 201)
+    answer(api.http.put(f"{V1}/templates/told", json={"name": "b"}))
+    assert api.http.delete(f"{V1}/templates/told").status_code == 204
+
+    found = page(api, after=before, subject="told")["items"]
+
+    assert types(found) == ["template.created", "template.changed", "template.removed"]
+    assert [item["data"]["version"] for item in found] == [1, 2, 2]
+
+
+def test_pages_follow_each_other_without_a_gap(api: Api, session: str) -> None:
+    before = end(api)
+    for _ in range(3):
+        api.run(session, "1")
+
+    place, numbers = before, []
+    while items := (found := page(api, after=place, limit=2))["items"]:
+        numbers += [item["number"] for item in items]
+        place = found["after"]
+
+    assert numbers == list(range(before + 1, before + 1 + len(numbers)))
+    assert len(numbers) >= 6
+
+
+def test_a_page_that_waits_is_answered_by_the_first_event(
+    server: Server, api: Api, session: str
+) -> None:
+    asked = {"after": end(api), "types": "execution.submitted", "wait": 30}
+    with ThreadPoolExecutor(1) as threads, server.client() as other:
+        waiting = threads.submit(page, Api(other), **asked)
+        api.run(session, "1")
+        found = waiting.result(30)
+
+    assert types(found["items"]) == ["execution.submitted"]
+
+
+def test_a_page_without_events_comes_after_its_wait(api: Api) -> None:
+    before = end(api)
+    found = page(api, after=before, types="node.never", wait=0.05)
+
+    assert found["items"] == []
+    assert found["after"] >= before
+
+
+def test_a_stream_tells_what_happens_and_goes_on_where_it_was(
+    server: Server, api: Api, session: str
+) -> None:
+    with server.client() as http:
+        before = str(end(api))
+        with following(Api(http), before) as events:
+            api.run(session, "1")
+            number, name, content = next(events)
+        assert name == "execution.submitted"
+        assert content["number"] == int(number)
+        api.run(session, "2")
+        with following(Api(http), number) as events:
+            names = [next(events)[1] for _ in range(3)]
+
+    assert names == ["execution.completed", "execution.submitted", "execution.completed"]
+
+
+def test_a_stream_says_where_it_begins_before_anything_happens(server: Server, api: Api) -> None:
+    with (
+        server.client() as http,
+        http.stream("GET", f"{V1}/events", params={"after": "end"}, headers=STREAM) as response,
+    ):
+        first = next(response.iter_lines())
+
+    assert first == f"id: {end(api)}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        pytest.param({"types": "session"}, "invalid_request", id="no type"),
+        pytest.param({"types": "Session.*"}, "invalid_request", id="capital"),
+        pytest.param({"types": "a.b," * 40 + "a.b"}, "invalid_request", id="too many"),
+        pytest.param({"types": ""}, "invalid_request", id="empty"),
+        pytest.param({"after": "-1"}, "invalid_request", id="negative"),
+        pytest.param({"after": str(2**64)}, "invalid_request", id="huge"),
+        pytest.param({"limit": "0"}, "invalid_request", id="no limit"),
+        pytest.param({"wait": "3600"}, "invalid_request", id="long wait"),
+        pytest.param({"subject": "x" * 65}, "invalid_request", id="long subject"),
+    ],
+)
+def test_nonsense_is_refused(api: Api, asked: dict[str, str], code: str) -> None:
+    problem(api.http.get(f"{V1}/events", params=asked), 422, code)
+
+
+@pytest.mark.parametrize("place", ["x", "-1", "1.5", str(2**63), "٣"])
+def test_a_last_event_id_that_is_no_number_is_refused(api: Api, place: str) -> None:
+    headers = {**STREAM, "last-event-id": place.encode()}
+    problem(
+        api.http.get(f"{V1}/events", headers=headers),  # type: ignore[arg-type]
+        422,
+        "invalid_request",
+    )
+
+
+def test_a_place_that_never_was_is_told_from_one_to_wait_at(api: Api) -> None:
+    place = end(api) + 1000
+    told = problem(api.http.get(f"{V1}/events", params={"after": place}), 410, "events_expired")
+    assert told["first"] >= 1
+    problem(
+        api.http.get(f"{V1}/events", params={"after": place}, headers=STREAM), 410, "events_expired"
+    )
+
+
+def test_a_key_that_may_only_read_may_follow(server: Server, api: Api) -> None:
+    made = subprocess.run(
+        [
+            sys.executable, "-m", "atoll.cli", "key", "create", "--scope", "read", "--json",
+            "--data-dir", str(server.data_dir), "reader",
+        ],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    headers = {"authorization": f"Bearer {json.loads(made.stdout)['key']}"}
+
+    assert api.http.get(f"{V1}/events", headers=headers).status_code == 200
+    problem(api.http.get(f"{V1}/webhooks", headers=headers), 403, "key_read_only")
+
+
+@pytest.mark.anyio
+async def test_the_sdk_goes_on_by_itself_when_the_server_is_started_again(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    """Killed in between: what was told before the kill is not told again, and nothing is lost."""
+    server = Server(tmp_path, ATOLL_POOL__SIZE="0").start()
+    port = server.url.rsplit(":", 1)[1]
+    try:
+        with server.client() as http:
+            api = Api(http)
+            session_id = api.create()["id"]
+            async with AsyncAtoll(server.url, api_key=server.key) as atoll:
+                events = atoll.events.follow(types=["execution.*"], after="start")
+                api.run(session_id, "1")
+                seen = [await anext(events) for _ in range(2)]
+                execution_id = api.submit(session_id, "import time; time.sleep(0.2)")
+                seen.append(await anext(events))
+                server.stop(signal.SIGKILL)
+                server._arguments = ("--port", port)
+                server.start()
+                seen.append(await anext(events))
+                while seen[-1].type != "execution.completed":
+                    seen.append(await anext(events))
+                assert seen[-1].subject == execution_id
+                numbers = [one.number or 0 for one in seen]
+                assert numbers == sorted(set(numbers))
+                kept = [one async for one in atoll.events.list(types=["execution.*"])]
+                assert seen == kept
+                api.end(session_id)
+    finally:
+        if server.process is not None:
+            server.stop()
+
+
+def test_an_execution_that_was_accepted_has_an_event_whatever_is_killed(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path).start()
+    with server.client() as http:
+        api = Api(http)
+        session_id = api.create()["id"]
+        submitted = [api.submit(session_id, "1") for _ in range(20)]
+    server.stop(signal.SIGKILL)
+
+    with server, server.client() as http:
+        api = Api(http)
+        for execution_id in submitted:
+            api.result(execution_id)
+        found = page(api, types="execution.*", limit=500)["items"]
+        told = [(item["type"], item["subject"]) for item in found]
+        assert [one for type_, one in told if type_ == "execution.submitted"] == submitted
+        ends = [one for type_, one in told if type_ == "execution.completed"]
+        assert sorted(ends) == sorted(submitted)
+        assert len(set(ends)) == len(submitted)
+
+
+def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) -> None:
+    with Server(tmp_path, ATOLL_POOL__SIZE="0") as server, server.client() as http:
+        api = Api(http)
+        session_id = api.create()["id"]
+        for _ in range(3):
+            api.run(session_id, "1")
+        last = end(api)
+        api.end(session_id)
+        server.stop()
+        server._env = {**server._env, "ATOLL_EVENT__KEEP": "0", "ATOLL_EVENT__SWEEP": "0.1"}
+        server.start()
+        with server.client() as again:
+            api = Api(again)
+
+            def forgotten() -> bool:
+                return again.get(f"{V1}/events", params={"after": 0}).status_code == 410
+
+            eventually(forgotten)
+            told = problem(again.get(f"{V1}/events", params={"after": 0}), 410, "events_expired")
+            assert told["first"] > 1
+            assert page(api)["after"] >= last
+            with Atoll(server.url, api_key=server.key) as atoll:
+                with pytest.raises(Conflict, match="no place 0") as refused:
+                    next(iter(atoll.events.follow(after=0)))
+                assert refused.value.code == "events_expired"
+
+
+def test_the_command_prints_what_happened_and_follows(
+    server: Server, api: Api, session: str
+) -> None:
+    before = end(api)
+    api.run(session, "1")
+    options = ["--url", server.url, "--api-key", server.key]
+    command = [sys.executable, "-m", "atoll.cli", "events", *options]
+
+    shown = subprocess.run(
+        [*command, "--after", str(before), "--types", "execution.*", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert types(told) == ["execution.submitted", "execution.completed"]
+
+    with subprocess.Popen(
+        [*command, "--follow", "--after", str(before), "--types", "execution.completed"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "execution.completed" in process.stdout.readline()
+        api.run(session, "1")
+        assert "execution.completed" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_a_server_that_ends_lets_go_of_those_who_follow(bubblewrap: str, tmp_path: Path) -> None:
+    with (
+        Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="250") as server,
+        server.client() as http,
+        http.stream("GET", f"{V1}/events", headers=STREAM) as response,
+    ):
+        assert response.status_code == 200
+        assert server.stop() == 0
+        response.read()

@@ -1,0 +1,705 @@
+"""Sessions are started, stopped, archived, paused, changed and cloned, by requests and by time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import unprivileged
+from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+MiB = 2**20
+VERBS = ("start", "stop", "archive", "pause", "resume", "clone")
+
+
+@pytest.fixture(scope="module")
+def own(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One without a pool: each instance that is made was asked for."""
+    place = tmp_path_factory.mktemp("lifecycle")
+    given = {"ATOLL_POOL__SIZE": "0", "ATOLL_SESSION__TIMER_SWEEP": "0.5"}
+    with Server(place, **given) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(own: Server) -> Iterator[Api]:
+    with own.client() as http:
+        yield Api(http)
+
+
+def post(api: Api, session_id: str, verb: str, **options: Any) -> httpx.Response:
+    return api.http.post(f"{V1}/sessions/{session_id}/{verb}", **options)
+
+
+def do(api: Api, session_id: str, verb: str, **query: Any) -> dict[str, Any]:
+    """What the session is when it was asked to be that, and waited for."""
+    return answer(post(api, session_id, verb, params=query))
+
+
+def patch(api: Api, session_id: str, **fields: Any) -> httpx.Response:
+    return api.http.patch(f"{V1}/sessions/{session_id}", json=fields)
+
+
+def await_state(api: Api, session_id: str, status: str, seconds: float = 15.0) -> dict[str, Any]:
+    eventually(lambda: api.get(session_id)["status"] == status, seconds)
+    return api.get(session_id)
+
+
+def at(told: dict[str, Any], name: str) -> datetime:
+    return datetime.fromisoformat(told[name])
+
+
+@contextmanager
+def made(server: Server) -> Iterator[set[str]]:
+    """The names of all instances that come to be during the block."""
+    place = server.data_dir / "node" / "instances"
+    before, names, over = set(os.listdir(place)), set[str](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.0005):
+            names.update(set(os.listdir(place)) - before)
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        yield names
+    finally:
+        over.set()
+        watching.join()
+        names.update(set(os.listdir(place)) - before)
+
+
+# Stop and start
+
+
+def test_a_stopped_session_has_its_files_and_no_instance(api: Api, session: str) -> None:
+    api.put(session, "kept", b"here")
+    before = api.get(session)
+    shown = do(api, session, "stop")
+
+    assert (shown["status"], shown["wanted"], shown["observed"]) == ("stopped",) * 3
+    assert (shown["cause"], shown["container_id"], shown["expires_at"]) == ("user", None, None)
+    assert at(shown, "rested_at") >= at(before, "created_at")
+    assert api.get(session) == shown
+
+    started = do(api, session, "start")
+    assert (started["status"], started["wanted"]) == ("running", "running")
+    assert (started["cause"], started["rested_at"]) == (None, None)
+    assert started["container_id"] not in (None, before["container_id"])
+    life = at(started, "expires_at") - at(started, "updated_at")
+    assert timedelta(0) < life <= timedelta(seconds=started["timeout"] + 1)
+    assert sh(api, session, "cat kept") == "here"
+
+
+@pytest.mark.parametrize("rest", ["stop", "archive"])
+def test_a_request_starts_what_rests(api: Api, session: str, rest: str) -> None:
+    api.put(session, "kept", b"here")
+    do(api, session, rest)
+
+    found = api.http.get(f"{V1}/sessions/{session}/files/kept")
+    assert (found.status_code, found.content) == (200, b"here")
+    assert api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
+    assert api.get(session)["status"] == "running"
+
+
+def test_to_stop_what_is_stopped_changes_nothing(api: Api, session: str) -> None:
+    first = do(api, session, "stop")
+
+    assert do(api, session, "stop") == first
+    assert do(api, session, "archive")["status"] == "archived"
+    # There is less of it already.
+    again = do(api, session, "stop")
+    assert (again["status"], again["wanted"]) == ("archived", "archived")
+
+
+def test_to_start_what_runs_changes_nothing(api: Api, session: str) -> None:
+    before = api.get(session)
+    shown = do(api, session, "start")
+
+    assert shown["container_id"] == before["container_id"]
+    assert (shown["status"], shown["expires_at"]) == ("running", before["expires_at"])
+
+
+def test_who_does_not_wait_is_told_what_is_wanted(api: Api, session: str) -> None:
+    shown = do(api, session, "stop", wait=0)
+
+    assert shown["wanted"] == "stopped"
+    assert await_state(api, session, "stopped")["cause"] == "user"
+
+
+def test_an_archived_session_takes_no_room_on_the_node(api: Api, own: Server, session: str) -> None:
+    workspaces = own.data_dir / "node" / "workspaces"
+    sh(api, session, "mkdir -p a/b; echo one > a/b/c; ln -s a link; chmod 700 a/b/c")
+    there = set(os.listdir(workspaces))
+    shown = do(api, session, "archive")
+
+    assert (shown["status"], shown["wanted"], shown["cause"]) == ("archived", "archived", "user")
+    eventually(lambda: len(set(os.listdir(workspaces)) & there) < len(there))
+    started = do(api, session, "start")
+    assert started["status"] == "running"
+    assert sh(api, session, "cat a/b/c; readlink link; stat -c %a a/b/c") == "one\na\n700\n"
+
+
+def test_a_session_rests_and_starts_as_often_as_one_likes(api: Api, session: str) -> None:
+    for number, verb in enumerate(("stop", "archive", "stop", "archive")):
+        sh(api, session, f"echo {number} >> log")
+        do(api, session, verb)
+    assert sh(api, session, "cat log") == "0\n1\n2\n3\n"
+
+
+def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
+    assert do(api, session, "archive")["status"] == "archived"
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+
+
+# Unless told not to
+
+
+@pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
+def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api, rest: str) -> None:
+    session = api.create(auto_start=False)["id"]
+    api.put(session, "kept", b"here")
+    status = do(api, session, rest)["status"]
+
+    told = problem(api.execute(session, code="print(1)"), 409, "session_not_running")
+    assert told["status_now"] == status
+    for path in ("files/kept", "contexts", "processes"):
+        found = api.http.get(f"{V1}/sessions/{session}/{path}")
+        # A list of contexts needs nobody to be there.
+        if path != "contexts" or found.status_code != 200:
+            problem(found, 409, "session_not_running")
+    assert api.get(session)["status"] == status
+    assert do(api, session, "start")["status"] == "running"
+    assert sh(api, session, "cat kept") == "here"
+    answer(patch(api, session, auto_start=True))
+    do(api, session, rest)
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+    api.end(session)
+
+
+# Pause
+
+
+def test_a_paused_session_keeps_memory_and_wakes_on_request(api: Api, session: str) -> None:
+    context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
+    api.run(session, "x = 41", context_id=context)
+    before = api.get(session)["container_id"]
+    shown = do(api, session, "pause")
+
+    assert (shown["status"], shown["wanted"]) == ("paused", "paused")
+    assert (shown["container_id"], shown["rested_at"]) == (before, None)
+    assert shown["expires_at"] is not None
+    assert do(api, session, "pause") == shown
+    result = api.run(session, "x + 1", context_id=context)
+    assert result["status"] == "success"
+    assert api.get(session)["container_id"] == before
+    do(api, session, "pause")
+    assert do(api, session, "resume")["status"] == "running"
+    assert api.run(session, "print(x)", context_id=context)["stdout"] == "41\n"
+
+
+def test_a_paused_session_uses_no_cpu_time(api: Api, session: str) -> None:
+    sh(api, session, "nohup sh -c 'while :; do date +%N > n; done' >/dev/null 2>&1 &")
+    do(api, session, "pause")
+    before = api.get(session)
+    do(api, session, "resume")
+    # It is there still, and goes on from where it was.
+    first = sh(api, session, "cat n")
+    eventually(lambda: sh(api, session, "cat n") != first)
+    assert before["status"] == "paused"
+
+
+def test_what_is_paused_can_be_stopped_archived_and_cloned(api: Api, session: str) -> None:
+    api.put(session, "kept", b"here")
+    do(api, session, "pause")
+    clone = answer(post(api, session, "clone"), 201)
+    assert sh(api, clone["id"], "cat kept") == "here"
+    assert api.get(session)["status"] == "paused"
+    assert do(api, session, "stop")["status"] == "stopped"
+    do(api, session, "start")
+    do(api, session, "pause")
+    assert do(api, session, "archive")["status"] == "archived"
+    assert sh(api, session, "cat kept") == "here"
+    api.end(clone["id"])
+
+
+def test_contexts_are_gone_after_a_stop(api: Api, session: str) -> None:
+    context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
+    api.run(session, "x = 1", context_id=context)
+    do(api, session, "stop")
+
+    problem(api.execute(session, code="x", context_id=context, wait=10), 404, "context_not_found")
+    assert answer(api.http.get(f"{V1}/sessions/{session}/contexts"))["items"] == []
+
+
+def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str) -> None:
+    execution = api.submit(session, until("go"), timeout=60)
+    api.await_status(execution, "running")
+
+    problem(post(api, session, "pause"), 409, "session_busy")
+    assert api.get(session)["status"] == "running"
+    api.put(session, "go")
+    assert api.result(execution)["status"] == "success"
+    assert do(api, session, "pause")["status"] == "paused"
+
+
+@pytest.mark.parametrize("rest", ["stop", "archive"])
+def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
+    do(api, session, rest)
+
+    problem(post(api, session, "pause"), 409, "session_not_running")
+
+
+def test_a_node_that_cannot_pause_says_so(bubblewrap: str) -> None:
+    if (missing := unprivileged.available()) is not None:
+        pytest.skip(missing)
+    with unprivileged.directory() as place:
+        server = unprivileged.UnprivilegedServer(place, **unprivileged.environment(place))
+        with server, server.client() as http:
+            api = Api(http)
+            session = api.create()["id"]
+            api.put(session, "kept", b"here")
+            problem(post(api, session, "pause"), 409, "pause_unavailable")
+            # All else goes.
+            assert do(api, session, "stop")["status"] == "stopped"
+            assert do(api, session, "archive")["status"] == "archived"
+            clone = answer(post(api, session, "clone"), 201)["id"]
+            assert sh(api, clone, "cat kept") == "here"
+            assert sh(api, session, "cat kept") == "here"
+            copy = answer(post(api, session, "clone"), 201)["id"]
+            assert sh(api, copy, "cat kept") == "here"
+            api.end(session)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_there_is_no_such_session(api: Api, verb: str) -> None:
+    problem(post(api, "sess_nope", verb), 404, "session_not_found")
+    problem(patch(api, "sess_nope", timeout=1), 404, "session_not_found")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "clone"])
+def test_what_has_ended_stays_as_it_is(api: Api, verb: str) -> None:
+    session = api.create()["id"]
+    ended = api.end(session)
+
+    told = problem(post(api, session, verb), 409, "session_ended")
+    assert told["status_now"] == "terminated"
+    problem(patch(api, session, timeout=1), 409, "session_ended")
+    eventually(lambda: api.get(session)["observed"] == "destroyed")
+    assert api.get(session)["ended_at"] == ended["ended_at"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"timeout": 0},
+        {"timeout": 10**9},
+        {"timeout": "soon"},
+        {"idle_timeout": -1},
+        {"archive_after": 10**12},
+        {"delete_after": 1.5},
+        {"labels": {"": "x"}},
+        {"labels": {"a": "x" * 10_000}},
+        {"labels": {str(number): "x" for number in range(65)}},
+        {"env_vars": {"A=B": "x"}},
+        {"memory": "1"},
+        {"memory": "1Pi"},
+        {"cpu": "0"},
+        {"max_processes": 0},
+        {"status": "running"},
+        {"wanted": "stopped"},
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_what_cannot_be_changed_so_is_refused(
+    api: Api, shared_session: str, fields: dict[str, Any]
+) -> None:
+    before = api.get(shared_session)
+    refused = patch(api, shared_session, **fields)
+
+    assert refused.status_code == 422 or refused.status_code == 400, refused.text
+    assert api.get(shared_session) == before
+
+
+@pytest.fixture(scope="module")
+def shared_session(api: Api) -> Iterator[str]:
+    made = str(api.create()["id"])
+    yield made
+    api.end(made)
+
+
+@pytest.mark.parametrize("wait", ["-1", "soon", "nan"])
+def test_a_wait_that_makes_no_sense_is_refused(api: Api, shared_session: str, wait: str) -> None:
+    refused = post(api, shared_session, "start", params={"wait": wait})
+
+    assert refused.status_code in (400, 422), refused.text
+
+
+# Changes
+
+
+def test_labels_and_variables_reach_what_runs_next(api: Api) -> None:
+    session = api.create(env_vars={"A": "1", "B": "2"}, labels={"team": "x", "old": "y"})["id"]
+    assert sh(api, session, "echo $A$B$C") == "12\n"
+    shown = answer(
+        patch(api, session, env_vars={"B": None, "C": "3"}, labels={"old": None, "new": "z"})
+    )
+
+    assert shown["env_vars"] == {"A": "1", "C": "3"}
+    assert shown["labels"] == {"team": "x", "new": "z"}
+    assert sh(api, session, "echo $A$B$C") == "13\n"
+    do(api, session, "stop")
+    answer(patch(api, session, env_vars={"C": "4"}))
+    assert api.get(session)["status"] == "stopped"
+    assert sh(api, session, "echo $A$B$C") == "14\n"
+    api.end(session)
+
+
+def test_a_life_is_extended_by_one_call(api: Api) -> None:
+    session = api.create(timeout=60)["id"]
+    shown = answer(patch(api, session, timeout=1000))
+
+    assert shown["timeout"] == 1000
+    left = at(shown, "expires_at") - at(shown, "updated_at")
+    assert left == timedelta(seconds=1000)
+    # And made shorter.
+    answer(patch(api, session, timeout=1))
+    ended = await_state(api, session, "timeout")
+    assert (ended["cause"], ended["wanted"]) == ("timeout", "destroyed")
+
+
+def test_a_memory_limit_that_is_raised_holds_at_once(api: Api) -> None:
+    session = api.create(memory="96Mi")["id"]
+    hungry = "x = bytearray(160 * 2**20)\nprint(len(x))"
+    assert api.run(session, hungry)["status"] == "failed"
+    before = api.get(session)["container_id"]
+    shown = answer(patch(api, session, memory="400Mi"))
+
+    assert shown["resources"]["memory"] == "400Mi"
+    assert api.run(session, hungry)["stdout"] == f"{160 * MiB}\n"
+    answer(patch(api, session, resources={"memory": "96Mi"}))
+    assert api.run(session, hungry)["status"] == "failed"
+    do(api, session, "stop")
+    answer(patch(api, session, memory="400Mi"))
+    assert api.run(session, hungry)["stdout"] == f"{160 * MiB}\n"
+    assert before is not None
+    api.end(session)
+
+
+def test_the_size_of_a_workspace_is_fixed_while_it_is_on_the_node(api: Api) -> None:
+    session = api.create(disk="16Mi")["id"]
+    sh(api, session, "head -c 8000000 /dev/zero > big")
+    problem(patch(api, session, disk="64Mi"), 409, "disk_fixed")
+    do(api, session, "stop")
+    problem(patch(api, session, disk="64Mi"), 409, "disk_fixed")
+    do(api, session, "archive")
+
+    assert answer(patch(api, session, disk="64Mi"))["resources"]["disk"] == "64Mi"
+    assert sh(api, session, "head -c 20000000 /dev/zero > bigger; stat -c %s big bigger") == (
+        "8000000\n20000000\n"
+    )
+    api.end(session)
+
+
+# By time
+
+
+def test_an_idle_session_is_stopped_archived_and_deleted_by_itself(api: Api) -> None:
+    session = api.create(idle_timeout=1, archive_after=1, delete_after=4)["id"]
+    api.put(session, "kept", b"here")
+
+    stopped = await_state(api, session, "stopped")
+    assert (stopped["cause"], stopped["wanted"]) == ("idle", "stopped")
+    assert at(stopped, "rested_at") - at(stopped, "created_at") >= timedelta(seconds=1)
+    archived = await_state(api, session, "archived")
+    assert archived["rested_at"] == stopped["rested_at"]
+    ended = await_state(api, session, "terminated")
+    assert (ended["cause"], ended["wanted"]) == ("idle", "destroyed")
+    assert at(ended, "ended_at") - at(stopped, "rested_at") >= timedelta(seconds=4)
+
+
+def test_a_session_in_which_something_runs_is_not_idle(api: Api) -> None:
+    session = api.create(idle_timeout=1)["id"]
+    execution = api.submit(session, "import time\ntime.sleep(3)\nprint('done')")
+
+    assert api.result(execution)["stdout"] == "done\n"
+    assert await_state(api, session, "stopped")["cause"] == "idle"
+    api.end(session)
+
+
+def test_a_session_that_is_asked_for_is_not_idle(api: Api) -> None:
+    session = api.create(idle_timeout=2)["id"]
+    before = api.get(session)["container_id"]
+    began = datetime.now().astimezone()
+    while datetime.now().astimezone() - began < timedelta(seconds=5):
+        api.put(session, "touched", b"x")
+        assert api.get(session)["container_id"] == before
+    await_state(api, session, "stopped")
+    api.end(session)
+
+
+def test_never_is_zero(api: Api) -> None:
+    session = api.create(idle_timeout=1, archive_after=1, delete_after=1)["id"]
+    shown = answer(patch(api, session, idle_timeout=0, archive_after=0, delete_after=0))
+
+    kept = {name: shown[name] for name in ("idle_timeout", "archive_after", "delete_after")}
+    assert set(kept.values()) == {None}
+    do(api, session, "stop")
+    # What is at rest has no life that ends.
+    answer(patch(api, session, timeout=1))
+    assert answer(patch(api, session, archive_after=1))["archive_after"] == 1
+    assert await_state(api, session, "archived")["cause"] in ("user", "idle")
+    assert api.get(session)["ended_at"] is None
+    api.end(session)
+
+
+# What runs when it is stopped
+
+
+@pytest.mark.parametrize("verb", ["stop", "archive"])
+def test_what_runs_or_waits_is_cancelled_with_a_cause_and_starts_nothing(
+    api: Api, session: str, verb: str
+) -> None:
+    running = api.submit(session, "open('begun', 'w').close()\n" + until("never"), timeout=60)
+    waiting = [api.submit(session, "open('no', 'w')", timeout=60) for _ in range(3)]
+    eventually(lambda: "begun" in api.names(session))
+    shown = do(api, session, verb)
+
+    assert shown["status"] == {"stop": "stopped", "archive": "archived"}[verb]
+    for execution in (running, *waiting):
+        told = api.execution(execution)
+        assert (told["status"], told["cause"]) == ("cancelled", "user"), told
+        assert "stopped" in told["error"]["message"]
+    assert api.get(session)["status"] == shown["status"]
+    assert api.names(session) == ["begun"]
+
+
+@pytest.mark.parametrize("verb", ["stop", "archive"])
+def test_requests_during_a_stop_work_or_are_refused_clearly(
+    api: Api, session: str, verb: str
+) -> None:
+    api.put(session, "kept", b"here")
+    with ThreadPoolExecutor(9) as pool:
+        stopping = pool.submit(post, api, session, verb)
+        reading = [
+            pool.submit(api.http.get, f"{V1}/sessions/{session}/files/kept") for _ in range(8)
+        ]
+        assert stopping.result().status_code == 200
+        for found in reading:
+            response = found.result()
+            if response.status_code == 200:
+                assert response.content == b"here"
+            else:
+                problem(response, 503, "session_not_ready")
+                assert int(response.headers["retry-after"]) >= 1
+    assert sh(api, session, "cat kept") == "here"
+
+
+# Several at once
+
+
+def test_many_starts_make_one_instance(api: Api, own: Server, session: str) -> None:
+    do(api, session, "stop")
+    with made(own) as names, ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(lambda _: do(api, session, "start"), range(8)))
+    assert {told["status"] for told in shown} == {"running"}
+    assert {told["container_id"] for told in shown} == names
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
+def test_many_requests_start_what_rests_once(
+    api: Api, own: Server, session: str, rest: str
+) -> None:
+    api.put(session, "kept", b"here")
+    before = do(api, session, rest)["container_id"]
+
+    def ask(number: int) -> str:
+        if number % 2:
+            return api.http.get(f"{V1}/sessions/{session}/files/kept").text
+        return str(api.run(session, "print(open('kept').read(), end='')")["stdout"])
+
+    with made(own) as names, ThreadPoolExecutor(10) as pool:
+        told = list(pool.map(ask, range(10)))
+    assert set(told) == {"here"}
+    assert len(names) == (0 if rest == "pause" else 1)
+    assert api.get(session)["container_id"] == (before if rest == "pause" else names.pop())
+
+
+def test_starts_and_stops_at_once_leave_what_was_wanted_last(
+    api: Api, own: Server, session: str
+) -> None:
+    api.put(session, "kept", b"here")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: post(api, session, ("stop", "start")[n % 2]), range(16)))
+    assert {found.status_code for found in answers} == {200}
+    assert do(api, session, "start")["status"] == "running"
+    assert sh(api, session, "cat kept") == "here"
+    assert do(api, session, "stop")["status"] == "stopped"
+    instances = own.data_dir / "node" / "instances"
+    held = {api.get(item["id"])["container_id"] for item in _sessions(api)} - {None}
+    eventually(lambda: set(os.listdir(instances)) <= held)
+
+
+def _sessions(api: Api) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer(api.http.get(f"{V1}/sessions?limit=500"))["items"]
+    return found
+
+
+# The end
+
+
+@pytest.mark.parametrize("state", ["run", "stop", "archive", "pause"])
+def test_an_end_comes_from_every_state_and_leaves_nothing(
+    api: Api, own: Server, state: str
+) -> None:
+    node = own.data_dir / "node"
+
+    def there() -> set[Path]:
+        return {*(node / "instances").iterdir(), *(node / "workspaces").iterdir()}
+
+    before = there()
+    session = api.create()["id"]
+    api.put(session, "kept", b"here")
+    if state != "run":
+        do(api, session, state)
+    ended = api.end(session)
+
+    assert (ended["status"], ended["wanted"], ended["cause"]) == ("terminated", "destroyed", "user")
+    assert ended["observed"] in ("destroying", "destroyed")
+    eventually(lambda: api.get(session)["observed"] == "destroyed")
+    assert there() <= before
+    assert api.end(session)["ended_at"] == ended["ended_at"]
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "archive", "pause"])
+def test_an_end_comes_in_the_middle_of_anything(api: Api, own: Server, verb: str) -> None:
+    session = api.create()["id"]
+    api.put(session, "kept", b"here")
+    if verb == "start":
+        do(api, session, "stop")
+    do(api, session, verb, wait=0)
+    api.end(session)
+
+    eventually(lambda: api.get(session)["observed"] == "destroyed")
+    shown = api.get(session)
+    assert (shown["status"], shown["cause"]) == ("terminated", "user")
+    instances = own.data_dir / "node" / "instances"
+    held = {item["container_id"] for item in _sessions(api)}
+    eventually(lambda: set(os.listdir(instances)) <= held)
+
+
+# Clones
+
+
+def test_a_clone_has_the_files_and_settings_of_the_other_and_its_own_life(api: Api) -> None:
+    first = api.create(
+        env_vars={"A": "1"}, labels={"team": "x"}, memory="128Mi", timeout=500, idle_timeout=300
+    )
+    session = first["id"]
+    sh(api, session, "mkdir d; echo one > d/f; ln -s d/f link")
+    shown = answer(post(api, session, "clone", json={"labels": {"copy": "yes"}}), 201)
+
+    assert shown["id"] != session
+    assert (shown["status"], shown["started_from"]) == ("running", session)
+    assert shown["labels"] == {"team": "x", "copy": "yes"}
+    for name in ("env_vars", "resources", "timeout", "idle_timeout", "template_id"):
+        assert shown[name] == first[name], name
+    assert sh(api, shown["id"], "cat link; echo $A") == "one\n1\n"
+    sh(api, shown["id"], "echo two > d/f")
+    sh(api, session, "echo three > d/g")
+    assert sh(api, session, "cat d/f") == "one\n"
+    assert sh(api, shown["id"], "ls d") == "f\n"
+    api.end(session)
+    assert sh(api, shown["id"], "cat d/f") == "two\n"
+    api.end(shown["id"])
+
+
+@pytest.mark.parametrize("state", ["stop", "archive"])
+def test_what_rests_is_cloned_and_rests_on(api: Api, session: str, state: str) -> None:
+    api.put(session, "kept", b"here")
+    status = do(api, session, state)["status"]
+    clone = answer(post(api, session, "clone"), 201)["id"]
+
+    assert sh(api, clone, "cat kept") == "here"
+    assert api.get(session)["status"] == status
+    assert sh(api, session, "cat kept") == "here"
+    api.end(clone)
+
+
+def test_what_runs_is_cloned_while_it_runs(api: Api, session: str) -> None:
+    code = "open('begun', 'w').write('x')\n" + until("go") + "print('done')"
+    execution = api.submit(session, code, timeout=60)
+    eventually(lambda: "begun" in api.names(session))
+    clone = answer(post(api, session, "clone"), 201)["id"]
+
+    assert "begun" in api.names(clone)
+    assert answer(api.http.get(f"{V1}/sessions/{clone}/executions"))["items"] == []
+    api.put(session, "go")
+    assert api.result(execution)["stdout"] == "done\n"
+    api.end(clone)
+
+
+@pytest.mark.parametrize("disk", ["1Mi", "100Pi"])
+def test_a_clone_that_cannot_be_leaves_nothing(api: Api, own: Server, disk: str) -> None:
+    session = api.create(disk="32Mi")["id"]
+    sh(api, session, "head -c 20000000 /dev/urandom > big")
+    workspaces = own.data_dir / "node" / "workspaces"
+    before = {item["id"] for item in _sessions(api)}
+    there = set(os.listdir(workspaces))
+    refused = post(api, session, "clone", json={"disk": disk})
+
+    assert refused.status_code >= 400
+    assert refused.headers["content-type"] == "application/problem+json"
+    new = [item for item in _sessions(api) if item["id"] not in before]
+    assert {item["status"] for item in new} <= {"failed"}
+    eventually(lambda: set(os.listdir(workspaces)) <= there)
+    api.end(session)
+
+
+# Once
+
+
+def test_a_clone_with_a_key_is_made_once(api: Api, session: str) -> None:
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first = answer(post(api, session, "clone", headers=headers), 201)
+
+    assert answer(post(api, session, "clone", headers=headers), 201) == first
+    with ThreadPoolExecutor(4) as pool:
+        again = list(pool.map(lambda _: post(api, session, "clone", headers=headers), range(4)))
+    assert {answer(found, 201)["id"] for found in again} == {first["id"]}
+    problem(
+        post(api, session, "clone", headers=headers, json={"timeout": 5}),
+        422,
+        "idempotency_key_reused",
+    )
+    api.end(first["id"])
+
+
+def test_a_start_with_a_key_answers_as_it_did(api: Api, session: str) -> None:
+    do(api, session, "stop")
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first = answer(post(api, session, "start", headers=headers))
+    do(api, session, "stop")
+
+    again = post(api, session, "start", headers=headers)
+    assert answer(again) == first
+    assert again.headers["idempotency-replayed"] == "true"
+    assert api.get(session)["status"] == "stopped"

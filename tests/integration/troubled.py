@@ -1,0 +1,278 @@
+"""
+Control planes on one node whose outside world misbehaves: its calls fail or hang when they are told
+to, instances are killed, and control planes end without a chance to clean up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination, MemoryState
+from atoll.drivers.local.driver import LocalDriver
+from atoll.errors import PermanentError, TemporaryError
+from atoll.settings import Settings
+from tests.parts import Parts, put_together
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.link.client import Link
+    from atoll.model.instance import Handle, InstanceSpec, Observation
+    from atoll.reconcile.orphans import Orphans
+
+Kind = Literal["temporary", "permanent", "hang", "after"]
+"""`after`: it is done, and then says that it was not."""
+KINDS: tuple[Kind, ...] = ("temporary", "permanent", "hang", "after")
+METHODS = (
+    "ensure", "observe", "connect", "pause", "resume", "stop", "destroy", "discard", "copy",
+)  # fmt: skip
+MANY = timedelta(days=100)
+
+
+class ShiftedClock:
+    """The real time, moved ahead at will."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@dataclass
+class Fault:
+    kind: Kind
+    left: int
+
+
+class Trouble:
+    """What is wrong with the node at the moment, for all its control planes."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, Fault] = {}
+        self._free = asyncio.Event()
+        self.hit: dict[str, int] = {}
+        """How often each fault struck."""
+
+    def set(self, method: str, kind: Kind, times: int) -> None:
+        self._faults[method] = Fault(kind, times)
+
+    def lift(self) -> None:
+        self._faults.clear()
+        self._free.set()
+        self._free = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def around(self, method: str) -> AsyncIterator[None]:
+        fault = self._faults.get(method)
+        if fault is None or not fault.left:
+            yield
+            return
+        fault.left -= 1
+        self.hit[f"{method} {fault.kind}"] = self.hit.get(f"{method} {fault.kind}", 0) + 1
+        if fault.kind == "hang":
+            await self._free.wait()
+            raise TemporaryError(f"{method} came to nothing.", code="troubled")
+        if fault.kind == "temporary":
+            raise TemporaryError(f"{method} does not go now.", code="troubled")
+        if fault.kind == "permanent":
+            raise PermanentError(f"{method} does not go.", code="troubled")
+        yield
+        raise TemporaryError(f"{method} says that it did not go.", code="troubled")
+
+
+class TroubledDriver(LocalDriver):
+    """The real one behind calls that may fail."""
+
+    def __init__(self, place: Path, settings: Settings, trouble: Trouble) -> None:
+        super().__init__(place, settings.local, settings.link)
+        self._trouble = trouble
+        self.dead = False
+        """Whether its process is taken for dead: it does nothing more."""
+        self.made = 0
+
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str) -> AsyncIterator[None]:
+        if self.dead:
+            raise TemporaryError("This process has been killed.", code="dead")
+        async with self._trouble.around(method):
+            if self.dead:
+                raise TemporaryError("This process has been killed.", code="dead")
+            yield
+
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        async with self._call("ensure"):
+            handle = await super().ensure(spec)
+            self.made += 1
+        return handle
+
+    async def observe(self, handle: Handle) -> Observation:
+        async with self._call("observe"):
+            found = await super().observe(handle)
+        return found
+
+    async def connect(self, handle: Handle) -> Link:
+        async with self._call("connect"):
+            link = await super().connect(handle)
+        return link
+
+    async def pause(self, handle: Handle) -> None:
+        async with self._call("pause"):
+            await super().pause(handle)
+
+    async def resume(self, handle: Handle) -> None:
+        async with self._call("resume"):
+            await super().resume(handle)
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        async with self._call("stop"):
+            await super().stop(handle, grace=grace)
+
+    async def destroy(self, handle: Handle) -> None:
+        async with self._call("destroy"):
+            await super().destroy(handle)
+
+    async def discard(self, workspace: str) -> None:
+        async with self._call("discard"):
+            await super().discard(workspace)
+
+    async def copy(self, workspace: str, name: str) -> bool:
+        async with self._call("copy"):
+            copied = await super().copy(workspace, name)
+        return copied
+
+    async def handles(self) -> list[Handle]:
+        if self.dead:
+            raise TemporaryError("This process has been killed.", code="dead")
+        return await super().handles()
+
+
+class Replica:
+    """A control plane with its loops."""
+
+    def __init__(self, parts: Parts, driver: TroubledDriver, orphans: Orphans, name: str) -> None:
+        self.parts = parts
+        self.driver = driver
+        self.orphans = orphans
+        self.name = name
+        self.loops: list[asyncio.Task[None]] = []
+
+    def run(self) -> None:
+        loops = {"heartbeat": self.parts.leases.run(), "sessions": self.parts.reconciler.run()}
+        self.loops = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+
+
+class World:
+    """A node, its directory and its control planes."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.clock = ShiftedClock()
+        self.trouble = Trouble()
+        self.settings = Settings.model_validate(
+            {
+                "data_dir": place,
+                "session": {
+                    "timeout": MANY, "max_timeout": MANY, "memory": 128 * 2**20,
+                    "disk": 8 * 2**20, "sweep": 0.1, "timer_sweep": 0.1, "stop_grace": 0.2,
+                    "probe_timeout": 0.3, "retries": 2, "retry_backoff": 1, "error_retry": 60,
+                },
+            }
+        )  # fmt: skip
+        self._state = MemoryState(SystemClock())
+        self._started = 0
+        self.replicas: list[Replica] = []
+
+    @property
+    def leases(self) -> dict[str, str]:
+        """Who holds what."""
+        return {key: holder.owner for key, holder in self._state.leases.all()}
+
+    async def start(self, size: int = 1) -> None:
+        """As many control planes at once; the first finds no other and looks after the node."""
+        for _ in range(size):
+            await self.join()
+
+    async def join(self) -> Replica:
+        self._started += 1
+        name = f"replica-{self._started}"
+        ttl = timedelta(hours=1)
+        system = SystemClock()
+        coordination = MemoryCoordination(
+            name, self.settings.coordination, ttl, system, state=self._state
+        )
+        driver = TroubledDriver(self.place, self.settings, self.trouble)
+        parts = put_together(
+            self.place,
+            self.clock,
+            settings=self.settings,
+            driver=driver,
+            coordination=coordination,
+            leases_clock=system,
+        )
+        await parts.open()
+        await driver.open()
+        await parts.templates.ensure_default()
+        replica = Replica(parts, driver, parts.sweep(await parts.store.cluster()), name)
+        if not self.replicas:
+            await parts.recovery.run()
+        await parts.adoption.once()
+        replica.run()
+        self.replicas.append(replica)
+        return replica
+
+    async def crash(self, replica: Replica) -> None:
+        """It does nothing more from this moment on; what it held is known to be free."""
+        self.replicas.remove(replica)
+        parts = replica.parts
+        replica.driver.dead = True
+        for loop in replica.loops:
+            loop.cancel()
+        await asyncio.gather(*replica.loops, return_exceptions=True)
+        await parts.tasks.settle(0)
+        await parts.sessions.close()
+        parts.activity.close()
+        parts.saves.close()
+        await parts.lives.close()
+        self._state.present.drop(replica.name)
+        await parts.close()
+        await replica.driver.close()
+
+    async def restart(self) -> None:
+        size = len(self.replicas)
+        for replica in list(self.replicas):
+            await self.crash(replica)
+        await self.start(size)
+
+    async def clear(self) -> None:
+        """Leave nothing of it running."""
+        self.trouble.lift()
+        for replica in list(self.replicas):
+            await self.crash(replica)
+        driver = LocalDriver(self.place, self.settings.local, self.settings.link)
+        await driver.open()
+        for handle in await driver.handles():
+            await driver.destroy(handle)
+        for workspace in await driver.workspaces():
+            await driver.discard(workspace)
+        await driver.close()
+
+
+def kill(handle: Handle) -> None:
+    """As the kernel does when it has to: PID 1 of the sandbox, and with it all the others."""
+    for name in ("child", "pid"):
+        with contextlib.suppress(ProcessLookupError):
+            if int(handle.data[name]) > 1:
+                os.kill(int(handle.data[name]), signal.SIGKILL)

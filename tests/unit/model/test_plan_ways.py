@@ -1,0 +1,40 @@
+"""The ways that the documentation draws: each leads to where the session is left alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from atoll.model.plan import TABLE, Observed, Step, leads_to
+from atoll.model.session import Wanted
+
+SETTLED = {
+    Wanted.RUNNING: {Observed.RUNNING},
+    # What has no instance has nothing to keep in memory, and is not made to have one.
+    Wanted.PAUSED: {Observed.PAUSED, Observed.STOPPED, Observed.ARCHIVED},
+    Wanted.STOPPED: {Observed.STOPPED, Observed.ARCHIVED},
+    Wanted.ARCHIVED: {Observed.ARCHIVED},
+    Wanted.DESTROYED: {Observed.DESTROYED},
+}
+
+
+def test_every_pair_has_a_step() -> None:
+    assert set(TABLE) == set(itertools.product(Wanted, Observed))
+
+
+@pytest.mark.parametrize("wanted", Wanted)
+@pytest.mark.parametrize("observed", Observed)
+def test_every_way_ends_at_what_is_wanted(wanted: Wanted, observed: Observed) -> None:
+    allowed = SETTLED[wanted] | {Observed.DESTROYED}
+    ways = [[observed]]
+    while ways:
+        way = ways.pop()
+        step = TABLE[wanted, way[-1]]
+        further = leads_to(wanted, way[-1])
+        assert (step is Step.REST) == (not further)
+        if not further:
+            assert way[-1] in allowed
+        for state in further:
+            assert state not in way, f"{way} goes round by {state}"
+            ways.append([*way, state])

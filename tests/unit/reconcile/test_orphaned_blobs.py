@@ -1,0 +1,315 @@
+"""Blobs that nothing refers to go away, when they are old enough, and nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import ids
+from atoll.blobs.base import PAGE
+from atoll.blobs.objects import LocalObjects
+from atoll.blobs.s3 import S3Objects
+from atoll.blobs.spool import Spool
+from atoll.coordination.memory import MemoryCoordination
+from atoll.errors import TemporaryError
+from atoll.model.checkpoint import Checkpoint, Older
+from atoll.model.execution import ExecutionStatus
+from atoll.model.manifest import Manifest
+from atoll.model.session import SessionStatus
+from atoll.reconcile import orphaned_blobs as orphans
+from atoll.reconcile.orphaned_blobs import OWNER, OrphanSweep
+from atoll.service.checkpoints import Checkpoints, lease_of
+from atoll.service.leases import Leases
+from atoll.service.objects import data_of, digest, manifest_of
+from atoll.settings import BlobSettings, Settings
+from atoll.stores.sql.store import SqlStore
+from tests.clock import MovedClock
+from tests.contract.stores.store_entities import NOW, make_execution, make_session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.blobs.base import Blobs
+
+pytestmark = pytest.mark.anyio
+
+DAY = timedelta(hours=24)
+
+
+class Ground:
+    def __init__(
+        self, store: SqlStore, blobs: Blobs, leases: Leases, clock: MovedClock, cluster: str
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.leases = leases
+        self.clock = clock
+        self.checkpoints = Checkpoints(store, blobs, leases, clock, "node_1")
+        self.sweep = self.another(cluster)
+
+    def another(self, cluster: str) -> OrphanSweep:
+        return OrphanSweep(
+            self.store,
+            self.blobs,
+            self.checkpoints,
+            self.leases,
+            self.clock,
+            cluster=cluster,
+            name="shared",
+            grace=DAY,
+            request_ttl=DAY,
+        )
+
+    async def put(self, *keys: str) -> None:
+        for key in keys:
+            await self.blobs.put(key, key.encode())
+
+    async def session(self, status: SessionStatus = SessionStatus.RUNNING) -> str:
+        session = make_session(status=status, instance_id=None)
+        await self.store.sessions.add(session)
+        return session.id
+
+    async def backup(self, session_id: str, number: int, *contents: bytes) -> Older:
+        """A backup of objects with these contents; not recorded."""
+        for content in contents:
+            await self.blobs.put(data_of(session_id) + digest(content), content)
+        objects = {digest(content): (len(content), len(content)) for content in contents}
+        data = Manifest(session_id, number, "now", 0, 0, (), objects).encoded()
+        key = manifest_of(session_id, number, data)
+        await self.blobs.put(key, data)
+        return Older(number, key, self.clock.now(), 0, 0, "node_1", True)
+
+    async def record(self, session_id: str, newest: Older, *older: Older) -> None:
+        row = Checkpoint(
+            id=session_id,
+            number=newest.number,
+            manifest=newest.manifest,
+            created_at=newest.created_at,
+            files=0,
+            size=0,
+            node_id="node_1",
+            older=older,
+        )
+        await self.store.checkpoints.add(row)
+
+    async def keys(self) -> set[str]:
+        found: set[str] = set()
+        for kind in orphans.KINDS:
+            after = None
+            while page := await self.blobs.list(kind, after=after):
+                found |= {info.key for info in page}
+                after = page[-1].key
+        return found
+
+    async def later(self, by: timedelta = DAY + timedelta(minutes=1)) -> None:
+        """Look at all once, so much later."""
+        self.clock.time += by.total_seconds()
+        await self.whole()
+
+    async def whole(self) -> None:
+        await self.leases.beat()
+        await self.sweep.turn()
+        while (self.sweep._kind, self.sweep._after) != (0, None):
+            await self.sweep.turn()
+
+
+@asynccontextmanager
+async def made(place: Path, blobs: Blobs) -> AsyncIterator[Ground]:
+    given, clock = Settings(data_dir=place), MovedClock()
+    clock.time = time.time()  # As the back-end's.
+    store = SqlStore(
+        [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
+    )
+    coordination = MemoryCoordination("me", given.coordination, timedelta(hours=1), clock)
+    leases = Leases(coordination, clock, given.coordination)
+    await store.open()
+    await coordination.open()
+    await leases.start()
+    try:
+        yield Ground(store, blobs, leases, clock, await store.cluster())
+    finally:
+        await coordination.close()
+        await store.close()
+
+
+@pytest.fixture(params=["local", "s3"])
+async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
+    blobs: Blobs = LocalObjects(tmp_path / "blobs")
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        settings = server.settings(secrets.token_hex(4))
+        clock = MovedClock()
+        blobs = Spool(
+            S3Objects(settings), tmp_path / "spool", settings, clock, prefixes=("workspaces/",)
+        )
+    async with made(tmp_path, blobs) as ground:
+        yield ground
+
+
+async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
+    lost, execution = ids.session_id(), ids.execution_id(NOW)
+    keys = [
+        f"workspaces/{lost}/data/{digest(b'1')}",
+        f"workspaces/{lost}/manifests/00000001",
+        f"exports/{lost}/{digest(b'2')}",
+        f"uploads/{lost}/{digest(b'3')}",
+        f"executions/20260101/{execution}/stdout",
+        f"requests/{digest(b'4')}/holder",
+    ]
+    await ground.put(*keys)
+
+    await ground.later(DAY - timedelta(minutes=5))
+    assert await ground.keys() == set(keys), "they may be on their way to a record"
+    await ground.later(timedelta(hours=2))
+    assert await ground.keys() == {keys[-1]}, "an answer is kept for a while itself"
+    await ground.later(DAY)
+    assert await ground.keys() == set()
+
+
+async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) -> None:
+    session = await ground.session()
+    dropped = await ground.backup(session, 1, b"shared", b"only in the first")
+    older = await ground.backup(session, 2, b"shared", b"only in the second")
+    newest = await ground.backup(session, 3, b"shared", b"only in the third")
+    await ground.record(session, newest, older)
+    # Of a save that was broken off, with and without its manifest.
+    broken = await ground.backup(session, 4, b"shared", b"only in the fourth")
+    stray = data_of(session) + digest(b"stray")
+    await ground.put(stray, f"exports/{session}/file", f"uploads/{session}/file")
+    before = await ground.keys()
+
+    await ground.later()
+
+    gone = {stray, dropped.manifest, broken.manifest}
+    gone |= {data_of(session) + digest(b"only in the " + name) for name in (b"first", b"fourth")}
+    assert before - await ground.keys() == gone
+
+
+async def test_nothing_goes_while_it_cannot_be_told_what_is_needed(ground: Ground) -> None:
+    session = await ground.session()
+    newest = await ground.backup(session, 2, b"needed")
+    await ground.record(
+        session, newest, Older(1, "workspaces/x/y", ground.clock.now(), 0, 0, "n", True)
+    )
+    await ground.put(data_of(session) + digest(b"stray"))
+    before = await ground.keys()
+
+    await ground.later()
+
+    assert await ground.keys() == before
+
+
+async def test_nothing_of_a_session_goes_while_it_is_saved(ground: Ground) -> None:
+    session = await ground.session()
+    stray = data_of(session) + digest(b"stray")
+    await ground.put(stray)
+    ground.clock.time += 2 * DAY.total_seconds()
+    await ground.leases.beat()
+    async with ground.leases.lease(lease_of(session), "another's save"):
+        await ground.whole()
+        assert await ground.keys() == {stray}
+    await ground.later(timedelta(hours=2))
+    assert await ground.keys() == set()
+
+
+async def test_what_came_after_a_session_was_forgotten_goes(ground: Ground) -> None:
+    over, kept = [await ground.session(SessionStatus.TERMINATED) for _ in range(2)]
+    newest = await ground.backup(kept, 1, b"needed")
+    await ground.record(kept, newest)
+    await ground.put(f"uploads/{over}/late", f"exports/{kept}/file")
+    before = await ground.keys()
+
+    await ground.later()
+
+    assert before - await ground.keys() == {f"uploads/{over}/late"}
+
+
+async def test_parts_of_executions_stay_as_long_as_a_record_names_them(ground: Ground) -> None:
+    parts = {}
+    for status in (ExecutionStatus.COMPLETED, ExecutionStatus.RUNNING):
+        execution = make_execution(status=status)
+        prefix = f"executions/20260101/{execution.id}/"
+        await ground.store.executions.add(
+            dataclasses.replace(execution, kept={"stdout": f"{prefix}stdout-1"})
+        )
+        parts[status] = {f"{prefix}stdout-1", f"{prefix}stdout-2"}
+        await ground.put(*parts[status])
+
+    await ground.later()
+
+    left = await ground.keys()
+    assert left & parts[ExecutionStatus.RUNNING] == parts[ExecutionStatus.RUNNING]
+    assert {key[-1] for key in left & parts[ExecutionStatus.COMPLETED]} == {"1"}
+
+
+async def test_the_blobs_of_another_database_are_left_alone(ground: Ground) -> None:
+    await ground.blobs.put(OWNER, b"another")
+    key = f"workspaces/{ids.session_id()}/data/{digest(b'1')}"
+    await ground.put(key)
+
+    await ground.later()
+
+    assert await ground.keys() == {key}
+
+
+async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> None:
+    blobs = LocalObjects(tmp_path / "blobs")
+    async with made(tmp_path, blobs) as ground:
+        count = orphans.PAGES * PAGE + 10
+        place = tmp_path / "blobs" / "workspaces"
+        for _ in range(count // 10):
+            directory = place / ids.session_id() / "data"
+            directory.mkdir(parents=True)
+            for number in range(10):
+                (directory / digest(b"%d" % number)).touch()
+        ground.clock.time += 2 * DAY.total_seconds()
+        await ground.leases.beat()
+
+        await ground.sweep.turn()
+        assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE
+        await ground.sweep.turn()
+        assert await ground.keys() == set()
+        # All was looked at: now there is a pause.
+        await ground.put(f"workspaces/{ids.session_id()}/data/x")
+        ground.sweep._grace = timedelta(0)
+        await ground.sweep.turn()
+        assert len(await ground.keys()) == 1
+        ground.clock.time += orphans.ROUND
+        await ground.leases.beat()
+        await ground.sweep.turn()
+        assert await ground.keys() == set()
+
+
+class Away(LocalObjects):
+    away = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.away:
+            raise TemporaryError("The test says no.", code="blobs_unavailable")
+        await super().put(key, data)
+
+
+async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
+    remote, clock = Away(tmp_path / "remote"), MovedClock()
+    spool = Spool(remote, tmp_path / "spool", BlobSettings(), clock, prefixes=("workspaces/",))
+    async with made(tmp_path, spool) as ground:
+        session = await ground.session()
+        waits, stored = (data_of(session) + digest(name) for name in (b"1", b"2"))
+        await ground.put(stored)
+        remote.away = True
+        await ground.put(waits)
+        remote.away = False
+        clock.time += 60
+        await ground.later()
+        assert await ground.keys() == {waits, stored}
+
+        assert await spool.catch_up()
+        await ground.later()
+        assert await ground.keys() == set()

@@ -1,0 +1,82 @@
+"""Where a webhook may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.errors import InvalidRequest
+from atoll.service.addresses import Target, is_public, parse, resolve
+
+ADDRESSES = [
+    ("8.8.8.8", True),
+    ("2606:4700:4700::1111", True),
+    ("::ffff:8.8.8.8", True),
+    ("127.0.0.1", False),
+    ("127.255.0.9", False),
+    ("0.0.0.0", False),
+    ("10.0.0.1", False),
+    ("172.16.3.4", False),
+    ("192.168.1.1", False),
+    ("100.64.0.1", False),
+    ("169.254.169.254", False),
+    ("192.0.2.1", False),
+    ("198.18.0.1", False),
+    ("224.0.0.1", False),
+    ("240.0.0.1", False),
+    ("255.255.255.255", False),
+    ("::", False),
+    ("::1", False),
+    ("::ffff:127.0.0.1", False),
+    ("::ffff:169.254.169.254", False),
+    ("64:ff9b::a9fe:a9fe", False),
+    ("64:ff9b::808:808", True),
+    ("2002:7f00:1::", False),
+    ("2002:a9fe:a9fe::1", False),
+    ("fe80::1", False),
+    ("fe80::1%eth0", False),
+    ("fc00::1", False),
+    ("ff02::1", False),
+    ("2001:db8::1", False),
+    ("nonsense", False),
+]
+
+
+@pytest.mark.parametrize(("address", "public"), ADDRESSES, ids=[one for one, _ in ADDRESSES])
+def test_only_addresses_of_the_public_internet_are_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+def test_an_address_is_taken_apart_and_put_together() -> None:
+    target = parse("https://Example.com:8443/a/b?c=d&e")
+
+    assert target == Target("https", "example.com", 8443, "/a/b?c=d&e")
+    assert target.authority == "example.com:8443"
+    assert target.at("192.0.2.7") == "https://192.0.2.7:8443/a/b?c=d&e"
+    assert parse("http://example.com").at("2001:db8::1") == "http://[2001:db8::1]:80/"
+    assert parse("http://[2001:db8::1]/").authority == "[2001:db8::1]"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "example.com", "//example.com", "file:///etc/passwd", "http://", "http:///x", "http://a:0/",
+     "http://a:b/", "http://a:65536/", "http://u@a/", "http://a/#f", "http://a b/", "http://a\\@b/",
+     "http://ä/", "http://[::1", "http://[fe80::1%25eth0]/", "http://a/\n",
+     "http://a/" + "x" * 3000],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(url)
+    assert refused.value.code == "webhook_bad_url"
+
+
+@pytest.mark.anyio
+async def test_all_that_a_name_leads_to_is_judged() -> None:
+    local = parse("http://localhost/")
+
+    assert await resolve(local, private=True, timeout=5)
+    with pytest.raises(InvalidRequest) as refused:
+        await resolve(local, private=False, timeout=5)
+    assert refused.value.code == "webhook_private_address"
+    with pytest.raises(InvalidRequest) as unknown:
+        await resolve(parse("http://nobody.invalid/"), private=True, timeout=5)
+    assert unknown.value.code == "webhook_unknown_host"

@@ -1,0 +1,158 @@
+"""The feed inside one process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination
+from atoll.errors import Conflict, Forbidden, InvalidRequest, TemporaryError
+from atoll.model.event import Event, Stretch
+from atoll.reconcile.events import EventSweep, Sequencer
+from atoll.service import events
+from atoll.service.events import Feed, types_of
+from atoll.settings import CoordinationSettings, DatabaseSettings, EventSettings, SqliteSettings
+from atoll.stores.sql.store import SqlStore
+from tests.contract.stores.store_entities import NOW, make_execution
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def feeding() -> AsyncIterator[tuple[SqlStore, Feed]]:
+    clock = SystemClock()
+    store = SqlStore(["sqlite:///:memory:"], sqlite=SqliteSettings(), database=DatabaseSettings())
+    await store.open()
+    coordination = MemoryCoordination("me", CoordinationSettings(), timedelta(hours=1), clock)
+    await coordination.open()
+    try:
+        yield store, Feed(store, coordination, clock)
+    finally:
+        await coordination.close()
+        await store.close()
+
+
+async def tell(store: SqlStore, count: int = 1, type_: str = "session.x") -> None:
+    for _ in range(count):
+        await store.executions.add(make_execution(), event=Event(type_, "s", NOW))
+
+
+async def allowed() -> None:
+    """It may go on."""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a.", ".b", "a.b.c", "a.*.*", "*.b", "A.b", "a.b,", "a b"]
+)
+def test_what_is_no_type_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        types_of(text)
+
+
+def test_types_are_told_once_each() -> None:
+    assert types_of("a.b,a.*,a.b,*") == ("a.b", "a.*", "*")
+    assert types_of(None) == ()
+
+
+async def test_a_page_has_all_that_was_stored_before() -> None:
+    async with feeding() as (store, feed):
+        await tell(store, 3)
+
+        page = await feed.page(None, (), None, limit=2, wait=0)
+        following = await feed.page(page.through, (), None, limit=2, wait=0)
+
+        assert [one.number for one in (*page.events, *following.events)] == [1, 2, 3]
+
+
+async def test_those_at_one_place_share_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with feeding() as (store, feed):
+        await tell(store)
+        await feed.number()
+        reads, after = 0, store.events.after
+
+        async def counted(*given: object, **more: object) -> Stretch:
+            nonlocal reads
+            reads += 1
+            return await after(*given, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store.events, "after", counted)
+        found = await asyncio.gather(*(feed.read(0) for _ in range(50)))
+
+        assert all(one == found[0] for one in found)
+        assert reads == 1
+        assert feed._reads == {}
+
+
+async def test_one_who_gives_up_takes_the_read_from_nobody() -> None:
+    async with feeding() as (store, feed):
+        await tell(store)
+        await feed.number()
+        first, second = (asyncio.create_task(feed.read(0)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+
+        assert len((await second).events) == 1
+
+
+async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -> None:
+    async with feeding() as (store, feed):
+        sequencer = asyncio.create_task(Sequencer(feed).run())
+        stretches = feed.follow(0, ("session.*",), None, allowed)
+        assert (await anext(stretches)).events == ()
+        coming = asyncio.ensure_future(anext(stretches))
+        await tell(store, 1)
+        feed.written()
+        assert [one.number for one in (await coming).events] == [1]
+        assert feed.followers == 1
+        last = asyncio.ensure_future(anext(stretches))
+        await asyncio.sleep(0)
+        feed.close()
+        with pytest.raises(StopAsyncIteration):
+            await last
+        assert feed.followers == 0
+        sequencer.cancel()
+
+
+async def test_one_who_fell_too_far_behind_is_told_so() -> None:
+    async with feeding() as (store, feed):
+        await tell(store, 5)
+        await feed.number()
+        settings = EventSettings(keep=timedelta(0))
+        await EventSweep(store, SystemClock(), settings).once()
+
+        with pytest.raises(Conflict) as expired:
+            await anext(feed.follow(2, (), None, allowed))
+        assert expired.value.code == "events_expired"
+        assert expired.value.details == {"first": 6}
+        with pytest.raises(Conflict):
+            await feed.place(6)
+        assert await feed.place(5) == 5
+        assert await feed.place(None) == 5
+
+
+async def test_one_who_may_no_longer_read_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "CHECK_SECONDS", 0.0)
+
+    async def refused() -> None:
+        raise Forbidden("No.")
+
+    async with feeding() as (_, feed):
+        with pytest.raises(Forbidden):
+            await anext(feed.follow(0, (), None, refused))
+
+
+async def test_there_is_room_for_so_many_followers_only() -> None:
+    async with feeding() as (_, feed):
+        feed.admit()
+        feed.followers = events.MOST_FOLLOWERS
+        with pytest.raises(TemporaryError) as full:
+            feed.admit()
+        assert full.value.code == "too_many_followers"
