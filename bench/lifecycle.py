@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.api import eventually
+from tests.e2e.api import Api, eventually
 from tests.integration.nodes import Fleet
 from tests.servers.s3 import S3Server
 
@@ -200,8 +200,7 @@ def moves(report: Report, place: Path, count: int) -> None:
             fleet[0].api.run(session, f"open('mine', 'w').write('{number}')")
             found.append(session)
         for session in found:
-            path = f"/api/v1/sessions/{session}/checkpoint"
-            eventually(lambda path=path: fleet[0].api.http.get(path).status_code == 200, 60)
+            eventually(partial(_is_saved, fleet[0].api, session), 60)
         began = time.perf_counter()
         fleet[0].kill()
         left = set(found)
@@ -222,6 +221,10 @@ def moves(report: Report, place: Path, count: int) -> None:
         name = f"until one of {count} runs elsewhere"
         report.show({name: samples(name, values)}, [name])
         fleet[0].start()
+
+
+def _is_saved(api: Api, session: str) -> bool:
+    return api.http.get(f"/api/v1/sessions/{session}/checkpoint").status_code == 200
 
 
 def rests(report: Report, count: int, seconds: float) -> None:

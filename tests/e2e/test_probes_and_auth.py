@@ -73,7 +73,7 @@ def test_metrics_count_what_happens(api: Api) -> None:
         == 1
     )
     assert grown("atoll_sessions_live") == 1
-    assert after["atoll_nodes", "healthy"] == 1
+    assert after["atoll_nodes", "false,healthy"] == 1
     assert grown("atoll_executions_total", "completed") == 1
     assert grown("atoll_executions_total", "failed") == 1
     assert grown("atoll_execution_seconds_total") > 0

@@ -90,14 +90,15 @@ class Nodes:
 
     async def report(self) -> Node:
         """Tell of this node; as it is, with what others say of it."""
-        self.known = tuple(await self._store.nodes.all())
-        known = next((node for node in self.known if node.id == self.id), None)
-        own = await self.own()
+        nodes = {node.id: node for node in await self._store.nodes.all()}
+        known, own = nodes.get(self.id), await self.own()
         event = None
         if known is None:
             event = self._event("node.registered", type=own.type, url=own.url, labels=own.labels)
         await self._store.nodes.tell(own, event=event)
-        return own if known is None else _judged_as(own, known)
+        nodes[self.id] = node = own if known is None else _judged_as(own, known)
+        self.known = tuple(nodes.values())
+        return node
 
     async def own(self) -> Node:
         """This node as it is now; others' judgement of it is left out."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.blobs.objects import LocalObjects
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Unauthenticated
 from atoll.model.event import Event
@@ -21,8 +22,10 @@ from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
+from atoll.service.builds import Builds
 from atoll.service.moves import WAITS, Moves
 from atoll.service.nodes import Nodes
+from atoll.service.packages import Packages
 from atoll.service.placement import Placements
 from atoll.service.probing import LIFE, Probing
 from atoll.settings import BlobSettings, Settings
@@ -33,7 +36,7 @@ from tests.contract.stores.store_entities import (
     make_session,
     make_template,
 )
-from tests.parts import ME, NODE, parts
+from tests.parts import ME, NODE, put_together
 from tests.unit.reconcile.test_strays import MovedClock
 
 if TYPE_CHECKING:
@@ -157,18 +160,36 @@ class Ground:
         return session
 
 
+def builds(place: Path, found: Parts, machine: Machine, clock: MovedClock) -> Builds:
+    packages = Packages(machine, found.leases, clock, found.settings.packages, SECRET, NODE)
+    return Builds(
+        found.store,
+        machine,
+        found.templates,
+        packages,
+        found.leases,
+        found.tasks,
+        LocalObjects(place / "blobs"),
+        clock,
+        found.settings.template,
+        NODE,
+    )
+
+
 @asynccontextmanager
 async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Ground]:
     """This node and others, of which one reports whenever it is told to."""
     clock, machine = MovedClock(), Machine(place)
     async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(parts(place, clock, machine))
+        found = put_together(place, clock, driver=machine)
+        stack.push_async_callback(found.close)
+        await found.open()
         blob = BlobSettings(url="s3://bucket/x") if shared else BlobSettings()
         settings = found.settings.model_copy(update={"blob": blob})
         nodes = Nodes(
             found.store,
             machine,
-            found.builds,
+            builds(place, found, machine, clock),
             found.coordination,
             clock,
             settings,
