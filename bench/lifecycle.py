@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.api import eventually
+from tests.e2e.api import Api, eventually
 from tests.integration.nodes import Fleet
 from tests.servers.s3 import S3Server
 
@@ -196,19 +196,19 @@ def moves(report: Report, place: Path, count: int) -> None:
         api = fleet[1].api
         found = []
         for number in range(count):
-            session = str(fleet[0].api.create(timeout=86_000)["id"])
+            session = fleet.create_on(fleet[0], timeout=86_000)
             fleet[0].api.run(session, f"open('mine', 'w').write('{number}')")
             found.append(session)
-        there = [one for one in found if api.session(one)["runtime_node"] == fleet[0].id]
-        eventually(lambda: all(api.checkpoint(one) is not None for one in there), 60)
+        for session in found:
+            eventually(partial(_is_saved, fleet[0].api, session), 60)
         began = time.perf_counter()
         fleet[0].kill()
-        left = set(there)
+        left = set(found)
         values = []
 
         def arrived() -> bool:
             for one in list(left):
-                shown = api.session(one)
+                shown = api.get(one)
                 if shown["runtime_node"] == fleet[1].id and shown["status"] == "running":
                     values.append((time.perf_counter() - began) * 1000)
                     left.discard(one)
@@ -218,9 +218,13 @@ def moves(report: Report, place: Path, count: int) -> None:
         for number, one in enumerate(found):
             assert api.run(one, "print(open('mine').read(), end='')")["stdout"] == str(number)
             api.end(one)
-        name = f"until one of {len(there)} runs elsewhere"
+        name = f"until one of {count} runs elsewhere"
         report.show({name: samples(name, values)}, [name])
         fleet[0].start()
+
+
+def _is_saved(api: Api, session: str) -> bool:
+    return api.http.get(f"/api/v1/sessions/{session}/checkpoint").status_code == 200
 
 
 def rests(report: Report, count: int, seconds: float) -> None:

@@ -69,6 +69,7 @@ class Parts:
     activity: Activity
     runs: Runs
     executions: Executions
+    builds: Builds
     recovery: Recovery
     adoption: Adoption
     reconciler: SessionReconciler
@@ -157,6 +158,9 @@ def put_together(
         settings.execution,
         NODE,
     )
+    builds = Builds(
+        store, driver, templates, packages, leases, tasks, blobs, clock, settings.template, NODE
+    )
     saves = Saves(checkpoints, store, driver, lives, tasks, clock, settings.workspace, remote=False)
     sessions.saves = saves
     saves.resting = steps.save_resting
@@ -192,6 +196,7 @@ def put_together(
         activity=activity,
         runs=runs,
         executions=executions,
+        builds=builds,
         recovery=Recovery(store, driver, sessions, pool, settings.pool, NODE),
         adoption=Adoption(store, coordination, leases, runs, clock, settings.coordination),
         reconciler=SessionReconciler(
@@ -205,8 +210,10 @@ def put_together(
 
 
 @asynccontextmanager
-async def parts(place: Path, clock: Clock) -> AsyncIterator[Parts]:
-    found = put_together(place, clock)
+async def parts(
+    place: Path, clock: Clock, driver: LocalDriver | None = None
+) -> AsyncIterator[Parts]:
+    found = put_together(place, clock, driver=driver)
     await found.open()
     try:
         yield found

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from atoll import directories, ids, workers
 from atoll.api.internal.app import Internal
+from atoll.api.internal.node import NodeRoute
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
 from atoll.api.rest.context import Services
@@ -38,11 +39,13 @@ from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
-from atoll.model.node import Node
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.reconcile.departed import Departed
+from atoll.reconcile.drains import Drains
 from atoll.reconcile.events import EventNews, EventSweep, Sequencer
-from atoll.reconcile.executions import LEAVING, Adoption
+from atoll.reconcile.executions import Adoption
+from atoll.reconcile.nodes import Probe, Report
 from atoll.reconcile.orphaned_blobs import OrphanSweep
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.packages import PackageSweep
@@ -53,6 +56,7 @@ from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
 from atoll.reconcile.webhooks import WebhookLoop
 from atoll.service.activity import Activity
+from atoll.service.admission import Admission
 from atoll.service.approvals import Approvals
 from atoll.service.artifacts import Artifacts
 from atoll.service.attempts import Attempts
@@ -73,12 +77,16 @@ from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.moves import Moves
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
+from atoll.service.peers import Peers
+from atoll.service.placement import Placements
 from atoll.service.pool import Pool
+from atoll.service.probing import Probing
 from atoll.service.provision import Provision
 from atoll.service.reports import Reports
-from atoll.service.runs import Runs
+from atoll.service.runs import LEAVING, Runs
 from atoll.service.saves import Saves
 from atoll.service.sealing import Sealing
 from atoll.service.secrets import Secrets, SessionSecrets
@@ -159,9 +167,12 @@ class Application:
 
 
 @asynccontextmanager
-async def application(settings: Settings, *, embedded: bool = False) -> AsyncIterator[Application]:
+async def application(
+    settings: Settings, *, embedded: bool = False, url: str | None = None
+) -> AsyncIterator[Application]:
     """
-    A whole Atoll on `settings.data_dir`. Embedded, it needs no key, and its instances end with it.
+    A whole Atoll on `settings.data_dir`, at `url` for the control planes of other nodes. Embedded,
+    it needs no key, and its instances end with it.
     """
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(make_data_dir, settings.data_dir)
@@ -232,11 +243,6 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         pool.provide = builds.provide
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
 
-        def changed() -> None:
-            pool.renew()
-            build_loop.changed.set()
-
-        templates.changed = changed
         checkpoints = Checkpoints(
             store, blobs, leases, clock, node_id, backups=settings.workspace.backups
         )
@@ -330,7 +336,43 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         saves.busy = runs.sessions
         runs.saved = saves.before_result
         keys = Keys(store, clock, settings.recall)
-        node = Node(node_id, driver.kind, f"unix://{settings.data_dir / NODE}")
+        nodes = Nodes(
+            store,
+            driver,
+            builds,
+            coordination,
+            clock,
+            settings,
+            node_id,
+            url or f"unix://{settings.data_dir / NODE}",
+            pool.on_node,
+        )
+        placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
+        moves = Moves(store, placements, coordination, clock)
+        admission = Admission(store, clock, settings.node, node_id)
+        sessions.admit, lives.admit = admission.admit, admission.readmit
+        peers = Peers(
+            store,
+            lives,
+            moves,
+            coordination,
+            clock,
+            settings.node,
+            node_id,
+            await store.secret(),
+            shared_blobs=settings.blob.url is not None,
+        )
+        stack.push_async_callback(peers.close)
+        saves.elsewhere = peers.save
+        departed = Departed(store, driver, lives, runs, node_id)
+        report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
+
+        def changed() -> None:
+            pool.renew()
+            build_loop.changed.set()
+            report.changed.set()
+
+        templates.changed = changed
         contexts = Contexts(lives, driver, provision, settings.execution)
         executions = Executions(
             store,
@@ -370,7 +412,9 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             builds=builds,
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),
-            nodes=Nodes(node, store, driver, pool, clock),
+            nodes=nodes,
+            placements=placements,
+            peers=peers,
             feed=feed,
             webhooks=Webhooks(store, feed, sender, sealing, coordination, clock, settings.event),
             pool=pool,
@@ -381,7 +425,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             settings=settings,
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool, spool)
+        metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
@@ -398,6 +442,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if lock is not None and lock.alone:
             await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
+        await nodes.report()
         await adoption.once()
         orphans = Orphans(
             store,
@@ -411,6 +456,7 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
             node_id,
             cluster,
         )
+        await peers.look()
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),
@@ -440,6 +486,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
                 request_ttl=settings.idempotency_ttl,
             ).run(),
             "saves": saves.run(),
+            "peers": peers.run(),
+            "report": report.run(),
             "event numbers": Sequencer(feed).run(),
             "event news": EventNews(coordination, feed).run(),
             "event sweep": EventSweep(store, clock, settings.event).run(),
@@ -447,6 +495,22 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
                 store, feed, sender, coordination, leases, clock, settings.event
             ).run(),
         }
+        probing = Probing(await store.secret(), clock, settings.node.probe_timeout)
+        if not embedded:
+            loops["probe"] = Probe(
+                store, nodes, probing, moves, coordination, leases, clock, settings.node
+            ).run()
+            loops["drains"] = Drains(
+                store,
+                nodes,
+                placements,
+                moves,
+                runs,
+                coordination,
+                leases,
+                settings.node,
+                steps.leave,
+            ).run()
         if spool is not None:
             loops["spool"] = spool.run()
         running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -455,6 +519,8 @@ async def application(settings: Settings, *, embedded: bool = False) -> AsyncIte
         if tokens is not None:
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
+        if not embedded:
+            web = NodeRoute(web, nodes, probing)
         yield Application(web, sessions, keys, feed)
 
 
@@ -662,7 +728,8 @@ async def _serve(
     parent: int | None,
     stop_sessions: bool,
 ) -> None:
-    async with application(settings) as app:
+    url = server.address(settings, listener.getsockname()[1])
+    async with application(settings, url=url) as app:
         await ensure_first_key(settings, app.keys)
         # Before the welcome: who reads it may want it to end at once.
         http = server.prepare(app.web, settings, parent, app.feed.close)

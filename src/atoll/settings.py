@@ -161,10 +161,19 @@ class NodeSettings(Group):
     """Time between two probes of a node, and between two reports of its own, in seconds."""
     probe_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time for a node to answer a probe, in seconds."""
+    connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
+    """Time for another node to take a connection, in seconds."""
+    ca_file: Path | None = None
+    """Certificates, PEM, that vouch for nodes with https addresses; the usual ones when not set."""
     unhealthy_after: int = Field(3, ge=1)
     """Failed probes in a row after which a node gets no work and its sessions move."""
     drain_concurrency: int = Field(3, ge=1)
     """Sessions that leave a draining node at the same time."""
+    drain_grace: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
+    """
+    How long a session that is to leave may go on with what runs in it, in seconds; what runs then
+    is ended, and tried again on its next node.
+    """
 
 
 class EventSettings(Group):

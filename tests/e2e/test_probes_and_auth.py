@@ -73,6 +73,7 @@ def test_metrics_count_what_happens(api: Api) -> None:
         == 1
     )
     assert grown("atoll_sessions_live") == 1
+    assert after["atoll_nodes", "false,healthy"] == 1
     assert grown("atoll_executions_total", "completed") == 1
     assert grown("atoll_executions_total", "failed") == 1
     assert grown("atoll_execution_seconds_total") > 0
@@ -80,6 +81,13 @@ def test_metrics_count_what_happens(api: Api) -> None:
 
 
 # Keys
+
+
+def test_a_probe_of_another_node_needs_a_token(stranger: httpx.Client) -> None:
+    problem(stranger.get("/internal/node"), 401, "token_missing")
+    for token in ("x", "1.2", stranger.headers.get("authorization", "key")):
+        headers = {"Authorization": f"Bearer {token}"}
+        problem(stranger.get("/internal/node", headers=headers), 401, "token_unknown")
 
 
 PATHS = [
@@ -99,6 +107,10 @@ PATHS = [
     ("POST", f"{V1}/sessions/x/files/upload"),
     ("GET", f"{V1}/templates"),
     ("GET", f"{V1}/runtimes"),
+    ("GET", f"{V1}/nodes"),
+    ("POST", f"{V1}/nodes/local/cordon"),
+    ("POST", f"{V1}/nodes/local/drain"),
+    ("DELETE", f"{V1}/nodes/local"),
     ("GET", "/nowhere"),
     ("GET", "/health/"),
     ("GET", "//health"),

@@ -1,13 +1,19 @@
 """`atoll node …`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import output
 from atoll.cli.options import ApiKey, Json, Url, connect
 
+if TYPE_CHECKING:
+    from atoll.sdk.values import NodeInfo
+
 app = typer.Typer(help="Places that host instances.", no_args_is_help=True, rich_markup_mode=None)
+
+
+NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Its id.")]
 
 
 @app.command("list")
@@ -19,33 +25,101 @@ def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
         output.as_json(nodes)
         return
     output.table(
-        ("NODE", "TYPE", "STATUS", "SESSIONS", "CPU", "MEMORY"),
+        ("NODE", "TYPE", "STATUS", "SESSIONS", "CPU", "MEMORY", "LABELS"),
         [
             (
                 node.id,
                 node.type,
-                node.status,
+                _state(node),
                 node.session_count,
-                f"{node.cpu_usage:.0%}",
-                f"{node.mem_usage:.0%}",
+                _share(node.cpu_usage),
+                _share(node.mem_usage),
+                ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items())),
             )
             for node in nodes
         ],
     )
 
 
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _state(node: "NodeInfo") -> str:
+    if node.drain is not None:
+        return f"{node.status}, {_progress(node)}"
+    return f"{node.status}, cordoned" if node.cordoned else node.status
+
+
+def _progress(node: "NodeInfo") -> str:
+    drain = node.drain
+    if drain is None:
+        return "not drained"
+    if drain.left == 0:
+        return "drained"
+    why = "" if drain.message is None else f" ({drain.message})"
+    return f"draining: {drain.left} of {drain.total} sessions left{why}"
+
+
 @app.command()
-def show(
-    node_id: Annotated[str, typer.Argument(metavar="NODE", help="Its id.")],
+def show(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+    """Show what a node can give, and how busy it is."""
+    with connect(url, api_key) as atoll:
+        node = atoll.nodes.get(node_id)
+    output.as_json(node) if json else output.details(node)
+
+
+@app.command()
+def cordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+    """Give a node no new sessions; those that it has stay."""
+    with connect(url, api_key) as atoll:
+        node = atoll.nodes.cordon(node_id)
+    output.as_json(node) if json else output.line(_state(node))
+
+
+@app.command()
+def uncordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+    """Give a node sessions again; this ends a drain."""
+    with connect(url, api_key) as atoll:
+        node = atoll.nodes.uncordon(node_id)
+    output.as_json(node) if json else output.line(_state(node))
+
+
+@app.command()
+def drain(
+    node_id: NodeId,
+    wait: Annotated[bool, typer.Option("--wait", help="Until all sessions have left.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait at most; the drain goes on after.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Show what a node can give, and how busy it is."""
+    """Have the sessions of a node go on elsewhere, with their files."""
     with connect(url, api_key) as atoll:
-        health, metrics = atoll.nodes.health(node_id), atoll.nodes.metrics(node_id)
-    if json:
-        output.as_json({"health": health, "metrics": metrics})
-    else:
-        output.details(health)
-        output.details(metrics)
+        node = atoll.nodes.drain(node_id)
+        if wait:
+            try:
+                for node in atoll.nodes.follow_drain(node_id, timeout=timeout):
+                    output.note(_progress(node))
+            except TimeoutError as error:
+                output.error(str(error), "drain_timeout")
+                raise typer.Exit(1) from None
+    output.as_json(node) if json else output.line(_progress(node))
+    if wait and node.drain is None:
+        raise typer.Exit(1)  # Somebody uncordoned it.
+
+
+@app.command("rm")
+def rm(
+    node_id: Annotated[list[str], typer.Argument(metavar="NODE...")],
+    url: Url = None,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Forget nodes that are lost or drained and have no sessions."""
+    with connect(url, api_key) as atoll:
+        for one in node_id:
+            atoll.nodes.delete(one)
+    output.removed(node_id, json=json)

@@ -77,3 +77,20 @@ class Node:
     """Whether it gets no new sessions, because somebody said so."""
     drain: Drain | None = None
     """Since somebody asked for it, until it is uncordoned."""
+
+    @property
+    def drained(self) -> bool:
+        return self.drain is not None and self.drain.left == 0
+
+
+MOST_FAILURES = 1_000_000
+"""More are not counted."""
+
+
+def judged(node: Node, problem: str | None, *, unhealthy_after: int) -> tuple[NodeStatus, int]:
+    """What a node is after a probe that found this problem or none, and how many have failed."""
+    if problem is None:
+        return NodeStatus.HEALTHY, 0
+    failures = min(node.failures + 1, MOST_FAILURES)
+    lost = node.status is NodeStatus.UNHEALTHY or failures >= unhealthy_after
+    return NodeStatus.UNHEALTHY if lost else NodeStatus.HEALTHY, failures

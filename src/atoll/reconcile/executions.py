@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
+from atoll.service.runs import LEAVING
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH = 100
-LEAVING = "leaving"
-"""What a replica that ends on purpose tells."""
 STRAY = timedelta(seconds=60)
 """
 How old an execution of this replica is that it knows nothing of: its record was written though the
@@ -97,6 +96,9 @@ class Adoption:
             if execution.version > 1:
                 # Taken over, though the store did not say so: it was accepted, and may have run.
                 capacity = await self._runs.capacity_here(execution.session_id)
-                self._runs.start(execution, capacity or 1, adopted=True)
+                if capacity is None:
+                    await self._runs.release(execution.id)  # Its session has moved.
+                else:
+                    self._runs.start(execution, capacity, adopted=True)
             else:
                 await self._runs.revoke(execution)

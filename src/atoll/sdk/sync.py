@@ -1397,6 +1397,36 @@ class Nodes:
     def list(self) -> Iterator[NodeInfo]:
         yield from self._portal.iterate(self._async.list())
 
+    def get(self, node_id: str) -> NodeInfo:
+        return self._portal.call(self._async.get, node_id)
+
+    def cordon(self, node_id: str) -> NodeInfo:
+        """Give it no new sessions; those that it has stay."""
+        return self._portal.call(self._async.cordon, node_id)
+
+    def uncordon(self, node_id: str) -> NodeInfo:
+        """Give it sessions again; this ends a drain."""
+        return self._portal.call(self._async.uncordon, node_id)
+
+    def drain(self, node_id: str) -> NodeInfo:
+        """
+        Have its sessions go on on other nodes, with their files. This returns at once; `drain` of
+        the node tells how far it is, and `follow_drain` goes on telling. Raises `Conflict` with
+        code `drain_unavailable` where that cannot be.
+        """
+        return self._portal.call(self._async.drain, node_id)
+
+    def follow_drain(self, node_id: str, *, timeout: float | None = None) -> Iterator[NodeInfo]:
+        """
+        The node each time its drain has got further, until all sessions have left or somebody ends
+        it. Raises `TimeoutError` when that takes longer than `timeout` seconds.
+        """
+        yield from self._portal.iterate(self._async.follow_drain(node_id, timeout=timeout))
+
+    def delete(self, node_id: str) -> None:
+        """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
+        self._portal.call(self._async.delete, node_id)
+
     def health(self, node_id: str) -> NodeHealth:
         """Whether the node is well, and what isolation it can give."""
         return self._portal.call(self._async.health, node_id)

@@ -599,6 +599,18 @@ class BuildEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainInfo:
+    """How far the sessions of a node that is emptied have come."""
+
+    total: int
+    """Sessions that were there when it began."""
+    left: int
+    """Those that are there still."""
+    message: str | None = None
+    """Why one of them cannot leave, if that is so."""
+
+
+@dataclass(frozen=True, slots=True)
 class FeedEvent:
     """A change of a session, execution, node or template, as the feed tells it."""
 
@@ -695,17 +707,43 @@ class NodeInfo:
     id: str
     type: str
     url: str
+    """Where a control plane of it answers."""
     status: str
-    """healthy, unhealthy or draining."""
-    cpu_usage: float
-    """0.0 to 1.0 of all cores."""
-    mem_usage: float
-    """0.0 to 1.0 of all memory."""
+    """healthy or unhealthy."""
     session_count: int
-    last_heartbeat: datetime
+    """Sessions with an instance."""
+    cpu_usage: float | None = None
+    """0.0 to 1.0 of all cores."""
+    mem_usage: float | None = None
+    """0.0 to 1.0 of all memory."""
+    last_heartbeat: datetime | None = None
+    """When it last told of itself."""
     max_sessions: int | None = None
     cached_templates: tuple[str, ...] = ()
+    """Versions of templates that can start there at once, as `id@version`."""
+    building_templates: tuple[str, ...] = ()
     failure_count: int = 0
+    """Probes that failed in a row."""
+    problem: str | None = None
+    """Why it is unhealthy."""
+    cordoned: bool = False
+    """Whether it gets no new sessions."""
+    drain: DrainInfo | None = None
+    """How far its emptying is, once it was asked for."""
+    labels: dict[str, str] = field(default_factory=dict)
+    provides: tuple[str, ...] = ()
+    """What a template can require of it."""
+    features: tuple[str, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+    """What it cannot give, and why."""
+    pool: dict[str, int] = field(default_factory=dict)
+    """Ready instances by template."""
+    shared_blobs: bool = False
+    """Whether its sessions can go on elsewhere."""
+    cpu_count: int | None = None
+    load_average: float | None = None
+    mem_total: int | None = None
+    disk_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

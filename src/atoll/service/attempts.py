@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -60,12 +60,17 @@ AWAY = frozenset(
 )
 """Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
 
+NOT_HERE = "node_not_reached"
 CONTEXT_CODES = frozenset({"context_not_found", "context_dead", "context_busy"})
 """Why a context cannot run it; another try would not change that."""
 
 
 class Superseded(Exception):
     """Another replica sees to it now."""
+
+
+class Elsewhere(Exception):
+    """Its session is on another node now, where somebody sees to it."""
 
 
 class Deaf:
@@ -117,7 +122,7 @@ class Attempts:
         try:
             with self._noted(running):
                 return await work
-        except (LeaseLost, Superseded):
+        except (LeaseLost, Superseded, Elsewhere):
             raise
         except Exception as error:  # Whatever it is, an execution has an end.
             if isinstance(error, TemporaryError) and error.code in AWAY:
@@ -292,21 +297,15 @@ class Attempts:
         """The session has no instance to run it in."""
         if error.code in AWAY:
             raise error
+        if error.code == NOT_HERE:
+            raise Elsewhere from error
         if error.code in ("session_ended", NOT_RUNNING):
             running.ended_by = await self._lives.session(running.execution.session_id)
-        if error.code == "node_not_reached":
-            await self._hand_over(running)
         if running.stopped:
             return cut_short(running)
         return lost(
             ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
         )
-
-    async def _hand_over(self, running: Running) -> NoReturn:
-        """Its session is on another node now: leave it to whoever is there."""
-        with contextlib.suppress(Conflict):
-            await self._store.executions.save(dataclasses.replace(running.execution, holder=None))
-        raise Superseded
 
     async def _after_loss(self, running: Running, live: Live) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""
@@ -327,6 +326,8 @@ class Attempts:
             except ExecutorError:
                 break  # It does not know the run: it never had it.
             except (AtollError, TimeoutError) as error:
+                if isinstance(error, AtollError) and error.code == NOT_HERE:
+                    raise Elsewhere from error
                 if self._clock.monotonic() >= deadline:
                     # It is there and mute: of no more use to anybody.
                     await self._driver.stop(live.instance.handle, grace=timedelta(0))
@@ -359,6 +360,8 @@ class Attempts:
         except AtollError as error:
             if error.code in AWAY:
                 raise
+            if error.code == NOT_HERE:
+                raise Elsewhere from error
             return None
         return await self._conclude(running, live, raw)
 

@@ -75,7 +75,14 @@ class Builds:
         self._logs = BuildLogs(blobs, settings.log_limit)
         self._here: set[tuple[str, int]] = set()
         """Versions that are being built because this node lacks them."""
+        self._tried_here: set[tuple[str, int]] = set()
+        """Versions that are being built for the first time."""
         templates.removed = self._logs.forget
+
+    @property
+    def building(self) -> list[tuple[str, int]]:
+        """Versions that this process is making, by template and number."""
+        return sorted(self._here | self._tried_here)
 
     async def attempt(self, template_id: str) -> None:
         """One attempt at a template's newest version, if it is to be built."""
@@ -84,8 +91,13 @@ class Builds:
             return
         try:
             template = await self._begin(template, template.build)
-            async with self._logs.written(template) as said:
-                ended = await self._tried(template, said)
+            key = (template.id, template.number)
+            self._tried_here.add(key)
+            try:
+                async with self._logs.written(template) as said:
+                    ended = await self._tried(template, said)
+            finally:
+                self._tried_here.discard(key)
             await self._store.templates.save(ended, event=self._event(ended))
         except Conflict as error:
             # Replaced or removed meanwhile: nobody waits for this one.

@@ -177,6 +177,7 @@ class Checkpoints:
         capture: Capture,
         quiet: bool,
     ) -> tuple[Checkpoint, Manifest]:
+        await self._check_here(session_id)
         number = 1 if before is None else before.number + 1
         now = self._clock.now()
         manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
@@ -205,6 +206,18 @@ class Checkpoints:
             older=retained(usable, settled=manifest.settled, backups=self._backups),
         )
         return await self._store.checkpoints.save(checkpoint), manifest
+
+    async def _check_here(self, session_id: str) -> None:
+        """
+        Files that a session left behind on this node are not its files any more: it may have gone
+        on elsewhere with those that were saved before.
+        """
+        session = await self._store.sessions.get(session_id)
+        if session is not None and session.runtime_node != self._node_id:
+            raise TemporaryError(
+                f"Session {session_id} is on node {session.runtime_node} now.",
+                code="node_not_reached",
+            )
 
     async def _clean(
         self,

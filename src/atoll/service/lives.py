@@ -48,6 +48,7 @@ ELSEWHERE = (
     "database_unavailable",
     "coordination_unavailable",
     "lease_lost",
+    "node_full",
     "node_not_reached",
     "dependency_failed",
     "checkpoint_damaged",
@@ -134,6 +135,8 @@ class Lives:
         """Told of each session that is reached."""
         self.equip: Callable[[Session], Awaitable[Session]] = _as_it_is
         """Gives a session what it must have before an instance is made for it."""
+        self.admit: Callable[[Session], Awaitable[None]] = _let_in
+        """Refuses a session at rest for whose instance this node has no room."""
         self.touched: Callable[[Session], None] = lambda session: None
         """Told of each session that something is asked of."""
         self.halt: Callable[[Session], Awaitable[Session]] = _as_it_is
@@ -153,6 +156,10 @@ class Lives:
     @property
     def count(self) -> int:
         return len(self._lives)
+
+    def sessions(self) -> set[str]:
+        """Those that this process has a link to."""
+        return set(self._lives)
 
     async def live(self, session_id: str, *, asked_at: datetime | None = None) -> Live:
         """
@@ -221,6 +228,9 @@ class Lives:
         session = await self.usable(session_id)
         if session.wanted is not Wanted.RUNNING and not session.auto_start:
             raise _not_running(session)
+        if session.rested_at is not None:
+            # Said at once, so that it can be asked of another node.
+            await self.admit(session)
         return session
 
     def check_here(self, session: Session) -> None:
@@ -267,6 +277,8 @@ class Lives:
             log.warning(
                 "session.instance_lost", session_id=session.id, instance_id=session.instance_id
             )
+        if session.rested_at is not None:
+            await self.admit(session)
         try:
             session = await self._begun(await self._without_instance(session))
             return await self._start_again(await self.equip(session))
@@ -578,6 +590,10 @@ def _not_running(session: Session) -> Conflict:
 
 async def _as_it_is(session: Session) -> Session:
     return session
+
+
+async def _let_in(session: Session) -> None:
+    return
 
 
 def _running(session: Session, now: datetime) -> Session:

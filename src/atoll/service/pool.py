@@ -209,6 +209,10 @@ class Pool:
         """Ready instances that other control planes of this node have, by template."""
         return await self._store.instances.waiting(self._node_id, besides=self._replica)
 
+    async def on_node(self) -> dict[str, int]:
+        """Ready instances of all control planes of this node, by template."""
+        return dict(Counter(self.sizes()) + Counter(await self.elsewhere()))
+
     async def states(self) -> list[PoolState]:
         """The pools of this control plane, in order of their templates' ids."""
         others = await self.elsewhere()

@@ -29,13 +29,13 @@ from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
-from atoll.service.attempts import AWAY, Superseded, cut_short
+from atoll.service.attempts import AWAY, Elsewhere, Superseded, cut_short
 from atoll.service.backoff import Backoff
 from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
+
+LEAVING = "leaving"
+"""What is told when executions have no holder any more, or one that ends on purpose."""
 
 
 class Runs:
@@ -198,6 +201,66 @@ class Runs:
             if running.task is not None and running.ended_by is None:
                 running.task.cancel()
 
+    # To another node
+
+    def under_way(self, session_id: str) -> list[asyncio.Future[Execution]]:
+        """The ends of what this replica sees to in a session."""
+        return [running.done for running in self._of(session_id)]
+
+    def _of(self, session_id: str) -> list[Running]:
+        return [
+            running
+            for running in self._running.values()
+            if running.execution.session_id == session_id
+        ]
+
+    async def let_go_of(self, session_id: str) -> list[Running]:
+        """
+        Follow what is under way in a session no more, because it leaves this node; to be given to
+        `hand_over` when it has.
+        """
+        found = [running for running in self._of(session_id) if not running.done.done()]
+        tasks = [running.task for running in found if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        left = [running for running in found if not running.done.done()]
+        for running in left:
+            # It is this replica's as long as its record says so.
+            self._running[running.execution.id] = running
+        return left
+
+    async def hand_over(self, left: Sequence[Running]) -> None:
+        """Leave these to whoever reaches their session; who waits for them here goes on to."""
+        for running in left:
+            await self.release(running.execution.id)
+            if self._running.get(running.execution.id) is running:
+                del self._running[running.execution.id]
+            self._give_up(running)
+        if left:
+            with contextlib.suppress(TemporaryError):
+                await self._coordination.tell(LEAVING)
+
+    async def release(self, execution_id: str) -> None:
+        """Record that nobody sees to an execution of ours, however long the store is away."""
+        backoff = Backoff()
+        while True:
+            stored = await self._ends.stored(execution_id)
+            if stored is None or stored.status.ended or not self._is_ours(stored):
+                return
+            try:
+                await self._store.executions.save(dataclasses.replace(stored, holder=None))
+            except Conflict:
+                continue
+            except TemporaryError as error:
+                log.warning(
+                    "execution.not_released", execution_id=execution_id, error=error.message
+                )
+                await backoff.pause()
+            else:
+                log.info("execution.released", execution_id=execution_id)
+                return
+
     # From outside
 
     async def cancel(self, running: Running, reason: str | None = None) -> None:
@@ -278,6 +341,9 @@ class Runs:
                         return
                 except Superseded:
                     self._give_up(running)
+                    return
+                except Elsewhere:
+                    await self.hand_over([running])
                     return
                 except TemporaryError as error:
                     if error.code not in AWAY:

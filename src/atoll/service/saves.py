@@ -90,6 +90,11 @@ class Saves:
         """The sessions in which something runs."""
         self.resting: Callable[[str], Awaitable[None]]
         """Saves the files of a session that has no instance."""
+        self.elsewhere: Callable[[Session], Awaitable[None]] = _as_it_is
+        """
+        Has a session of another node saved there; where that cannot be reached, what it saved last
+        will have to do.
+        """
 
     def begun(self, session: Session) -> Session:
         """A new session, with a warning if its files will be on the node's disk alone."""
@@ -174,7 +179,7 @@ class Saves:
             except TemporaryError as error:
                 if error.code != "node_not_reached":
                     raise
-                # What it saved last will have to do.
+                await self.elsewhere(session)
         await self.left(session_id)
         if await self._checkpoints.get(session_id) is None:
             raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
@@ -333,3 +338,7 @@ class Saves:
     def close(self) -> None:
         for timer in self._due.values():
             timer.cancel()
+
+
+async def _as_it_is(session: Session) -> None:
+    return

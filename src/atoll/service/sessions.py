@@ -109,6 +109,10 @@ class Change:
     """Fields that are replaced as they are: idle_timeout, archive_after and their like."""
 
 
+async def _admitted(session: Session) -> Callable[[], None]:
+    return lambda: None
+
+
 async def _nobody(node_id: str) -> None:
     """There is no other node."""
 
@@ -176,6 +180,11 @@ class Sessions:
         """Tells a node's control planes that sessions of it have come to want something."""
         self.clearing: set[str] = set()
         """Ids of ended sessions whose instances this process is about to remove."""
+        self.admit: Callable[[Session], Awaitable[Callable[[], None]]] = _admitted
+        """
+        Refuses a session that this node does not take; gives what to call when it is stored, or
+        will not be.
+        """
         self.saves: Saves | None = None
         """What sees to their files; none where nothing is saved."""
 
@@ -243,17 +252,22 @@ class Sessions:
             # Its life begins when they are installed.
             later = session.expires_at + timedelta(seconds=extras.install.timeout)
             session = dataclasses.replace(session, expires_at=later)
-        ready = self._pool.take(template, resources) if _fits_ready_one(session) else None
-        if ready is not None:
+        if _fits_ready_one(session):
+            admitted = await self.admit(session)
             try:
-                return await self._adopt(session, ready)
+                ready = self._pool.take(template, resources)
+                if ready is not None:
+                    return await self._adopt(session, ready)
             except Conflict as error:
                 # Others took this replica for lost, and its ready instances away.
                 log.warning("pool.instance_lost", session_id=session.id, error=error.message)
+            finally:
+                admitted()
         return await self.begin(session, wait=wait)
 
     async def begin(self, session: Session, *, wait: bool = True) -> Session:
         """Record a new session, and make an instance for it."""
+        admitted = await self.admit(session)
         try:
             event = session_event(session, session.created_at, "created")
             await self._store.sessions.add(session, event=event)
@@ -263,6 +277,8 @@ class Sessions:
                 raise
             # A replica that was taken for lost was at the same request, and was quicker.
             return await self.known(known)
+        finally:
+            admitted()
         if not is_installing(session):
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
@@ -277,7 +293,9 @@ class Sessions:
                 session.message or f"Session {session.id} could not be created.",
                 code="session_failed",
             )
-        return session if session.status.ended else (await self._lives.live(session.id)).session
+        if session.status.ended or session.runtime_node != self._node_id:
+            return session  # Whoever asks for it is led to its node.
+        return (await self._lives.live(session.id)).session
 
     def _life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()

@@ -307,7 +307,10 @@ class Nodes(Protocol):
         """Whether it is there."""
 
     async def drain(self, node_id: str, drain: Drain | None, *, event: Event | None = None) -> bool:
-        """Write how far it is; whether it is there."""
+        """Begin to empty it, or end that with None; whether it is there."""
+
+    async def progress(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
+        """Write how far that is; False, and nothing written, when it is not being emptied."""
 
     async def remove(self, node_id: str, *, event: Event | None = None) -> bool:
         """Forget a node; whether it was there."""
@@ -370,6 +373,7 @@ class Store(Protocol):
     requests: KeyedRequests
     checkpoints: Checkpoints
     volumes: Volumes
+    nodes: Nodes
     events: Events
     webhooks: Webhooks
 

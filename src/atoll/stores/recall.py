@@ -134,6 +134,7 @@ class RecallingStore:
         self.requests = store.requests
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes
+        self.nodes = store.nodes
         self.events = store.events
         self.webhooks = store.webhooks
 

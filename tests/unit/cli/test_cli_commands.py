@@ -98,7 +98,26 @@ def test_templates_are_made_shown_listed_and_removed(atoll: Command, outside: Ou
 def test_nodes_are_listed_and_shown(atoll: Command, outside: Outside) -> None:
     assert "25%" in atoll("node", "list").stdout
     assert "no loop devices" in atoll("node", "show", "local").stdout
-    assert json.loads(atoll("node", "show", "local", "--json").stdout)["metrics"]["cpu_count"] == 2
+    assert json.loads(atoll("nodes", "show", "local", "--json").stdout)["cpu_count"] == 2
+
+
+def test_a_node_is_cordoned_drained_and_forgotten(atoll: Command, outside: Outside) -> None:
+    assert atoll("node", "cordon", "local").stdout == "healthy, cordoned\n"
+    assert "healthy, cordoned" in atoll("node", "list").stdout
+    assert atoll("node", "uncordon", "local").stdout == "healthy\n"
+    assert atoll("node", "drain", "local").stdout == "draining: 2 of 2 sessions left\n"
+    done = atoll("node", "drain", "local", "--wait")
+    assert (done.exit_code, done.stdout) == (0, "drained\n")
+    assert "atoll: draining: 1 of 2 sessions left\n" in done.stderr
+    assert json.loads(atoll("node", "drain", "local", "--json").stdout)["drain"]
+    assert atoll("node", "rm", "local").stdout == "local\n"
+    assert outside.removed_nodes == ["local"]
+
+
+def test_a_drain_that_takes_too_long_is_not_waited_for(atoll: Command, outside: Outside) -> None:
+    done = atoll("node", "drain", "local", "--wait", "--timeout", "0")
+    assert done.exit_code == 1
+    assert "Node local has 1 sessions still. (drain_timeout)" in done.stderr
 
 
 def test_an_error_is_one_line_and_cannot_steer_the_terminal(

@@ -11,7 +11,12 @@ import pytest
 
 from atoll.model.execution import ExecutionStatus
 from atoll.reconcile.executions import STRAY, Adoption
-from tests.contract.stores.store_entities import NOW, completed, make_execution
+from tests.contract.stores.store_entities import (
+    NOW,
+    completed,
+    make_execution,
+    make_session,
+)
 from tests.parts import ME, parts
 
 if TYPE_CHECKING:
@@ -95,3 +100,21 @@ async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: 
             young.id
         ]
         assert await store.executions.get(done.id) == done
+
+
+async def test_one_whose_session_has_moved_is_left_to_the_node_that_has_it(tmp_path: Path) -> None:
+    clock = MovedClock()
+    async with adoption(tmp_path, clock) as (found, store):
+        session = make_session(runtime_node="elsewhere")
+        await store.sessions.add(session)
+        execution = make_execution(session_id=session.id, holder="lost")
+        await store.executions.add(execution)
+        # Taken over by this replica before the session moved, though the store did not say so.
+        taken = await store.executions.save(replace(execution, holder=ME))
+
+        clock.time += STRAY + timedelta(seconds=1)
+        await found.once()
+        left = await store.executions.get(execution.id)
+        assert left == replace(taken, holder=None, version=taken.version + 1)
+        await found.once()
+        assert await store.executions.get(execution.id) == left, "nor is it adopted here"

@@ -67,6 +67,27 @@ class Running:
     injected: list[Any] = field(default_factory=list)
 
 
+NODE = {
+    "id": "local",
+    "type": "local",
+    "url": "",
+    "status": "healthy",
+    "problem": None,
+    "cordoned": False,
+    "drain": None,
+    "labels": {"zone": "a"},
+    "missing": {"disk_quota": "no loop devices"},
+    "cpu_usage": 0.25,
+    "cpu_count": 2,
+    "mem_usage": 0.5,
+    "session_count": 1,
+    "max_sessions": None,
+    "cached_templates": ["python@1"],
+    "last_heartbeat": NOW,
+    "failure_count": 0,
+}
+
+
 @dataclass
 class Outside:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -77,6 +98,8 @@ class Outside:
     unheard: int = 0
     """How many answers come before the question is where it can be answered."""
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    node: dict[str, Any] = field(default_factory=lambda: dict(NODE))
+    removed_nodes: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     links: set[str] = field(default_factory=set)
     archive: bytes | None = None
@@ -173,6 +196,9 @@ class Outside:
                 Route(
                     "/api/v1/templates/{id}", self.one_template, methods=["GET", "PUT", "DELETE"]
                 ),
+                Route("/api/v1/nodes", self.nodes),
+                Route("/api/v1/nodes/{id}", self.one_node, methods=["GET", "DELETE"]),
+                Route("/api/v1/nodes/{id}/{verb}", self.to_node, methods=["POST"]),
                 Route("/api/v1/runtimes", self.nodes),
                 Route("/api/v1/pools", self.pools),
                 Route("/api/v1/runtimes/{id}/health", self.health),
@@ -693,20 +719,24 @@ class Outside:
         return JSONResponse(self.templates[name])
 
     async def nodes(self, request: Request) -> Response:
-        node = {
-            "id": "local",
-            "type": "local",
-            "url": "",
-            "status": "healthy",
-            "cpu_usage": 0.25,
-            "mem_usage": 0.5,
-            "session_count": 1,
-            "max_sessions": None,
-            "cached_templates": ["python"],
-            "last_heartbeat": NOW,
-            "failure_count": 0,
-        }
-        return self.page(request, [node])
+        return self.page(request, [self.node])
+
+    async def one_node(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self.removed_nodes.append(request.path_params["id"])
+            return Response(status_code=204)
+        drain = self.node["drain"]
+        if drain is not None:
+            # One session leaves between two looks.
+            self.node["drain"] = {**drain, "left": max(0, drain["left"] - 1)}
+        return JSONResponse(self.node)
+
+    async def to_node(self, request: Request) -> Response:
+        verb = request.path_params["verb"]
+        self.node["cordoned"] = verb != "uncordon"
+        drain = {"total": 2, "left": 2, "message": None}
+        self.node["drain"] = drain if verb == "drain" else None
+        return JSONResponse(self.node, 202 if verb == "drain" else 200)
 
     async def health(self, request: Request) -> Response:
         missing = {"disk_quota": "no loop devices"}

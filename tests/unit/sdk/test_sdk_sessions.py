@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import Conflict, ExecutionFailed, InvalidRequest, NotFound
+from atoll.sdk.values import DrainInfo
 from tests.unit.sdk.outside import encoded
 
 if TYPE_CHECKING:
@@ -229,3 +230,15 @@ def test_nodes_tell_what_they_can_give(atoll: Atoll) -> None:
     assert node.status == "healthy"
     assert atoll.nodes.health(node.id).missing == {"disk_quota": "no loop devices"}
     assert atoll.nodes.metrics(node.id).pool == {"python": 2}
+    assert atoll.nodes.get(node.id).labels == {"zone": "a"}
+
+
+def test_a_node_is_drained_and_that_is_followed(atoll: Atoll, outside: Outside) -> None:
+    assert atoll.nodes.cordon("local").cordoned
+    assert atoll.nodes.drain("local").drain == DrainInfo(2, 2)
+    told = [node.drain for node in atoll.nodes.follow_drain("local")]
+    assert told == [DrainInfo(2, 1), DrainInfo(2, 0)]
+    assert atoll.nodes.uncordon("local").drain is None
+    assert [node.drain for node in atoll.nodes.follow_drain("local")] == [None]
+    atoll.nodes.delete("local")
+    assert outside.removed_nodes == ["local"]

@@ -68,21 +68,22 @@ class Internal:
             await self._app(scope, receive, send)
             return
         try:
-            scope["atoll.instance"] = self._tokens.instance(_bearer(scope))
+            scope["atoll.instance"] = self._tokens.instance(bearer(scope, "an instance's token"))
         except AtollError as error:
             await problems.problem(error)(scope, receive, send)
             return
         await self._routes(scope, receive, send)
 
 
-def _bearer(scope: Scope) -> str:
+def bearer(scope: Scope, what: str) -> str:
+    """The token of a request that needs `what`."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, token = value.decode("latin-1").partition(" ")
             if kind.lower() == "bearer" and token.strip():
                 return str(token.strip())
     raise Unauthenticated(
-        "This needs an instance's token, as the header Authorization: Bearer <token>.",
+        f"This needs {what}, as the header Authorization: Bearer <token>.",
         code="token_missing",
     )
 

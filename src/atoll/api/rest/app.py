@@ -18,6 +18,7 @@ from atoll.api.rest import (
     executions,
     files,
     invocations,
+    nodes,
     pools,
     probes,
     problems,
@@ -29,6 +30,7 @@ from atoll.api.rest import (
     volumes,
     webhooks,
 )
+from atoll.api.rest.forwarding import Forwarding
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
 from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
@@ -79,6 +81,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         checkpoints,
         templates,
         volumes,
+        nodes,
         runtimes,
         events,
         webhooks,
@@ -100,6 +103,7 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
         clock=found.clock,
         ttl=found.settings.idempotency_ttl,
     )
+    app = Forwarding(app, found)
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
     app = Authentication(app, keys)
     if found.settings.cors_origins:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
     from atoll.service.nodes import Nodes
+    from atoll.service.peers import Peers
+    from atoll.service.placement import Placements
     from atoll.service.pool import Pool
     from atoll.service.saves import Saves
     from atoll.service.secrets import SessionSecrets
@@ -57,6 +59,8 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
+    placements: Placements
+    peers: Peers
     feed: Feed
     webhooks: Webhooks
     pool: Pool

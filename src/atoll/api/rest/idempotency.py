@@ -64,7 +64,13 @@ RECORD_PAUSES = (0.2, 2.0)
 _VALUE = re.compile(rb"[!-~]{1,255}")
 _COME_BACK = frozenset({429, 503})
 _UNCERTAIN = frozenset(
-    {"blobs_unavailable", "coordination_unavailable", "database_unavailable", "spool_full"}
+    {
+        "blobs_unavailable",
+        "coordination_unavailable",
+        "database_unavailable",
+        "node_not_reached",
+        "spool_full",
+    }
 )
 # Of this one sending, not of the answer.
 _NOT_KEPT = frozenset({"connection", "content-length", "date", "set-cookie", "transfer-encoding"})

@@ -4,6 +4,7 @@ Numbers for Prometheus, taken from the services when they are asked for: no cost
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from atoll.blobs.spool import Spool
     from atoll.service.lives import Lives
+    from atoll.service.moves import Moves
+    from atoll.service.nodes import Nodes
     from atoll.service.pool import Pool
     from atoll.service.runs import Runs
     from atoll.service.sessions import Sessions
@@ -22,8 +25,17 @@ if TYPE_CHECKING:
 
 class _Collector:
     def __init__(
-        self, sessions: Sessions, lives: Lives, runs: Runs, pool: Pool, spool: Spool | None
+        self,
+        sessions: Sessions,
+        lives: Lives,
+        runs: Runs,
+        pool: Pool,
+        spool: Spool | None,
+        nodes: Nodes,
+        moves: Moves,
     ) -> None:
+        self._nodes = nodes
+        self._moves = moves
         self._sessions = sessions
         self._lives = lives
         self._runs = runs
@@ -60,6 +72,7 @@ class _Collector:
         for template, count in self._pool.sizes().items():
             ready.add_metric([template], count)
         yield ready
+        yield from self._of_nodes()
         yield from self._pools()
         if self._spool is not None:
             away, waiting = self._spool.away, self._spool.waiting
@@ -70,6 +83,30 @@ class _Collector:
                 "atoll_spool_objects", "What waits on this node for it.", waiting.objects
             )
             yield GaugeMetricFamily("atoll_spool_bytes", "How large that is.", waiting.size)
+
+    def _of_nodes(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        by_status: Counter[tuple[str, bool]] = Counter()
+        sessions = GaugeMetricFamily(
+            "atoll_node_sessions", "Sessions with an instance, by node.", labels=["node"]
+        )
+        for node in self._nodes.known:
+            by_status[node.status.value, node.cordoned] += 1
+            sessions.add_metric([node.id], node.sessions)
+        nodes = GaugeMetricFamily(
+            "atoll_nodes", "Nodes as last reported, by status.", labels=["status", "cordoned"]
+        )
+        for (status, cordoned), count in by_status.items():
+            nodes.add_metric([status, str(cordoned).lower()], count)
+        yield nodes
+        yield sessions
+        moved = CounterMetricFamily(
+            "atoll_sessions_moved",
+            "Sessions that this process has moved to another node, by cause.",
+            labels=["cause"],
+        )
+        for cause, count in self._moves.moved.items():
+            moved.add_metric([cause], count)
+        yield moved
 
     def _pools(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         by = ["template"]
@@ -103,5 +140,7 @@ def register(
     runs: Runs,
     pool: Pool,
     spool: Spool | None,
+    nodes: Nodes,
+    moves: Moves,
 ) -> None:
-    registry.register(_Collector(sessions, lives, runs, pool, spool))
+    registry.register(_Collector(sessions, lives, runs, pool, spool, nodes, moves))

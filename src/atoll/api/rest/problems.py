@@ -56,6 +56,7 @@ _BY_CODE = {
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
 }
 _TOO_MANY = frozenset({"session_busy", "session_crowded", "too_many_consoles", "queue_full"})
 """Of what passes by itself: who asks has asked for too much at once."""

@@ -166,7 +166,9 @@ EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )
 """Fields of which most sessions have none."""
-TERMS = frozenset({"labels", "auto_start", "idle_timeout", "archive_after", "delete_after"})
+TERMS = frozenset(
+    {"labels", "node_labels", "auto_start", "idle_timeout", "archive_after", "delete_after"}
+)
 
 
 LONGEST = 10 * 365 * 86_400
@@ -216,6 +218,7 @@ class CreateSession(ResourcesIn):
         False, description="Whether they may take the place of the template's versions."
     )
     labels: Labels = {}
+    node_labels: Labels = Field({}, description="Labels that its node must have.")
     auto_start: bool = Field(
         True, description="Whether a request that needs it starts it when it is paused or at rest."
     )
@@ -250,6 +253,7 @@ class CreateSession(ResourcesIn):
             return AS_SET
         return Terms(
             labels=self.labels,
+            node_labels=self.node_labels,
             auto_start=self.auto_start,
             idle_timeout=self.idle_timeout,
             archive_after=self.archive_after,

@@ -1,33 +1,58 @@
-"""Routes of nodes, which the API calls runtimes."""
+"""Nodes under the name that the first API gave them."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
 from atoll.api.rest.answers import timestamp
 from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.nodes import node_out
 from atoll.api.rest.schemas import RuntimeHealth, RuntimeMetrics, RuntimePage
+from atoll.model.node import NodeStatus
+
+if TYPE_CHECKING:
+    from atoll.model.node import Node
 
 router = APIRouter(prefix="/runtimes", tags=["runtimes"])
+
+UNKNOWN = "runtime_not_found"
+METRICS = (
+    "id",
+    "cpu_usage",
+    "cpu_count",
+    "load_average",
+    "mem_usage",
+    "mem_total",
+    "disk_free",
+    "session_count",
+    "pool",
+)
+
+
+def _status(node: Node) -> str:
+    cordoned = node.status is NodeStatus.HEALTHY and node.cordoned
+    return "draining" if cordoned else node.status.value
 
 
 @router.get("", responses={200: {"model": RuntimePage}})
 async def list_runtimes(request: Request) -> Answer:
     items = [
         {
-            "id": view.node.id,
-            "type": view.node.type,
-            "url": view.node.url,
-            "status": view.status,
-            "cpu_usage": round(view.metrics.cpu_usage, 4),
-            "mem_usage": round(view.metrics.mem_usage, 4),
-            "session_count": view.session_count,
-            "max_sessions": None,
-            "cached_templates": sorted(view.pool),
-            "last_heartbeat": timestamp(view.seen_at),
-            "failure_count": 0,
+            "id": node.id,
+            "type": node.type,
+            "url": node.url,
+            "status": _status(node),
+            "cpu_usage": 0.0 if node.metrics is None else round(node.metrics.cpu_usage, 4),
+            "mem_usage": 0.0 if node.metrics is None else round(node.metrics.mem_usage, 4),
+            "session_count": node.sessions,
+            "max_sessions": node.max_sessions,
+            "cached_templates": sorted({item.rpartition("@")[0] for item in node.templates}),
+            "last_heartbeat": timestamp(node.seen_at),
+            "failure_count": node.failures,
         }
-        for view in await services(request).nodes.list()
+        for node in await services(request).nodes.list()
     ]
     return page_answer(items, None)
 
@@ -35,32 +60,20 @@ async def list_runtimes(request: Request) -> Answer:
 @router.get("/{runtime_id}/health", responses={200: {"model": RuntimeHealth}})
 async def get_health(request: Request, runtime_id: str) -> Answer:
     """Whether the node answers, and what isolation it gives."""
-    view = await services(request).nodes.get(runtime_id)
+    node = await services(request).nodes.get(runtime_id, code=UNKNOWN)
     return Answer(
         {
-            "id": view.node.id,
-            "status": view.status,
-            "problem": view.problem,
-            "checked_at": timestamp(view.seen_at),
-            "provides": sorted(view.capabilities.provides),
-            "missing": view.capabilities.missing,
+            "id": node.id,
+            "status": _status(node),
+            "problem": node.problem,
+            "checked_at": timestamp(node.seen_at),
+            "provides": node_out(node)["provides"],
+            "missing": node.missing,
         }
     )
 
 
 @router.get("/{runtime_id}/metrics", responses={200: {"model": RuntimeMetrics}})
 async def get_metrics(request: Request, runtime_id: str) -> Answer:
-    view = await services(request).nodes.get(runtime_id)
-    return Answer(
-        {
-            "id": view.node.id,
-            "cpu_usage": round(view.metrics.cpu_usage, 4),
-            "cpu_count": view.metrics.cpu_count,
-            "load_average": view.metrics.load_average,
-            "mem_usage": round(view.metrics.mem_usage, 4),
-            "mem_total": view.metrics.mem_total,
-            "disk_free": view.metrics.disk_free,
-            "session_count": view.session_count,
-            "pool": view.pool,
-        }
-    )
+    told = node_out(await services(request).nodes.get(runtime_id, code=UNKNOWN))
+    return Answer({name: told[name] for name in METRICS})

@@ -396,6 +396,47 @@ class VolumePage(BaseModel):
     next_cursor: str | None
 
 
+class DrainOut(BaseModel):
+    total: int = Field(description="Sessions that were there when it began.")
+    left: int = Field(description="Those that are there still; the node is empty at 0.")
+    message: str | None = Field(description="Why one of them cannot leave, if that is so.")
+
+
+class NodeOut(BaseModel):
+    id: str
+    type: str
+    url: str = Field(description="Where a control plane of it answers.")
+    status: Literal["healthy", "unhealthy"]
+    problem: str | None = Field(description="Why it is unhealthy.")
+    cordoned: bool = Field(description="Whether it gets no new sessions.")
+    drain: DrainOut | None = Field(description="How far its emptying is, once it was asked for.")
+    labels: dict[str, str]
+    provides: list[str] = Field(description="What a template can require of it.")
+    features: list[str] = Field(description="What it can do beside.")
+    missing: dict[str, str] = Field(description="What it cannot give, and why.")
+    session_count: int = Field(description="Sessions with an instance.")
+    max_sessions: int | None
+    cpu_usage: float | None = Field(description="0 to 1 of all cores.")
+    cpu_count: int | None
+    load_average: float | None
+    mem_usage: float | None = Field(description="0 to 1 of all memory.")
+    mem_total: int | None = Field(description="Bytes.")
+    disk_free: int | None = Field(description="Bytes.")
+    cached_templates: list[str] = Field(description="Versions of templates, as `id@version`.")
+    building_templates: list[str]
+    pool: dict[str, int] = Field(description="Ready instances by template.")
+    shared_blobs: bool = Field(
+        description="Whether its sessions can go on elsewhere: their files are saved on S3."
+    )
+    last_heartbeat: datetime | None = Field(description="When it last told of itself.")
+    failure_count: int = Field(description="Probes that failed in a row.")
+
+
+class NodePage(BaseModel):
+    items: list[NodeOut]
+    next_cursor: str | None
+
+
 class EventOut(BaseModel):
     number: int | None = Field(description="Its place: one more than that of the event before.")
     type: str = Field(examples=["execution.completed"])

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from atoll.settings import Settings
 
 
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""Where every address is listened on, and this machine's own of that kind."""
+
+
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run the server's life on an event loop made for it."""
     # The store's threads need the interpreter for microseconds at a time; the default would let
@@ -140,13 +144,34 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def address(settings: Settings, port: int) -> str:
+    """Where other nodes reach this server, as far as it can tell by itself."""
+    host = settings.host
+    if host in _ANY:
+        host = _towards_others(socket.AF_INET6 if ":" in host else socket.AF_INET) or _ANY[host]
+    return _url(settings, host, port)
+
+
+def _towards_others(family: socket.AddressFamily) -> str | None:
+    """This machine's address on the way to others; nothing is sent to find it."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("2001:db8::1" if family is socket.AF_INET6 else "192.0.2.1", 9))
+        except OSError:
+            return None
+        found: str = probe.getsockname()[0]
+        return found
+
+
+def _url(settings: Settings, name: str, port: int) -> str:
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+
+
 def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
     """The address, where the key is, and a line that works when pasted."""
-    scheme = "http" if settings.tls_cert is None else "https"
     # Where "every address" is listened on, this machine reaches it by loopback.
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    host = f"[{name}]" if ":" in name else name
-    url = f"{scheme}://{host}:{port}"
+    url = _url(settings, _ANY.get(settings.host, settings.host), port)
     key = "$ATOLL_API_KEY" if key_file is None else f"$(cat {key_file})"
     where = "in ATOLL_API_KEY" if key_file is None else f"in {key_file}"
     lines = [

@@ -78,7 +78,7 @@ class ConsoleRoute:
             )
             as_json = _choice(socket, "format", ("binary", "json")) == "json"
         except AtollError as error:
-            await _deny(socket, problem(error), error)
+            await deny(socket, problem(error), error)
             return
         try:
             async with opened as console:
@@ -89,12 +89,12 @@ class ConsoleRoute:
                     async with asyncio.timeout(SEND_SECONDS):
                         await socket.close(code, reason)
         except AtollError as error:  # Before it was accepted: `run` has its own way.
-            await _deny(socket, problem(error), error)
+            await deny(socket, problem(error), error)
         except WebSocketDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
             answer = await on_unexpected(socket.scope["path"], error)
-            await _deny(socket, answer, AtollError("Something broke here.", code="internal_error"))
+            await deny(socket, answer, AtollError("Something broke here.", code="internal_error"))
 
 
 def check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:
@@ -123,7 +123,7 @@ def _choice(socket: WebSocket, name: str, words: tuple[str, ...]) -> str:
     return word
 
 
-async def _deny(socket: WebSocket, answer: Response, error: AtollError) -> None:
+async def deny(socket: WebSocket, answer: Response, error: AtollError) -> None:
     # A server is told how it goes on, whatever was said before.
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):
         if "websocket.http.response" in socket.scope.get("extensions", {}):

@@ -12,6 +12,7 @@ from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
 from atoll.stores.sql.keys import SqlKeys
+from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.requests import SqlKeyedRequests
 from atoll.stores.sql.rows import insert
 from atoll.stores.sql.sessions import SqlSessions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         Instances,
         KeyedRequests,
         Keys,
+        Nodes,
         Sessions,
         Templates,
         Volumes,
@@ -59,6 +61,7 @@ class SqlStore:
         self.requests: KeyedRequests = SqlKeyedRequests(self._engine)
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)
+        self.nodes: Nodes = SqlNodes(self._engine)
         self.events: Events = SqlEvents(self._engine)
         self.webhooks: Webhooks = SqlWebhooks(self._engine)
 

@@ -1,0 +1,39 @@
+"""The answer to a probe: whether this node is well. It stands before the check of API keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.api.internal.app import bearer
+from atoll.api.rest import problems
+from atoll.api.rest.context import Answer
+from atoll.errors import AtollError
+from atoll.service.probing import PATH
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from atoll.service.nodes import Nodes
+    from atoll.service.probing import Probing
+
+
+class NodeRoute:
+    """Takes probes; all else goes on."""
+
+    def __init__(self, app: ASGIApp, nodes: Nodes, probing: Probing) -> None:
+        self._app = app
+        self._nodes = nodes
+        self._probing = probing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._probing.check(bearer(scope, "a probe's token"), self._nodes.id)
+            problem = await self._nodes.problem()
+        except AtollError as error:
+            await problems.problem(error)(scope, receive, send)
+            return
+        told = {"id": self._nodes.id, "problem": problem}
+        await Answer(told, 200 if problem is None else 503)(scope, receive, send)

@@ -1,0 +1,93 @@
+"""Routes of nodes: the places that host instances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from atoll.api.rest.answers import timestamp
+from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.schemas import NodeOut, NodePage
+from atoll.model.template import REQUIREMENTS
+
+if TYPE_CHECKING:
+    from atoll.model.node import Node
+
+router = APIRouter(prefix="/nodes", tags=["nodes"])
+
+
+def node_out(node: Node) -> dict[str, Any]:
+    metrics, drain = node.metrics, node.drain
+    return {
+        "id": node.id,
+        "type": node.type,
+        "url": node.url,
+        "status": node.status.value,
+        "problem": node.problem,
+        "cordoned": node.cordoned,
+        "drain": None
+        if drain is None
+        else {"total": drain.total, "left": drain.left, "message": drain.message},
+        "labels": node.labels,
+        "provides": sorted(node.provides & REQUIREMENTS.keys()),
+        "features": sorted(node.provides - REQUIREMENTS.keys()),
+        "missing": node.missing,
+        "session_count": node.sessions,
+        "max_sessions": node.max_sessions,
+        "cpu_usage": None if metrics is None else round(metrics.cpu_usage, 4),
+        "cpu_count": None if metrics is None else metrics.cpu_count,
+        "load_average": None if metrics is None else metrics.load_average,
+        "mem_usage": None if metrics is None else round(metrics.mem_usage, 4),
+        "mem_total": None if metrics is None else metrics.mem_total,
+        "disk_free": None if metrics is None else metrics.disk_free,
+        "cached_templates": list(node.templates),
+        "building_templates": list(node.building),
+        "pool": node.pool,
+        "shared_blobs": node.shared_blobs,
+        "last_heartbeat": timestamp(node.seen_at),
+        "failure_count": node.failures,
+    }
+
+
+@router.get("", responses={200: {"model": NodePage}})
+async def list_nodes(request: Request) -> Answer:
+    """All nodes in order of id; others than the one that answers as they last told."""
+    return page_answer([node_out(node) for node in await services(request).nodes.list()], None)
+
+
+@router.get("/{node_id}", responses={200: {"model": NodeOut}})
+async def get_node(request: Request, node_id: str) -> Answer:
+    return Answer(node_out(await services(request).nodes.get(node_id)))
+
+
+@router.post("/{node_id}/cordon", responses={200: {"model": NodeOut}})
+async def cordon_node(request: Request, node_id: str) -> Answer:
+    """Give it no new sessions. Those that it has stay."""
+    return Answer(node_out(await services(request).nodes.cordon(node_id)))
+
+
+@router.post("/{node_id}/uncordon", responses={200: {"model": NodeOut}})
+async def uncordon_node(request: Request, node_id: str) -> Answer:
+    """Give it sessions again; this ends a drain."""
+    return Answer(node_out(await services(request).nodes.uncordon(node_id)))
+
+
+@router.post("/{node_id}/drain", status_code=202, responses={202: {"model": NodeOut}})
+async def drain_node(request: Request, node_id: str) -> Answer:
+    """
+    Have its sessions go on on other nodes, with their files; `drain` of the node tells how far that
+    is. 409 `drain_unavailable` where files are on its own disk alone, or there is no other node.
+    """
+    return Answer(node_out(await services(request).nodes.drain(node_id)), 202)
+
+
+@router.delete("/{node_id}", status_code=204)
+async def delete_node(request: Request, node_id: str) -> Response:
+    """
+    Forget a node that is lost or drained and has no sessions. One whose control planes still run
+    tells of itself again.
+    """
+    await services(request).nodes.remove(node_id)
+    return Response(status_code=204)

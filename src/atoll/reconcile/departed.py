@@ -1,0 +1,72 @@
+"""
+What this node still has of sessions that are on another node now.
+
+They left while it was taken for lost, or was drained. Nobody will come for their instances here,
+and what they would save is not wanted any more, so all of it goes as soon as that is found out:
+the link of this process first, then the instance, then its files. What runs in them is handed over
+by whoever follows it, when the link goes. A session that comes back has a new instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from atoll.drivers.base import Driver
+    from atoll.model.instance import Handle
+    from atoll.service.lives import Lives
+    from atoll.service.runs import Runs
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+CONCURRENCY = 8
+
+
+class Departed:
+    def __init__(
+        self, store: Store, driver: Driver, lives: Lives, runs: Runs, node_id: str
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._lives = lives
+        self._runs = runs
+        self._node_id = node_id
+
+    async def once(self) -> int:
+        """How many instances were removed."""
+        for session_id in sorted(self._lives.sessions() | self._runs.sessions()):
+            if await self._has_left(session_id):
+                self._lives.let_go(session_id)
+        slots = asyncio.Semaphore(CONCURRENCY)
+
+        async def looked_at(handle: Handle) -> bool:
+            async with slots:
+                try:
+                    return await self._removed(handle)
+                except Exception as error:
+                    # One that cannot be removed does not keep the others; the sweep finds it.
+                    log.warning("departed.failed", instance=handle.instance_id, exc_info=error)
+                    return False
+
+        handles = await self._driver.handles()
+        return sum(await asyncio.gather(*(looked_at(handle) for handle in handles)))
+
+    async def _removed(self, handle: Handle) -> bool:
+        instance = await self._store.instances.get(handle.instance_id)
+        if instance is None or instance.session_id is None:
+            return False
+        if not await self._has_left(instance.session_id):
+            return False
+        log.info("departed.instance", instance=instance.id, session_id=instance.session_id)
+        await self._driver.destroy(handle)
+        await self._driver.discard(instance.workspace)
+        await self._store.instances.remove(instance.id)
+        return True
+
+    async def _has_left(self, session_id: str) -> bool:
+        session = await self._store.sessions.get(session_id)
+        return session is not None and session.runtime_node != self._node_id

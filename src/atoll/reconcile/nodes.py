@@ -1,0 +1,275 @@
+"""
+Nodes look after each other.
+
+Every control plane reports for its node. One of all of them, whoever has the lease, probes the
+nodes; one that fails several times in a row is lost: it gets no new work, and its sessions go on
+elsewhere, batch by batch, by whoever probes then. It is back with the first probe that it answers.
+What it still has of sessions that moved it removes itself: it reads in its own record that it was
+taken for lost, also when it was only out of reach and never knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.model.event import Event
+from atoll.model.node import NodeStatus, judged
+from atoll.model.session import Cause
+from atoll.reconcile.sweep import alone
+from atoll.service.nodes import node_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.model.node import Node
+    from atoll.model.session import Session
+    from atoll.reconcile.departed import Departed
+    from atoll.service.leases import Leases
+    from atoll.service.moves import Moves
+    from atoll.service.nodes import Nodes
+    from atoll.service.probing import Probing
+    from atoll.settings import NodeSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How soon a change of the pool or of templates is told; more often nothing is."""
+BATCH = 50
+"""Sessions that move between two looks at whether their node is still lost."""
+CONCURRENCY = 8
+PROBES = 32
+"""Nodes that are probed at the same time."""
+
+
+class Report:
+    """Tells of this node: regularly, and when something has changed."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        departed: Departed,
+        coordination: Coordination,
+        clock: Clock,
+        settings: NodeSettings,
+        pool: Callable[[], dict[str, int]],
+    ) -> None:
+        self._nodes = nodes
+        self._departed = departed
+        self._coordination = coordination
+        self._clock = clock
+        self._pause = settings.probe.total_seconds()
+        self._pool = pool
+        self._told: dict[str, int] | None = None
+        self._due = float("-inf")
+        self._lost = True
+        """Whether others may have taken this node for lost, and its sessions away."""
+        self.changed = asyncio.Event()
+        """Set when templates have changed."""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with self._coordination.listen(node_topic(self._nodes.id)) as heard:
+                    while True:
+                        await self.once(told=await heard.wait(min(self._pause, LOOK_SECONDS)))
+            except TemporaryError as error:
+                self._lost = True
+                log.warning("report.failed", code=error.code, error=error.message)
+            except Exception as error:
+                log.error("report.failed", exc_info=error)
+            await asyncio.sleep(min(self._pause, LOOK_SECONDS))
+
+    async def once(self, *, told: bool) -> None:
+        """`told` is whether others have decided something about this node."""
+        now = self._clock.monotonic()
+        if self.changed.is_set():
+            self.changed.clear()
+            self._nodes.templates_changed()
+            self._due = now
+        if not told and now < self._due and self._pool() == self._told:
+            return
+        # Others may have decided something while it could not be told.
+        self._lost |= now - self._due > self._pause
+        self._told = self._pool()
+        node = await self._nodes.report()
+        self._due = now + self._pause
+        lost = node.status is NodeStatus.UNHEALTHY
+        # Once more when it is back: the last ones may have left just before.
+        if lost or self._lost or told or node.drain is not None:
+            await self._departed.once()
+        self._lost = lost
+
+
+class Probe:
+    """Finds nodes that are lost, and has their sessions go on elsewhere."""
+
+    def __init__(
+        self,
+        store: Store,
+        nodes: Nodes,
+        probing: Probing,
+        moves: Moves,
+        coordination: Coordination,
+        leases: Leases,
+        clock: Clock,
+        settings: NodeSettings,
+    ) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._probing = probing
+        self._moves = moves
+        self._coordination = coordination
+        self._leases = leases
+        self._clock = clock
+        self._settings = settings
+        self._pause = settings.probe.total_seconds()
+        self._heard: dict[str, tuple[datetime | None, float]] = {}
+        """When each node last told of itself, by its clock and since when that is so by ours."""
+
+    async def run(self) -> None:
+        while True:
+            # Who has the lease keeps it while there is something to move.
+            await asyncio.sleep(self._pause)
+            try:
+                await alone(self._leases, "probe", self._turn)
+            except TemporaryError as error:
+                log.warning("probe.failed", code=error.code, error=error.message)
+            except Exception as error:
+                log.error("probe.failed", exc_info=error)
+
+    async def _turn(self) -> None:
+        while await self.once():
+            pass
+
+    async def once(self) -> bool:
+        """Probe all, then move what there is time for; whether there is more."""
+        until = self._clock.monotonic() + self._pause
+        nodes = await self._store.nodes.all()
+        found = await self._asked(nodes)
+        if self._is_cut_off(nodes, found):
+            log.warning("probe.alone", problems=len(found))
+            found = {self._nodes.id: found.get(self._nodes.id)}
+        for node in nodes:
+            if node.id in found:
+                await self._judge(node, found[node.id])
+        more = False
+        for node in await self._store.nodes.all():
+            if node.status is NodeStatus.UNHEALTHY and len(nodes) > 1:
+                more |= await self._moved(node, until)
+        return more
+
+    # One node
+
+    async def _asked(self, nodes: list[Node]) -> dict[str, str | None]:
+        """What is wrong with each."""
+        slots = asyncio.Semaphore(PROBES)
+
+        async def asked(node: Node) -> str | None:
+            async with slots:
+                own = node.id == self._nodes.id
+                return await (self._nodes.problem() if own else self._probing.ask(node))
+
+        problems = await asyncio.gather(*(asked(node) for node in nodes))
+        return dict(zip((node.id for node in nodes), problems, strict=True))
+
+    def _is_cut_off(self, nodes: list[Node], found: dict[str, str | None]) -> bool:
+        """
+        Whether it is rather this node that reaches nobody: of several others none answers, and yet
+        one of them has told of itself lately.
+        """
+        now = self._clock.monotonic()
+        others = [node for node in nodes if node.id != self._nodes.id]
+        for node in others:
+            if node.id not in self._heard or self._heard[node.id][0] != node.seen_at:
+                self._heard[node.id] = (node.seen_at, now)
+        lately = self._pause * self._settings.unhealthy_after
+        return (
+            len(others) > 1
+            and all(found[node.id] is not None for node in others)
+            and any(now - self._heard[node.id][1] <= lately for node in others)
+        )
+
+    async def _judge(self, node: Node, problem: str | None) -> None:
+        status, failures = judged(node, problem, unhealthy_after=self._settings.unhealthy_after)
+        if (status, failures, problem) == (node.status, node.failures, node.problem):
+            return
+        event = None
+        if status is not node.status:
+            event = Event(f"node.{status.value}", node.id, self._clock.now(), {"problem": problem})
+        written = await self._store.nodes.judge(
+            node, status=status, failures=failures, problem=problem, event=event
+        )
+        if event is not None and written:
+            log.warning("node.judged", node=node.id, status=status.value, problem=problem)
+            await self._coordination.tell(node_topic(node.id))
+            if status is NodeStatus.HEALTHY:
+                await self._each(node, "", self._moves.wait_no_more)
+
+    # Its sessions
+
+    async def _moved(self, node: Node, until: float) -> bool:
+        """Move what can be moved; whether there was no time for all of it."""
+        after = ""
+        while True:
+            # One that has come back keeps what it still has.
+            now = await self._store.nodes.get(node.id)
+            if now is None or now.status is not NodeStatus.UNHEALTHY or not now.shared_blobs:
+                return False
+            to: set[str] = set()
+            after = await self._each(now, after, partial(self._move, to), most=BATCH)
+            await self._moves.tell(node.id, to)
+            await self._nodes.tell_drain(node.id, None)
+            if not after:
+                return False
+            if self._clock.monotonic() >= until:
+                return True
+
+    async def _move(self, to: set[str], session: Session) -> None:
+        try:
+            target = await self._moves.move(session, Cause.NODE_LOST)
+        except PermanentError as error:
+            await self._moves.keep_waiting(session, error.message)
+        else:
+            to |= set() if target is None else {target}
+
+    async def _each(
+        self,
+        node: Node,
+        after: str,
+        work: Callable[[Session], Awaitable[None]],
+        most: int | None = None,
+    ) -> str:
+        """Do it for a node's sessions beyond `after`; the last one's id when there are more."""
+        slots = asyncio.Semaphore(CONCURRENCY)
+
+        async def limited(session: Session) -> None:
+            async with slots:
+                try:
+                    await work(session)
+                except AtollError as error:
+                    # One that cannot be seen to does not keep the others; it is tried again.
+                    log.warning("session.not_moved", session_id=session.id, error=error.message)
+                except Exception as error:
+                    log.error("session.not_moved", session_id=session.id, exc_info=error)
+
+        while batch := await self._store.sessions.unfinished(
+            limit=BATCH, after=after, node_id=node.id
+        ):
+            async with asyncio.TaskGroup() as group:
+                for session in batch:
+                    group.create_task(limited(session))
+            after = batch[-1].id
+            if len(batch) < BATCH:
+                return ""
+            if most is not None:
+                return after
+        return ""
