@@ -83,8 +83,8 @@ class Recovery:
                     return
             else:
                 session = await self._store.sessions.get(instance.session_id)
-                ended = session is None or session.status.ended
-                if session is not None and not ended and session.instance_id == instance.id:
+                # One that has ended keeps it until its files are saved.
+                if session is not None and session.instance_id == instance.id:
                     return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
@@ -107,11 +107,9 @@ class Recovery:
     async def _workspaces_in_use(self) -> set[str]:
         found: set[str] = set()
         after = ""
-        while batch := await self._store.sessions.unfinished(
-            limit=BATCH, after=after, node_id=self._node_id
-        ):
-            found |= {session.workspace for session in batch if session.workspace is not None}
-            after = batch[-1].id
+        while batch := await self._store.sessions.holdings(self._node_id, limit=BATCH, after=after):
+            found |= {holding.workspace for holding in batch if holding.workspace is not None}
+            after = batch[-1].session_id
         return found
 
     async def _forget_lost_instances(self) -> None:

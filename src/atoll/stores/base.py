@@ -81,7 +81,10 @@ class Sessions(Protocol):
         """Sessions that have not ended, of one node or all, in order of id, beyond `after`."""
 
     async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
-        """What those of a node that have not ended have there, in order of id, beyond `after`."""
+        """
+        What sessions of a node have there, in order of id, beyond `after`; of those that have ended
+        the ones alone that are not cleared yet.
+        """
 
     async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -144,15 +145,14 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
         assert list(found.node.there) == [instance.id]
 
 
-async def test_what_a_session_had_that_was_ended_elsewhere_goes_at_the_next_sweep(
+async def test_what_was_made_for_a_session_that_has_ended_goes_at_the_next_sweep(
     tmp_path: Path,
 ) -> None:
     instance, other = make_instance(session_id="sess_ended"), make_instance(session_id="sess_new")
     async with ground(tmp_path, instance, other) as found:
-        session = make_session(
-            id="sess_ended", instance_id=instance.id, status=SessionStatus.TERMINATED
+        await found.store.sessions.add(
+            make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
-        await found.store.sessions.add(session)
         # The other is made at this moment, for a session that does not have it yet.
         await found.store.sessions.add(make_session(id="sess_new", status=SessionStatus.CREATING))
         await found.sweep.once()
@@ -165,10 +165,9 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
 ) -> None:
     instance = make_instance(session_id="sess_ended")
     async with ground(tmp_path, instance) as found:
-        session = make_session(
-            id="sess_ended", instance_id=instance.id, status=SessionStatus.TERMINATED
+        await found.store.sessions.add(
+            make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
-        await found.store.sessions.add(session)
         async with contextlib.AsyncExitStack() as saving:
             if here:
                 found.sessions.clearing.add("sess_ended")
@@ -181,6 +180,26 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
                 await found.sweep.once()
                 assert list(found.node.there) == [instance.id]
                 found.clock.time += timedelta(seconds=YOUNG if here else 1)
+        await found.sweep.once()
+        assert list(found.node.there) == []
+
+
+async def test_what_an_ended_session_has_waits_until_it_is_cleared(tmp_path: Path) -> None:
+    instance = make_instance(session_id="sess_ended", workspace="files")
+    async with ground(tmp_path, instance) as found:
+        session = make_session(
+            id="sess_ended",
+            instance_id=instance.id,
+            workspace="files",
+            status=SessionStatus.TERMINATED,
+        )
+        await found.store.sessions.add(session)
+        for _ in range(2):
+            # Nobody has begun with it: many may have ended at once, or whoever was at it died.
+            await found.sweep.once()
+            assert list(found.node.there) == [instance.id]
+            found.clock.time += timedelta(seconds=YOUNG)
+        await found.store.sessions.save(replace(session, instance_id=None, workspace=None))
         await found.sweep.once()
         assert list(found.node.there) == []
 

@@ -115,6 +115,11 @@ _HOLDINGS = f"""
     WHERE runtime_node = :node_id AND status IN ({_UNENDED}) AND id > :after
     ORDER BY id LIMIT :limit
 """  # noqa: S608 - words of ours
+_UNSETTLED_HOLDINGS = """
+    SELECT id, instance_id, workspace FROM sessions
+    WHERE runtime_node = :node_id AND unsettled_at IS NOT NULL AND id > :after
+    ORDER BY id LIMIT :limit
+"""
 _SEEN = """
     UPDATE sessions SET active_at = :at, timer_at = :timer_at
     WHERE id = :id AND version = :version
@@ -220,10 +225,12 @@ class SqlSessions:
         values = {"node_id": node_id, "limit": limit, "after": after}
 
         def read(connection: Connection) -> list[Holding]:
-            return [
-                Holding(row["id"], row["instance_id"], decode_optional(row["workspace"]))
-                for row in connection.execute(_HOLDINGS, values)
-            ]
+            found = {
+                row["id"]: Holding(row["id"], row["instance_id"], decode_optional(row["workspace"]))
+                for statement in (_HOLDINGS, _UNSETTLED_HOLDINGS)
+                for row in connection.execute(statement, values)
+            }
+            return [found[key] for key in sorted(found)[:limit]]
 
         return await self._engine.read(read)
 
