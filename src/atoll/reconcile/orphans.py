@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
-from atoll.service.lives import instance_lease
+from atoll.service.lives import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -127,7 +127,9 @@ class Orphans:
         # Those of instances that are there go after them.
         kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
         for workspace in await self._driver.workspaces():
-            if workspace not in kept and self._is_old(f"workspace {workspace}", seen, now):
+            if workspace in kept or await self._is_held(workspace_lease(workspace)):
+                continue
+            if self._is_old(f"workspace {workspace}", seen, now):
                 log.info("orphan.workspace", workspace=workspace)
                 await self._settled(self._driver.discard(workspace), workspace=workspace)
         self._first_seen = seen
@@ -200,11 +202,14 @@ class Orphans:
         Whether somebody changes what the session has here at this moment: makes an instance whose
         files come from afar, or saves what an ended one leaves.
         """
-        if session_id in self._sessions.clearing:
-            return True
-        lease = await self._leases.try_lease(instance_lease(session_id), self._leases.own())
+        return session_id in self._sessions.clearing or await self._is_held(
+            instance_lease(session_id)
+        )
+
+    async def _is_held(self, key: str) -> bool:
+        lease = await self._leases.try_lease(key, self._leases.own())
         if lease is None:
-            return True  # By another replica of this node.
+            return True
         async with lease:
             return False
 

@@ -19,7 +19,7 @@ from atoll.errors import NotFound
 from atoll.link.client import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, WorkspaceMode
-from atoll.service.lives import instance_lease
+from atoll.service.lives import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,10 +97,17 @@ class Clones:
         if source.secrets:
             await self._secrets.ready(source)
             cloned = await self._secrets.seal(cloned, self._secrets.reveal(source))
+        name = ids.instance_id()
+        # However long that takes, it is not taken for left behind before it has an owner.
+        async with self._leases.lease(workspace_lease(name), self._leases.own()):
+            return await self._begun(source, cloned, name)
+
+    async def _begun(self, source: Session, cloned: Session, name: str) -> Session:
+        """`name` is that of the new workspace, if there is to be one now."""
         workspace = None
         if cloned.resources.disk == source.resources.disk:
-            workspace = await self._copied(source_id)
-        if workspace is None and not await self._has_files(source_id):
+            workspace = await self._copied(source.id, name)
+        if workspace is None and not await self._has_files(source.id):
             cloned = dataclasses.replace(cloned, started_from=None)
         try:
             return await self._sessions.begin(dataclasses.replace(cloned, workspace=workspace))
@@ -122,7 +129,7 @@ class Clones:
                 raise
             return False  # All that it has would be there.
 
-    async def _copied(self, source_id: str) -> str | None:
+    async def _copied(self, source_id: str, name: str) -> str | None:
         """A copy of the session's workspace on this node; None when there cannot be one."""
         if "copy" not in self._driver.capabilities.features:
             return None
@@ -135,7 +142,6 @@ class Clones:
                 or source.workspace_mode is not WorkspaceMode.SYNC
             ):
                 return None
-            name = ids.instance_id()
             async with self._standing_still(source) as still:
                 if still and await self._driver.copy(source.workspace, name):
                     return name
@@ -159,13 +165,14 @@ class Clones:
         link = await self._driver.connect(instance.handle)
         try:
             await link.call("sync")
-            await self._driver.pause(instance.handle)
         except ExecutorError:
             yield False  # One of before does not know the word.
             return
         finally:
             link.close()
         try:
+            # Within: cut off in the middle it may stand still all the same.
+            await self._driver.pause(instance.handle)
             yield True
         finally:
             await self._driver.resume(instance.handle)

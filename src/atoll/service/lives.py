@@ -23,7 +23,7 @@ from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.event import session_event
 from atoll.model.instance import State
-from atoll.model.session import Session, SessionStatus, Wanted, Warning, WorkspaceMode
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -75,6 +75,11 @@ UP = (
 def instance_lease(session_id: str) -> str:
     """Who has it is the one that changes what the session has on its node."""
     return f"instance:{session_id}"
+
+
+def workspace_lease(workspace: str) -> str:
+    """Who has it makes the workspace, for a session that is not recorded yet."""
+    return f"workspace:{workspace}"
 
 
 def still_up(session: Session, now: datetime) -> Session:
@@ -292,8 +297,7 @@ class Lives:
     async def _wanting(self, session: Session, asked_at: datetime | None) -> Session:
         """The session, wanted to run."""
         while session.wanted is not Wanted.RUNNING:
-            over = asked_at is not None and (session.rested_at or session.updated_at) >= asked_at
-            if over or not session.auto_start:
+            if not _may_start(session, asked_at):
                 raise _not_running(session)
             self.check_here(session)
             now = self._clock.now()
@@ -490,9 +494,15 @@ class Lives:
         """Whose checkpoint a session begins with that has no files on this node."""
         if session.status is SessionStatus.CREATING:
             return session.started_from
-        if self._checkpoints is None or await self._checkpoints.get(session.id) is None:
+        if self._checkpoints is None:
             return None
-        return session.id
+        if await self._checkpoints.get(session.id) is not None:
+            return session.id
+        # One that was never saved was lost with its node as it had begun.
+        source = session.started_from
+        if source is None or await self._checkpoints.get(source) is None:
+            return None
+        return source
 
     async def _volumes(self, session: Session) -> tuple[tuple[Volume, VolumeMount], ...]:
         found = []
@@ -578,6 +588,16 @@ class Lives:
         """Let go of the links; the instances stay."""
         for live in self._lives.values():
             live.link.close()
+
+
+def _may_start(session: Session, asked_at: datetime | None) -> bool:
+    """Whether what was asked for then, or now, has a session run that is not to."""
+    rested = session.rested_at
+    if asked_at is not None and (rested is None or rested >= asked_at):
+        # It ran when that was accepted. Only who stopped it can have meant that too: what stands
+        # still for it would never end, and who found it idle came too early.
+        return rested is None or session.cause is Cause.IDLE
+    return session.auto_start
 
 
 def _not_running(session: Session) -> Conflict:

@@ -537,7 +537,14 @@ class LocalDriver:
             )
         if (await self.observe(handle)).state not in (State.RUNNING, State.PAUSED):
             return
-        still = await asyncio.to_thread(self._groups.freeze, handle.instance_id, PAUSE_SECONDS)
+        freeze, name = self._groups.freeze, handle.instance_id
+        freezing = asyncio.ensure_future(asyncio.to_thread(freeze, name, PAUSE_SECONDS))
+        try:
+            still = await asyncio.shield(freezing)
+        except asyncio.CancelledError:
+            # A thread cannot be called back: who resumes it next is not to come before that.
+            await asyncio.wait([freezing])
+            raise
         if not still and (await self.observe(handle)).state is State.RUNNING:
             raise TemporaryError(
                 f"Processes of instance {handle.instance_id} did not come to a standstill in "
