@@ -97,11 +97,16 @@ class Checkpoints:
     # Taking
 
     async def take(
-        self, session_id: str, link: Link, *, quiet: Callable[[], bool] = lambda: True
+        self,
+        session_id: str,
+        link: Link,
+        *,
+        quiet: Callable[[], bool] = lambda: True,
+        empty: bool = False,
     ) -> Checkpoint | None:
         """
-        What the workspace holds now; None when that is nothing and there was nothing before.
-        `quiet` is asked at the end whether nothing ran meanwhile.
+        What the workspace holds now; None when that is nothing and there was nothing before, unless
+        `empty` has that recorded too. `quiet` is asked at the end whether nothing ran meanwhile.
         """
         # The slot last: those in line for one session keep none from others, and by the lease a
         # sweep sees that the instance is still needed.
@@ -111,7 +116,7 @@ class Checkpoints:
             capture, base, lost = await self._captured(session_id, link, before)
             if before is not None and lost:
                 before = dataclasses.replace(before, damaged=True)
-            if before is None and not capture.entries:
+            if before is None and not capture.entries and not empty:
                 return None
             if before is not None and base is not None and not capture.changed:
                 return await self._unchanged(before, capture.settled and quiet())
@@ -277,18 +282,17 @@ class Checkpoints:
                 raise
             return checkpoint
 
-    async def secure(self, session_id: str, link: Link) -> Checkpoint | None:
+    async def secure(self, session_id: str, link: Link) -> Checkpoint:
         """
-        What the workspace holds now, verified; None as `take`. When something that was stored
-        before turns out to be damaged, all is stored again from the workspace, once.
+        What the workspace holds now, if only that it is empty, verified. When something that was
+        stored before turns out to be damaged, all is stored again from the workspace, once.
         """
-        if await self.take(session_id, link) is None:
-            return None
+        await self.take(session_id, link, empty=True)
         try:
             return await self.verify(session_id)
         except PermanentError as error:
             log.warning("checkpoint.anew", session_id=session_id, error=error.message)
-        await self.take(session_id, link)
+        await self.take(session_id, link, empty=True)
         return await self.verify(session_id)
 
     async def _mark_damaged(self, checkpoint: Checkpoint) -> None:

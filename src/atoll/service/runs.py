@@ -301,10 +301,8 @@ class Runs:
 
     def _session_ended(self, session: Session) -> None:
         for running in self._running.values():
-            execution, rested = running.execution, session.rested_at
-            if execution.session_id == session.id and (
-                # What was asked for after it was stopped starts it again.
-                session.status.ended or rested is None or execution.created_at <= rested
+            if running.execution.session_id == session.id and _is_cut_short(
+                running.execution, session
             ):
                 running.ended_by = session
                 running.give_up_turn()
@@ -504,6 +502,17 @@ class Runs:
         ended = await self._ends.end_of(running.execution)
         running.complete(ended)
         running.finish(ended)
+
+
+def _is_cut_short(execution: Execution, session: Session) -> bool:
+    """Whether the end or the rest of its session is that of the execution."""
+    rested = session.rested_at
+    if session.status.ended or rested is None:
+        return True
+    if session.cause is Cause.IDLE and execution.started_at is None:
+        return False  # It came when nobody seemed to need the session, and starts it again.
+    # What was asked for after it was stopped does so too.
+    return execution.created_at <= rested
 
 
 async def _at_once(live: Live) -> None:

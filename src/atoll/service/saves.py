@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
-from atoll.link.client import ExecutorError
+from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
 from atoll.model.session import Cause, Durability, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.checkpoint import Checkpoint
+    from atoll.model.instance import Instance
     from atoll.model.session import Session
     from atoll.service.checkpoints import Checkpoints
     from atoll.service.lives import Live, Lives
@@ -276,20 +277,26 @@ class Saves:
         instance = None
         if session.instance_id is not None:
             instance = await self._store.instances.get(session.instance_id)
-        if instance is None:
-            await self.resting(session.id)
-            return
-        state = (await self._driver.observe(instance.handle)).state
-        if state is State.PAUSED:
-            await self._driver.resume(instance.handle)
-        elif state is not State.RUNNING:
-            return
+        if instance is not None:
+            state = (await self._driver.observe(instance.handle)).state
+            if state is State.PAUSED:
+                await self._driver.resume(instance.handle)
+            if state in (State.RUNNING, State.PAUSED):
+                try:
+                    await self._save_within(session.id, instance)
+                    return
+                except LinkLost as error:
+                    log.info("instance.lost", session_id=session.id, error=error.message)
+        # One that has died leaves its files too.
+        await self.resting(session.id)
+
+    async def _save_within(self, session_id: str, instance: Instance) -> None:
         link = await self._driver.connect(instance.handle)
         try:
             # Its time is over: what is saved may take long, and code must not run on meanwhile.
             with contextlib.suppress(ExecutorError):  # One of before does not know the word.
                 await link.call("quiet")
-            await self._take(session.id, link)
+            await self._take(session_id, link)
         finally:
             link.close()
 

@@ -419,24 +419,35 @@ class Sessions:
 
     async def tick(self, session_id: str) -> None:
         """Do what is due by itself, if it is."""
-        session = await self.get(session_id)
-        if session.runtime_node != self._node_id:
-            return
+        while True:
+            session = await self.get(session_id)
+            if session.runtime_node != self._node_id:
+                return
+            try:
+                await self._tick(session)
+                return
+            except Conflict:
+                continue  # It moved on meanwhile, and may have been given more time.
+
+    async def _tick(self, session: Session) -> None:
         now, timer = self._clock.now(), plan.timer(session)
         at = plan.timer_at(session)
         if at is None or at > now:
             # The clock went back, or the session was given more time.
             self.schedule(session)
         elif timer is None or timer.cause is Cause.TIMEOUT:
-            await self._finish(session_id, SessionStatus.TIMEOUT, Cause.TIMEOUT)
+            await self.end(session, SessionStatus.TIMEOUT, Cause.TIMEOUT, None)
         elif timer.wanted is Wanted.DESTROYED:
-            await self._finish(session_id, SessionStatus.TERMINATED, timer.cause)
-        elif timer.wanted is Wanted.STOPPED and await self._busy(session_id):
+            await self.end(session, SessionStatus.TERMINATED, timer.cause, None)
+        elif timer.wanted is Wanted.STOPPED and await self._busy(session.id):
             await self._store.sessions.seen(session, now)
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
-            await self._want(session_id, timer.wanted, timer.cause, of=session)
-            settled = await self.settle(session_id)
+            await self._want(session.id, timer.wanted, timer.cause, of=session)
+            if timer.wanted is Wanted.STOPPED and await self._busy(session.id):
+                # It came while nothing was found; what comes from now on starts it by itself.
+                await self._want(session.id, Wanted.RUNNING, None)
+            settled = await self.settle(session.id)
             if settled is not None:
                 self.schedule(settled)
 

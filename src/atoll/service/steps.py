@@ -248,12 +248,14 @@ class Steps:
         if await self._lives.state(handle) is State.PAUSED:
             await self._driver.resume(handle)
         if save and session.workspace_mode is WorkspaceMode.SYNC and await self._runs(instance):
+            most = self._archive_settings.timeout
             try:
-                async with self._quieted(instance) as link:
-                    await self._checkpoints.take(session.id, link)
-            except TemporaryError as error:
-                # Its files are where they were, and are saved when it is archived.
-                log.warning("workspace.not_saved", session_id=session.id, error=error.message)
+                async with asyncio.timeout(most.total_seconds()), self._quieted(instance) as link:
+                    await self._checkpoints.take(session.id, link, empty=True)
+            except (AtollError, TimeoutError) as error:
+                # Its files are where they were, and are saved when it is archived. Whatever keeps
+                # them from being saved does not keep it from being stopped.
+                log.warning("workspace.not_saved", session_id=session.id, error=str(error))
         await self._driver.stop(handle, grace=self._settings.stop_grace)
         await self._driver.destroy(handle)
         await self._store.instances.remove(instance.id)

@@ -1,0 +1,261 @@
+"""What comes at the worst moment loses no files and no work, and leaves nobody standing still."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.errors import Conflict
+from atoll.link.client import ExecutorError
+from atoll.model import plan
+from atoll.model.execution import ExecutionStatus, Language, Request
+from atoll.model.instance import State
+from atoll.model.session import SessionStatus
+from atoll.reconcile.orphans import YOUNG
+from atoll.service.lives import instance_lease
+from atoll.service.sessions import Change, Terms
+from tests.integration.troubled import World, kill
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.model.execution import Execution
+    from atoll.model.instance import Handle
+    from atoll.model.page import Page
+    from atoll.model.resources import Resources
+    from atoll.model.session import Session
+    from atoll.service.running import Running
+    from tests.parts import Parts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def world(bubblewrap: str, tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.clear()
+
+
+def _as_they_are(resources: Resources) -> Resources:
+    return resources
+
+
+async def new(parts: Parts, **terms: Any) -> Session:
+    return await parts.sessions.create(
+        template_id=None, limits=_as_they_are, timeout=None, env_vars={}, terms=Terms(**terms)
+    )
+
+
+async def executed(parts: Parts, session_id: str, code: str) -> Running:
+    request = Request(code=code, language=Language.PYTHON, timeout=20)
+    return await parts.executions.submit(session_id, request)
+
+
+async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: World) -> None:
+    parts = world.replicas[0].parts
+    if "pause" not in world.replicas[0].driver.capabilities.features:
+        pytest.skip("This machine has no freezer.")
+    session = await new(parts, auto_start=False)
+    accepted = world.clock.now()
+    assert (await parts.sessions.pause(session.id, wait=10)).status is SessionStatus.PAUSED
+    live = await parts.lives.live(session.id, asked_at=accepted)
+    assert (live.session.status, live.instance.id) == (SessionStatus.RUNNING, session.instance_id)
+
+
+async def test_what_comes_as_a_session_is_found_idle_is_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts, idle_timeout=3600)
+    page = parts.store.executions.page
+    come: list[Running] = []
+
+    async def just_before(**asked: Any) -> Page[Execution]:
+        found = await page(**asked)
+        if asked.get("status") is ExecutionStatus.PENDING and not come:
+            come.append(await executed(parts, session.id, "import time; time.sleep(1)"))
+        return found
+
+    monkeypatch.setattr(parts.store.executions, "page", just_before)
+    world.clock.ahead += 3601
+    await parts.sessions.tick(session.id)
+    ended = await parts.executions.await_end(come[0], 20)
+    assert ended.status is ExecutionStatus.COMPLETED
+    assert (await parts.sessions.get(session.id)).instance_id == session.instance_id
+
+
+async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: World) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts, idle_timeout=3600)
+    accepted = world.clock.now()
+    world.clock.ahead += 3601
+    await parts.sessions.tick(session.id)
+    assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
+    live = await parts.lives.live(session.id, asked_at=accepted)
+    assert live.session.status is SessionStatus.RUNNING
+
+    # Not so if somebody stopped it.
+    accepted = world.clock.now()
+    await parts.sessions.stop(session.id, wait=10)
+    with pytest.raises(Conflict):
+        await parts.lives.live(session.id, asked_at=accepted)
+
+
+@pytest.mark.parametrize("verb", ["extend", "start"])
+async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts, delete_after=3600)
+    await parts.sessions.update(session.id, Change(_as_they_are, timeout=3600))
+    if verb == "start":
+        await parts.sessions.stop(session.id, wait=10)
+    get, looked = parts.store.sessions.get, False
+
+    async def meanwhile(session_id: str) -> Session | None:
+        nonlocal looked
+        found = await get(session_id)
+        if not looked:
+            looked = True
+            if verb == "start":
+                await parts.sessions.start(session_id, wait=10)
+            else:
+                await parts.sessions.update(session_id, Change(_as_they_are, timeout=7200))
+        return found
+
+    for loop in world.replicas[0].loops:
+        if loop.get_name() == "sessions":
+            loop.cancel()  # This is the only one that looks.
+    monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
+    world.clock.ahead += 3601
+    await parts.sessions.tick(session.id)
+    assert not (await parts.sessions.get(session.id)).status.ended
+
+
+async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_saved(
+    world: World,
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts)
+    running = await executed(parts, session.id, "open('kept', 'w').write('here')")
+    await parts.executions.await_end(running, 10)
+    async with parts.leases.lease(instance_lease(session.id), parts.leases.own()):
+        await parts.sessions.delete(session.id)
+        await world.restart()
+    parts = world.replicas[0].parts
+    await parts.sessions.settle(session.id)
+    assert await parts.saves._checkpoints.find(session.id, "kept") is not None
+
+
+async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world: World) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    session = await new(parts)
+    running = await executed(parts, session.id, "open('kept', 'w').write('here')")
+    await parts.executions.await_end(running, 10)
+    for handle in await driver.handles():
+        kill(handle)
+    await parts.sessions.delete(session.id)
+    await parts.sessions.settle(session.id)
+    assert await parts.saves._checkpoints.find(session.id, "kept") is not None
+
+
+async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = world.replicas[0]
+    parts, driver = replica.parts, replica.driver
+    session = await new(parts)
+    copy = driver.copy
+
+    async def slowly(workspace: str, name: str) -> bool:
+        copied = await copy(workspace, name)
+        for _ in range(3):
+            await replica.orphans.once()
+            world.clock.ahead += YOUNG + 1
+        return copied
+
+    monkeypatch.setattr(driver, "copy", slowly)
+    cloned = await parts.clones.clone(session.id, Change(_as_they_are))
+    assert cloned.status is SessionStatus.RUNNING
+
+
+async def test_a_clone_that_is_cut_off_leaves_the_other_running(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    if "pause" not in driver.capabilities.features:
+        pytest.skip("This machine has no freezer.")
+    session = await new(parts)
+    pause, pausing = driver.pause, asyncio.Event()
+
+    async def cut_off(handle: Handle) -> None:
+        await pause(handle)
+        pausing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(driver, "pause", cut_off)
+    cloning = asyncio.create_task(parts.clones.clone(session.id, Change(_as_they_are)))
+    await pausing.wait()
+    cloning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cloning
+    instance = await parts.store.instances.get(str(session.instance_id))
+    assert instance is not None
+    assert (await driver.observe(instance.handle)).state is State.RUNNING
+
+
+async def has_file(parts: Parts, session_id: str) -> bool:
+    code = "import os, sys; sys.exit(not os.path.exists('kept'))"
+    running = await executed(parts, session_id, code)
+    return (await parts.executions.await_end(running, 10)).status is ExecutionStatus.COMPLETED
+
+
+async def with_files_of_another(parts: Parts) -> Session:
+    session = await new(parts)
+    running = await executed(parts, session.id, "open('kept', 'w').write('here')")
+    await parts.executions.await_end(running, 10)
+    await parts.saves.now(session.id)
+    return await parts.clones.clone(session.id, Change(_as_they_are))
+
+
+async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with(
+    world: World,
+) -> None:
+    parts = world.replicas[0].parts
+    cloned = await with_files_of_another(parts)
+    parts.lives.let_go(cloned.id)
+    await parts.lives.remove_instance(str(cloned.instance_id))
+    await parts.store.sessions.save(plan.moved(cloned, cloned.runtime_node, world.clock.now()))
+    assert await has_file(parts, cloned.id)
+
+
+async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world: World) -> None:
+    parts = world.replicas[0].parts
+    cloned = await with_files_of_another(parts)
+    running = await executed(parts, cloned.id, "import os; os.remove('kept')")
+    await parts.executions.await_end(running, 10)
+    archived = await parts.sessions.archive(cloned.id, wait=20)
+    assert archived.status is SessionStatus.ARCHIVED
+    assert not await has_file(parts, cloned.id)
+
+
+async def test_what_cannot_be_saved_is_stopped_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts)
+    monkeypatch.setattr(parts.steps, "_remote", True)
+
+    async def refused(*_: Any, **__: Any) -> None:
+        raise ExecutorError("no", code="no_memory")
+
+    monkeypatch.setattr(parts.saves._checkpoints, "take", refused)
+    stopped = await parts.sessions.stop(session.id, wait=10)
+    assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
