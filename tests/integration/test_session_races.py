@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.errors import Conflict
+from atoll.errors import Conflict, PermanentError
 from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import State
-from atoll.model.session import SessionStatus
+from atoll.model.session import Cause, SessionStatus
 from atoll.reconcile.orphans import YOUNG
 from atoll.service.lives import instance_lease
 from atoll.service.sessions import Change, Terms
@@ -259,3 +259,17 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
     monkeypatch.setattr(parts.saves._checkpoints, "take", refused)
     stopped = await parts.sessions.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
+
+
+async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: World) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts, delete_after=3600)
+    await parts.sessions.stop(session.id, wait=10)
+    world.trouble.set("ensure", "permanent", 1000)
+    with pytest.raises(PermanentError):
+        await parts.sessions.archive(session.id, wait=10)
+    assert (await parts.sessions.get(session.id)).status is SessionStatus.ERROR
+    world.clock.ahead += 3601
+    await parts.sessions.tick(session.id)
+    ended = await parts.sessions.get(session.id)
+    assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)

@@ -187,14 +187,18 @@ def unsettled_at(session: Session) -> datetime | None:
 def timer_at(session: Session) -> datetime | None:
     """
     When a timer of it runs out. The life of one that is not settled goes on as well: what takes
-    too long to start ends.
+    too long to start ends, and so does what is to rest and cannot come to.
     """
     found = timer(session)
     if found is not None:
         return found.at
-    if session.status.ended or session.rested_at is not None:
+    if session.status.ended:
         return None
-    return session.expires_at
+    if session.rested_at is None:
+        return session.expires_at
+    if session.delete_after is None or session.wanted not in (Wanted.STOPPED, Wanted.ARCHIVED):
+        return None
+    return _later(session.rested_at, session.delete_after)
 
 
 MEMORY_LOST = Warning(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -20,6 +21,11 @@ from atoll.model.webhook import LONGEST_URL
 
 MOST_ADDRESSES = 4
 """Tried of one name."""
+_LOOKUPS = ThreadPoolExecutor(4, thread_name_prefix="lookup")
+"""
+Of their own: the servers of a name's owner may answer as late as they like, and a thread that waits
+for them cannot be called back.
+"""
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -73,8 +79,14 @@ async def resolve(target: Target, *, private: bool, timeout: float) -> list[str]
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):
-            found = await loop.getaddrinfo(
-                target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+            found = await loop.run_in_executor(
+                _LOOKUPS,
+                socket.getaddrinfo,
+                target.host,
+                target.port,
+                socket.AF_UNSPEC,
+                socket.SOCK_STREAM,
+                socket.IPPROTO_TCP,
             )
     except (OSError, UnicodeError, TimeoutError):
         raise InvalidRequest(

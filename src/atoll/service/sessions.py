@@ -435,10 +435,10 @@ class Sessions:
         if at is None or at > now:
             # The clock went back, or the session was given more time.
             self.schedule(session)
-        elif timer is None or timer.cause is Cause.TIMEOUT:
+        elif session.rested_at is None and (timer is None or timer.cause is Cause.TIMEOUT):
             await self.end(session, SessionStatus.TIMEOUT, Cause.TIMEOUT, None)
-        elif timer.wanted is Wanted.DESTROYED:
-            await self.end(session, SessionStatus.TERMINATED, timer.cause, None)
+        elif timer is None or timer.wanted is Wanted.DESTROYED:
+            await self.end(session, SessionStatus.TERMINATED, Cause.IDLE, None)
         elif timer.wanted is Wanted.STOPPED and await self._busy(session.id):
             await self._store.sessions.seen(session, now)
             self.schedule(dataclasses.replace(session, active_at=now))

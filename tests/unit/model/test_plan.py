@@ -223,6 +223,16 @@ def test_the_first_timer_is(
             None,
             id="about to rest",
         ),
+        pytest.param(
+            STOPPED | {"status": SessionStatus.ERROR, "delete_after": 5},
+            after(15),
+            id="cannot come to rest",
+        ),
+        pytest.param(
+            STOPPED | {"wanted": Wanted.ARCHIVED, "delete_after": 5},
+            after(15),
+            id="cannot be archived",
+        ),
         pytest.param(STOPPED | {"delete_after": 5}, after(15), id="at rest"),
         pytest.param({"status": SessionStatus.FAILED, "wanted": Wanted.DESTROYED}, None, id="end"),
     ],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+
 import pytest
 
 from atoll.errors import InvalidRequest
@@ -80,3 +84,25 @@ async def test_all_that_a_name_leads_to_is_judged() -> None:
     with pytest.raises(InvalidRequest) as unknown:
         await resolve(parse("http://nobody.invalid/"), private=True, timeout=5)
     assert unknown.value.code == "webhook_unknown_host"
+
+
+@pytest.mark.anyio
+async def test_names_that_nobody_answers_for_keep_nothing_else_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+
+    def asked(*_: object) -> list[object]:
+        over.wait()
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    target = parse("http://slow.example")
+    try:
+        lookups = [resolve(target, private=False, timeout=0.01) for _ in range(64)]
+        answers = await asyncio.gather(*lookups, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {InvalidRequest}
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(int, "1") == 1
+    finally:
+        over.set()
