@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.errors import Conflict, PermanentError
+from atoll.errors import Conflict, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
@@ -273,3 +273,25 @@ async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: W
     await parts.sessions.tick(session.id)
     ended = await parts.sessions.get(session.id)
     assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)
+
+
+async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts)
+    await parts.saves.now(session.id)
+    for part in (parts.steps, parts.saves):
+        monkeypatch.setattr(part, "_remote", True)
+    running = await executed(parts, session.id, "open('kept', 'w').write('here')")
+    await parts.executions.await_end(running, 10)
+    checkpoints = parts.saves._checkpoints
+    with monkeypatch.context() as full:
+
+        async def refused(*_: Any, **__: Any) -> None:
+            raise TemporaryError("no room", code="spool_full")
+
+        full.setattr(checkpoints, "take", refused)
+        await parts.sessions.stop(session.id, wait=10)
+    await parts.saves.fresh(session.id)
+    assert await checkpoints.find(session.id, "kept") is not None

@@ -151,19 +151,30 @@ class Peers:
             await self._news.wait()
 
     async def run(self) -> None:
+        while True:
+            try:
+                async with self._coordination.listen(TOPIC) as heard:
+                    while True:
+                        await self.look()
+                        await self._announce()
+                        await heard.wait(self._look_pause())
+            except TemporaryError as error:
+                log.info("peers.not_read", error=error.message)
+            except Exception as error:
+                log.error("peers.not_read", exc_info=error)
+            await self._look_unheard()
+
+    def _look_pause(self) -> float:
         interval = self._settings.probe.total_seconds()
-        async with self._coordination.listen(TOPIC) as heard:
-            while True:
-                try:
-                    await self.look()
-                    await self._announce()
-                except TemporaryError as error:
-                    log.info("peers.not_read", error=error.message)
-                pause = interval if self._announced else min(interval, FIRST_LOOKS)
-                try:
-                    await heard.wait(pause)
-                except TemporaryError:
-                    await asyncio.sleep(pause)
+        return interval if self._announced else min(interval, FIRST_LOOKS)
+
+    async def _look_unheard(self) -> None:
+        """While nobody can be heard: the database tells all the same."""
+        await asyncio.sleep(min(self._look_pause(), AGAIN_SECONDS))
+        try:
+            await self.look(again=False)
+        except TemporaryError as error:
+            log.info("peers.not_read", error=error.message)
 
     async def look(self, *, again: bool = True) -> None:
         """Read what is known of nodes; without `again`, unless that was done a moment ago."""

@@ -22,7 +22,7 @@ import structlog
 from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Cause, Durability, Warning, WorkspaceMode
+from atoll.model.session import Cause, Durability, SessionStatus, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Saves:
         session = await self._lives.session(session_id)
         if session.rested_at is not None and not session.status.ended:
             # What is archived, or was saved when it was stopped, is as it was then.
-            if not self._remote:
+            if not self._remote or not await self._was_saved(session):
                 await self.resting(session_id)
         elif not session.status.ended:
             try:
@@ -184,6 +184,13 @@ class Saves:
         await self.left(session_id)
         if await self._checkpoints.get(session_id) is None:
             raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
+
+    async def _was_saved(self, session: Session) -> bool:
+        """Whether that is certain of one that rests: its stop does not wait for a save."""
+        if session.status is not SessionStatus.STOPPED or session.rested_at is None:
+            return True
+        last = await self._checkpoints.get(session.id)
+        return last is not None and last.created_at >= session.rested_at
 
     async def _save(self, live: Live) -> Checkpoint | None:
         session_id = live.session.id

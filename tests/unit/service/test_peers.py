@@ -1,0 +1,70 @@
+"""Other nodes are found whatever becomes of what brings the news of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.coordination.memory import MemoryCoordination
+from atoll.errors import TemporaryError
+from atoll.model.node import Node
+from atoll.service.moves import Moves
+from atoll.service.peers import Peers
+from atoll.service.placement import Placements
+from atoll.settings import NodeSettings
+from tests.parts import ME, NODE, parts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.coordination.base import Heard
+
+pytestmark = pytest.mark.anyio
+
+
+class Deaf(MemoryCoordination):
+    """One whose connection is lost at first."""
+
+    refused = 0
+
+    @asynccontextmanager
+    async def listen(self, topic: str) -> AsyncIterator[Heard]:
+        if self.refused < 2:
+            self.refused += 1
+            raise TemporaryError("The connection is lost.", code="coordination_unavailable")
+        async with super().listen(topic) as heard:
+            yield heard
+
+
+async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with parts(tmp_path, clock) as found:
+        settings = found.settings
+        deaf = Deaf(ME, settings.coordination, timedelta(hours=1), clock)
+        given = NodeSettings(probe=timedelta(seconds=0.05))
+        placements = Placements(found.store, found.templates, clock, given, NODE, dict)
+        moves = Moves(found.store, placements, deaf, clock)
+        peers = Peers(
+            found.store, found.lives, moves, deaf, clock, given, NODE, "secret", shared_blobs=False
+        )
+        running = asyncio.create_task(peers.run())
+        try:
+            while deaf.refused < 2:
+                await asyncio.wait([running], timeout=0.01)
+                assert not running.done()
+            await found.store.nodes.tell(Node("another", "local", "http://another"))
+            async with asyncio.timeout(20):
+                while peers.alone:
+                    await asyncio.wait([running], timeout=0.01)
+                    assert not running.done()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await peers.close()
