@@ -12,8 +12,9 @@ from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import State
-from atoll.model.session import Cause, SessionStatus
+from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
+from atoll.service.clones import AT_ONCE
 from atoll.service.lives import instance_lease
 from atoll.service.sessions import Change, Terms
 from tests.integration.troubled import World, kill
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.model.resources import Resources
     from atoll.model.session import Session
+    from atoll.service.pool import Ready
     from atoll.service.running import Running
     from tests.parts import Parts
 
@@ -86,6 +88,7 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
     monkeypatch.setattr(parts.store.executions, "page", just_before)
     world.clock.ahead += 3601
     await parts.sessions.tick(session.id)
+    await parts.sessions.settle(session.id)
     ended = await parts.executions.await_end(come[0], 20)
     assert ended.status is ExecutionStatus.COMPLETED
     assert (await parts.sessions.get(session.id)).instance_id == session.instance_id
@@ -96,7 +99,8 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
     session = await new(parts, idle_timeout=3600)
     accepted = world.clock.now()
     world.clock.ahead += 3601
-    await parts.sessions.tick(session.id)
+    assert await parts.sessions.tick(session.id)
+    await parts.sessions.settle(session.id)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
     live = await parts.lives.live(session.id, asked_at=accepted)
     assert live.session.status is SessionStatus.RUNNING
@@ -295,3 +299,79 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
         await parts.sessions.stop(session.id, wait=10)
     await parts.saves.fresh(session.id)
     assert await checkpoints.find(session.id, "kept") is not None
+
+
+async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    session = await new(parts)
+    await parts.sessions.archive(session.id, wait=20)
+    make, changes = parts.lives.make, 0
+
+    async def meanwhile(session: Session) -> Ready:
+        nonlocal changes
+        ready = await make(session)
+        if changes < 3:
+            changes += 1
+            change = Change(_as_they_are, labels={"change": str(changes)})
+            await parts.sessions.update(session.id, change)
+        return ready
+
+    monkeypatch.setattr(parts.lives, "make", meanwhile)
+    running = await parts.sessions.start(session.id, wait=20)
+    assert (running.status, running.labels) == (SessionStatus.RUNNING, {"change": "3"})
+    assert await driver.workspaces() == [running.workspace]
+
+
+async def test_few_workspaces_are_copied_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    sessions = [await new(parts) for _ in range(AT_ONCE + 1)]
+    copy, most, now = driver.copy, 0, 0
+    crowded, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly(workspace: str, name: str) -> bool:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        if now == AT_ONCE:
+            crowded.set()
+        await go.wait()
+        now -= 1
+        return await copy(workspace, name)
+
+    monkeypatch.setattr(driver, "copy", slowly)
+    cloning = [
+        asyncio.create_task(parts.clones.clone(session.id, Change(_as_they_are)))
+        for session in sessions
+    ]
+    await crowded.wait()
+    # Who waits for a place does not stand still.
+    states = []
+    for session in sessions:
+        instance = await parts.store.instances.get(str(session.instance_id))
+        assert instance is not None
+        states.append((await driver.observe(instance.handle)).state)
+    assert State.RUNNING in states
+    go.set()
+    for cloned in await asyncio.gather(*cloning):
+        assert cloned.status is SessionStatus.RUNNING
+    assert most == AT_ONCE
+
+
+async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world: World) -> None:
+    parts = world.replicas[0].parts
+    slow, other = await new(parts, idle_timeout=3600), await new(parts)
+    await parts.sessions.update(other.id, Change(_as_they_are, timeout=3700))
+    async with parts.leases.lease(instance_lease(slow.id), parts.leases.own()):
+        world.clock.ahead += 3601
+        async with asyncio.timeout(20):
+            await parts.reconciler.timers()
+            world.clock.ahead += 100
+            await parts.reconciler.timers()
+        assert (await parts.sessions.get(slow.id)).wanted is Wanted.STOPPED
+        assert (await parts.sessions.get(other.id)).status is SessionStatus.TIMEOUT
+    await parts.sessions.settle(slow.id)
+    assert (await parts.sessions.get(slow.id)).status is SessionStatus.STOPPED

@@ -92,7 +92,10 @@ class SessionReconciler:
             self.queue.add(session.id)
 
     async def timers(self) -> None:
-        """Do what is due by itself, some at a time, until nothing is."""
+        """
+        Want what is due by itself, some at a time, until nothing is. What that takes, an archive
+        may take hours, is for the queue.
+        """
         limit = self._settings.timer_batch
         while True:
             found = await self._store.sessions.timed_out(
@@ -106,5 +109,7 @@ class SessionReconciler:
                     log.warning("timer.failed", session_id=session.id, exc_info=result)
                 elif isinstance(result, BaseException):
                     raise result
+                elif result:
+                    self.queue.add(session.id)
             if len(found) < limit or any(isinstance(result, Exception) for result in done):
                 return

@@ -9,6 +9,7 @@ executions are not copied.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from datetime import timedelta
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from atoll.stores.base import Store
 
 
+AT_ONCE = 2
+"""Workspaces that this process copies at the same time: each takes a thread for as long."""
+
+
 class Clones:
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Clones:
         self._leases = leases
         self._clock = clock
         self._node_id = node_id
+        self._copying = asyncio.Semaphore(AT_ONCE)
 
     async def clone(
         self, source_id: str, change: Change, *, session_id: str | None = None
@@ -133,7 +139,11 @@ class Clones:
         """A copy of the session's workspace on this node; None when there cannot be one."""
         if "copy" not in self._driver.capabilities.features:
             return None
-        async with self._leases.lease(instance_lease(source_id), self._leases.own()):
+        # The place first: nobody stands still in line for one.
+        async with (
+            self._copying,
+            self._leases.lease(instance_lease(source_id), self._leases.own()),
+        ):
             source = await self._lives.session(source_id)
             if (
                 source.status.ended

@@ -523,6 +523,12 @@ class Lives:
         )
         try:
             session = await self._stored(running)
+        except Conflict:
+            # Not written: what was made for it is nobody's, but for a workspace that it had.
+            ready.link.close()
+            made = ready.instance.workspace != session.workspace
+            await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=made))
+            raise
         except BaseException:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))

@@ -415,21 +415,26 @@ class Sessions:
 
     def _start_timer(self, session_id: str) -> None:
         self._timers.pop(session_id, None)
-        self._tasks.start(self.tick(session_id), f"timer of {session_id}")
+        self._tasks.start(self._timed_out(session_id), f"timer of {session_id}")
 
-    async def tick(self, session_id: str) -> None:
-        """Do what is due by itself, if it is."""
+    async def _timed_out(self, session_id: str) -> None:
+        if await self.tick(session_id):
+            settled = await self.settle(session_id)
+            if settled is not None:
+                self.schedule(settled)
+
+    async def tick(self, session_id: str) -> bool:
+        """Want what is due by itself, if it is; whether somebody has to bring that about."""
         while True:
             session = await self.get(session_id)
             if session.runtime_node != self._node_id:
-                return
+                return False
             try:
-                await self._tick(session)
-                return
+                return await self._tick(session)
             except Conflict:
                 continue  # It moved on meanwhile, and may have been given more time.
 
-    async def _tick(self, session: Session) -> None:
+    async def _tick(self, session: Session) -> bool:
         now, timer = self._clock.now(), plan.timer(session)
         at = plan.timer_at(session)
         if at is None or at > now:
@@ -447,9 +452,8 @@ class Sessions:
             if timer.wanted is Wanted.STOPPED and await self._busy(session.id):
                 # It came while nothing was found; what comes from now on starts it by itself.
                 await self._want(session.id, Wanted.RUNNING, None)
-            settled = await self.settle(session.id)
-            if settled is not None:
-                self.schedule(settled)
+            return True
+        return False
 
     async def _busy(self, session_id: str) -> bool:
         """Whether something runs in it or waits to."""
