@@ -18,6 +18,7 @@ from atoll.reconcile.sessions import SessionReconciler
 from atoll.service.activity import Activity
 from atoll.service.approvals import Approvals
 from atoll.service.attempts import Attempts
+from atoll.service.builds import Builds
 from atoll.service.bulk import Bulk
 from atoll.service.checkpoints import Checkpoints
 from atoll.service.clones import Clones
