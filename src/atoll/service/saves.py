@@ -219,12 +219,20 @@ class Saves:
 
     async def last(self, session: Session) -> None:
         """Save what an ended session leaves behind, before its instance goes."""
-        over = self._leaving.setdefault(session.id, asyncio.Event())
         try:
             await self._last(session)
         finally:
+            self.gone(session.id)
+
+    def leaving(self, session_id: str) -> None:
+        """A session has ended and is about to be saved for the last time, by this process."""
+        self._leaving.setdefault(session_id, asyncio.Event())
+
+    def gone(self, session_id: str) -> None:
+        """That is over, whatever came of it."""
+        over = self._leaving.pop(session_id, None)
+        if over is not None:
             over.set()
-            self._leaving.pop(session.id, None)
 
     async def left(self, session_id: str) -> None:
         """

@@ -665,6 +665,9 @@ class Sessions:
         self.clearing.add(session.id)
         self.ended(session)
         self._lives.let_go(session.id)
+        if self.saves is not None and session.runtime_node == self._node_id:
+            # Before who asked is answered: it may come for the files at once.
+            self.saves.leaving(session.id)
         self._tasks.start(self._clear_soon(session), f"clear {session.id}")
         log.debug("session.ended", session_id=session.id, status=status, cause=cause)
         return session
@@ -677,6 +680,8 @@ class Sessions:
                 await self.wake(session.runtime_node)
         finally:
             self.clearing.discard(session.id)
+            if self.saves is not None:
+                self.saves.gone(session.id)
 
     async def clear(self, session: Session) -> None:
         """Remove what an ended session has on this node, its files saved before that."""
