@@ -495,7 +495,9 @@ async def application(
                 store, feed, sender, coordination, leases, clock, settings.event
             ).run(),
         }
-        probing = Probing(await store.secret(), clock, settings.node.probe_timeout)
+        probing = Probing(
+            await store.secret(), clock, settings.node.probe_timeout, settings.node.ca_file
+        )
         if not embedded:
             loops["probe"] = Probe(
                 store, nodes, probing, moves, coordination, leases, clock, settings.node
