@@ -39,6 +39,7 @@ from atoll.service.steps import Steps
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.volumes import Volumes
+from atoll.service.wants import Wants
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
@@ -64,6 +65,7 @@ class Parts:
     templates: Templates
     lives: Lives
     sessions: Sessions
+    wants: Wants
     steps: Steps
     clones: Clones
     saves: Saves
@@ -134,10 +136,11 @@ def put_together(
         NODE,
         remote=False,
     )
+    wants = Wants(store, driver, templates, lives, sessions, tasks, clock, settings, NODE)
     sessions.settle = steps.settle
     activity = Activity(store, tasks, clock)
     lives.touched = activity.touch
-    activity.moved = sessions.schedule
+    activity.moved = wants.schedule
     bulk = Bulk(blobs, settings.blob)
     ends = Ends(store, bulk, coordination, clock)
     attempts = Attempts(
@@ -191,8 +194,9 @@ def put_together(
         templates=templates,
         lives=lives,
         sessions=sessions,
+        wants=wants,
         steps=steps,
-        clones=Clones(store, driver, lives, sessions, saves, secrets, leases, clock, NODE),
+        clones=Clones(store, driver, lives, sessions, wants, saves, secrets, leases, clock, NODE),
         saves=saves,
         activity=activity,
         runs=runs,
@@ -201,7 +205,7 @@ def put_together(
         recovery=Recovery(store, driver, sessions, pool, settings.pool, NODE),
         adoption=Adoption(store, coordination, leases, runs, clock, settings.coordination),
         reconciler=SessionReconciler(
-            store, sessions, steps, coordination, clock, settings.session, NODE
+            store, wants, steps, coordination, clock, settings.session, NODE
         ),
         sweep=partial(
             Orphans, store, driver, sessions, pool, coordination, leases, clock, settings.session,

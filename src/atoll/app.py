@@ -98,6 +98,7 @@ from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.service.tokens import Tokens
 from atoll.service.volumes import Volumes
+from atoll.service.wants import Wants
 from atoll.service.webhooks import Webhooks
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
@@ -290,11 +291,12 @@ async def application(
             node_id,
             remote=spool is not None,
         )
+        wants = Wants(store, driver, templates, lives, sessions, tasks, clock, settings, node_id)
         sessions.settle = steps.settle
         sessions.wake = functools.partial(_wake, coordination)
         activity = Activity(store, tasks, clock)
         lives.touched = activity.touch
-        activity.moved = sessions.schedule
+        activity.moved = wants.schedule
         dependencies = Dependencies(
             store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
         )
@@ -397,7 +399,10 @@ async def application(
         files.changed = saves.touched
         found = Services(
             sessions=sessions,
-            clones=Clones(store, driver, lives, sessions, saves, sealed, leases, clock, node_id),
+            wants=wants,
+            clones=Clones(
+                store, driver, lives, sessions, wants, saves, sealed, leases, clock, node_id
+            ),
             dependencies=dependencies,
             executions=executions,
             consoles=Consoles(executions, lives, coordination, settings),
@@ -429,7 +434,7 @@ async def application(
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(lives.close)
-        stack.push_async_callback(sessions.close)
+        stack.push_async_callback(wants.close)
         stack.push_async_callback(pool.close)
         stack.callback(saves.close)
         stack.callback(activity.close)
@@ -462,7 +467,7 @@ async def application(
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sessions": SessionReconciler(
-                store, sessions, steps, coordination, clock, settings.session, node_id
+                store, wants, steps, coordination, clock, settings.session, node_id
             ).run(),
             "orphans": orphans.run(),
             "builds": build_loop.run(),

@@ -27,7 +27,8 @@ from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
 from atoll.service.lives import instance_lease
-from atoll.service.sessions import Change, Terms
+from atoll.service.sessions import Terms
+from atoll.service.wants import Change
 from tests.integration.troubled import KINDS, METHODS, Replica, World, kill
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ class Life:
         known = await self._slot(slot, replica)
         if known is None:
             return
-        sessions = self.replica(replica).parts.sessions
-        await self._tried(getattr(sessions, verb)(known.id, wait=PATIENCE))
+        wants = self.replica(replica).parts.wants
+        await self._tried(getattr(wants, verb)(known.id, wait=PATIENCE))
         # Refused or not: it may have been written down before.
         await self._note(known)
 
@@ -179,8 +180,8 @@ class Life:
             self.written += 1
             labels: dict[str, str | None] = {"number": str(self.written)}
             change = Change(_as_they_are, labels=labels)
-            sessions = self.replica(replica).parts.sessions
-            changed = await self._tried(sessions.update(known.id, change))
+            wants = self.replica(replica).parts.wants
+            changed = await self._tried(wants.update(known.id, change))
             if changed is not None:
                 assert changed.labels == labels
 
@@ -415,10 +416,10 @@ async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: 
     parts = world.replicas[0].parts
     session = await new(parts)
     async with parts.leases.lease(instance_lease(session.id), parts.leases.own()):
-        stopping = await parts.sessions.stop(session.id, wait=0)
+        stopping = await parts.wants.stop(session.id, wait=0)
         assert (stopping.wanted, stopping.status) == (Wanted.STOPPED, SessionStatus.RUNNING)
-        await parts.sessions.start(session.id, wait=0)
-    running = await parts.sessions.start(session.id, wait=10)
+        await parts.wants.start(session.id, wait=0)
+    running = await parts.wants.start(session.id, wait=10)
 
     _check_consistent(running)
     assert running.status is SessionStatus.RUNNING
@@ -433,10 +434,10 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    stopped = await parts.sessions.stop(session.id, wait=10)
+    stopped = await parts.wants.stop(session.id, wait=10)
     left = await parts.lives.make(stopped)  # And then it died.
     left.link.close()
-    running = await parts.sessions.start(session.id, wait=20)
+    running = await parts.wants.start(session.id, wait=20)
 
     assert running.status is SessionStatus.RUNNING
     assert [handle.instance_id for handle in await driver.handles()] == [running.instance_id]
@@ -469,7 +470,7 @@ async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> 
     parts.lives.let_go(session.id)
     await parts.lives.remove_instance(session.instance_id)
     async with asyncio.timeout(20):
-        changed = await parts.sessions.update(session.id, Change(_as_they_are, labels={"a": "b"}))
+        changed = await parts.wants.update(session.id, Change(_as_they_are, labels={"a": "b"}))
         assert changed.labels == {"a": "b"}
-        stopped = await parts.sessions.stop(session.id, wait=10)
+        stopped = await parts.wants.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)

@@ -16,7 +16,8 @@ from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
 from atoll.service.clones import AT_ONCE
 from atoll.service.lives import instance_lease
-from atoll.service.sessions import Change, Terms
+from atoll.service.sessions import Terms
+from atoll.service.wants import Change
 from tests.integration.troubled import World, kill
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: Wor
         pytest.skip("This machine has no freezer.")
     session = await new(parts, auto_start=False)
     accepted = world.clock.now()
-    assert (await parts.sessions.pause(session.id, wait=10)).status is SessionStatus.PAUSED
+    assert (await parts.wants.pause(session.id, wait=10)).status is SessionStatus.PAUSED
     live = await parts.lives.live(session.id, asked_at=accepted)
     assert (live.session.status, live.instance.id) == (SessionStatus.RUNNING, session.instance_id)
 
@@ -87,7 +88,7 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
 
     monkeypatch.setattr(parts.store.executions, "page", just_before)
     world.clock.ahead += 3601
-    await parts.sessions.tick(session.id)
+    await parts.wants.tick(session.id)
     await parts.sessions.settle(session.id)
     ended = await parts.executions.await_end(come[0], 20)
     assert ended.status is ExecutionStatus.COMPLETED
@@ -99,7 +100,7 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
     session = await new(parts, idle_timeout=3600)
     accepted = world.clock.now()
     world.clock.ahead += 3601
-    assert await parts.sessions.tick(session.id)
+    assert await parts.wants.tick(session.id)
     await parts.sessions.settle(session.id)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
     live = await parts.lives.live(session.id, asked_at=accepted)
@@ -107,7 +108,7 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
 
     # Not so if somebody stopped it.
     accepted = world.clock.now()
-    await parts.sessions.stop(session.id, wait=10)
+    await parts.wants.stop(session.id, wait=10)
     with pytest.raises(Conflict):
         await parts.lives.live(session.id, asked_at=accepted)
 
@@ -118,9 +119,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.sessions.update(session.id, Change(_as_they_are, timeout=3600))
+    await parts.wants.update(session.id, Change(_as_they_are, timeout=3600))
     if verb == "start":
-        await parts.sessions.stop(session.id, wait=10)
+        await parts.wants.stop(session.id, wait=10)
     get, looked = parts.store.sessions.get, False
 
     async def meanwhile(session_id: str) -> Session | None:
@@ -129,9 +130,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
         if not looked:
             looked = True
             if verb == "start":
-                await parts.sessions.start(session_id, wait=10)
+                await parts.wants.start(session_id, wait=10)
             else:
-                await parts.sessions.update(session_id, Change(_as_they_are, timeout=7200))
+                await parts.wants.update(session_id, Change(_as_they_are, timeout=7200))
         return found
 
     for loop in world.replicas[0].loops:
@@ -139,7 +140,7 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
             loop.cancel()  # This is the only one that looks.
     monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
     world.clock.ahead += 3601
-    await parts.sessions.tick(session.id)
+    await parts.wants.tick(session.id)
     assert not (await parts.sessions.get(session.id)).status.ended
 
 
@@ -245,7 +246,7 @@ async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world:
     cloned = await with_files_of_another(parts)
     running = await executed(parts, cloned.id, "import os; os.remove('kept')")
     await parts.executions.await_end(running, 10)
-    archived = await parts.sessions.archive(cloned.id, wait=20)
+    archived = await parts.wants.archive(cloned.id, wait=20)
     assert archived.status is SessionStatus.ARCHIVED
     assert not await has_file(parts, cloned.id)
 
@@ -261,20 +262,20 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
         raise ExecutorError("no", code="no_memory")
 
     monkeypatch.setattr(parts.saves._checkpoints, "take", refused)
-    stopped = await parts.sessions.stop(session.id, wait=10)
+    stopped = await parts.wants.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
 
 
 async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.sessions.stop(session.id, wait=10)
+    await parts.wants.stop(session.id, wait=10)
     world.trouble.set("ensure", "permanent", 1000)
     with pytest.raises(PermanentError):
-        await parts.sessions.archive(session.id, wait=10)
+        await parts.wants.archive(session.id, wait=10)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.ERROR
     world.clock.ahead += 3601
-    await parts.sessions.tick(session.id)
+    await parts.wants.tick(session.id)
     ended = await parts.sessions.get(session.id)
     assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)
 
@@ -296,7 +297,7 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
             raise TemporaryError("no room", code="spool_full")
 
         full.setattr(checkpoints, "take", refused)
-        await parts.sessions.stop(session.id, wait=10)
+        await parts.wants.stop(session.id, wait=10)
     await parts.saves.fresh(session.id)
     assert await checkpoints.find(session.id, "kept") is not None
 
@@ -306,7 +307,7 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    await parts.sessions.archive(session.id, wait=20)
+    await parts.wants.archive(session.id, wait=20)
     make, changes = parts.lives.make, 0
 
     async def meanwhile(session: Session) -> Ready:
@@ -315,11 +316,11 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
         if changes < 3:
             changes += 1
             change = Change(_as_they_are, labels={"change": str(changes)})
-            await parts.sessions.update(session.id, change)
+            await parts.wants.update(session.id, change)
         return ready
 
     monkeypatch.setattr(parts.lives, "make", meanwhile)
-    running = await parts.sessions.start(session.id, wait=20)
+    running = await parts.wants.start(session.id, wait=20)
     assert (running.status, running.labels) == (SessionStatus.RUNNING, {"change": "3"})
     assert await driver.workspaces() == [running.workspace]
 
@@ -364,7 +365,7 @@ async def test_few_workspaces_are_copied_at_once(
 async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world: World) -> None:
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
-    await parts.sessions.update(other.id, Change(_as_they_are, timeout=3700))
+    await parts.wants.update(other.id, Change(_as_they_are, timeout=3700))
     async with parts.leases.lease(instance_lease(slow.id), parts.leases.own()):
         world.clock.ahead += 3601
         async with asyncio.timeout(20):

@@ -242,7 +242,7 @@ class World:
             loop.cancel()
         await asyncio.gather(*replica.loops, return_exceptions=True)
         await parts.tasks.settle(0)
-        await parts.sessions.close()
+        await parts.wants.close()
         parts.activity.close()
         parts.saves.close()
         await parts.lives.close()

@@ -22,8 +22,8 @@ from atoll.service.sessions import settle_topic
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.sessions import Sessions
     from atoll.service.steps import Steps
+    from atoll.service.wants import Wants
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
@@ -38,7 +38,7 @@ class SessionReconciler:
     def __init__(
         self,
         store: Store,
-        sessions: Sessions,
+        wants: Wants,
         steps: Steps,
         coordination: Coordination,
         clock: Clock,
@@ -46,13 +46,14 @@ class SessionReconciler:
         node_id: str,
     ) -> None:
         self._store = store
-        self._sessions = sessions
+        self._wants = wants
         self._steps = steps
         self._coordination = coordination
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
         self.queue = Queue()
+        steps.again = self._later
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -66,8 +67,11 @@ class SessionReconciler:
         session = await self._steps.settle(session_id, wait=False)
         if session is None:
             return AGAIN
-        self._sessions.schedule(session)
+        self._wants.schedule(session)
         return None
+
+    def _later(self, session_id: str, seconds: float) -> None:
+        self.queue.add(session_id, after=seconds)
 
     async def _sweep(self) -> None:
         """At each hint, and now and then without one."""
@@ -102,7 +106,7 @@ class SessionReconciler:
                 self._clock.now(), node_id=self._node_id, limit=limit
             )
             done = await asyncio.gather(
-                *(self._sessions.tick(session.id) for session in found), return_exceptions=True
+                *(self._wants.tick(session.id) for session in found), return_exceptions=True
             )
             for session, result in zip(found, done, strict=True):
                 if isinstance(result, Exception):

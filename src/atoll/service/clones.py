@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from atoll.service.lives import Lives
     from atoll.service.saves import Saves
     from atoll.service.secrets import Secrets
-    from atoll.service.sessions import Change, Sessions
+    from atoll.service.sessions import Sessions
+    from atoll.service.wants import Change, Wants
     from atoll.stores.base import Store
 
 
@@ -47,6 +48,7 @@ class Clones:
         driver: Driver,
         lives: Lives,
         sessions: Sessions,
+        wants: Wants,
         saves: Saves,
         secrets: Secrets,
         leases: Leases,
@@ -57,6 +59,7 @@ class Clones:
         self._driver = driver
         self._lives = lives
         self._sessions = sessions
+        self._wants = wants
         self._saves = saves
         self._secrets = secrets
         self._leases = leases
@@ -99,7 +102,7 @@ class Clones:
             secrets={},
             version=1,
         )
-        cloned = await self._sessions.changed(cloned, change)
+        cloned = await self._wants.changed(cloned, change)
         if source.secrets:
             await self._secrets.ready(source)
             cloned = await self._secrets.seal(cloned, self._secrets.reveal(source))

@@ -1,10 +1,8 @@
 """
-Sessions: made, found, changed, ended.
+Sessions: made, found, ended.
 
-A session is a record first: what is asked for here is written down as wanted, and `steps` brings it
-about. How its compute is reached is the matter of `lives`. What is due by itself (the end of its
-life, a stop because nobody needs it) is due by a timer here, or by the sweep where this replica
-could not.
+A session is a record first. What else is wanted of it is the matter of `wants`, how its compute is
+reached that of `lives`; `steps` brings about what is wanted, what is left of an ended one too.
 """
 
 from __future__ import annotations
@@ -24,13 +22,11 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.model import plan
 from atoll.model.event import session_event
-from atoll.model.execution import ExecutionStatus
 from atoll.model.packages import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.lives import NOT_RUNNING, instance_lease, still_up
+from atoll.service.lives import instance_lease
 from atoll.service.provision import NOTHING
 
 if TYPE_CHECKING:
@@ -53,12 +49,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 1.0
-FAR = 86_400.0
-"""Seconds beyond which a timer is left to the sweep."""
-
-
-MOST = {"env_vars": 256, "labels": 64}
-"""How many of these a session may have."""
 
 
 def settle_topic(node_id: str) -> str:
@@ -95,20 +85,6 @@ class Terms:
 AS_SET = Terms()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """What of a session is to be other than it is."""
-
-    limits: Callable[[Resources], Resources]
-    timeout: int | None = None
-    """Seconds of life from now on."""
-    env_vars: dict[str, str | None] = dataclasses.field(default_factory=dict)
-    """By name; none removes one."""
-    labels: dict[str, str | None] = dataclasses.field(default_factory=dict)
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields that are replaced as they are: idle_timeout, archive_after and their like."""
-
-
 async def _admitted(session: Session) -> Callable[[], None]:
     return lambda: None
 
@@ -121,21 +97,6 @@ def _seconds(asked: int | None, otherwise: timedelta | None) -> int | None:
     if asked is None:
         return None if otherwise is None else max(1, int(otherwise.total_seconds()))
     return asked or None
-
-
-def _not_running(session: Session) -> Conflict:
-    return Conflict(
-        f"Session {session.id} is {session.status}.",
-        code=NOT_RUNNING,
-        status_now=session.status.value,
-    )
-
-
-def _busy(session_id: str) -> Conflict:
-    return Conflict(
-        f"Something runs in session {session_id}, or waits to; let it end, or cancel it.",
-        code="session_busy",
-    )
 
 
 class Sessions:
@@ -159,13 +120,11 @@ class Sessions:
         self._templates = templates
         self._provision = provision
         self._lives = lives
-        lives.kept = self.schedule
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.created = {"pool": 0, "cold": 0}
         """How many sessions were created, by how they started."""
         self.ended: Callable[[Session], None] = lambda session: None
@@ -174,6 +133,8 @@ class Sessions:
         """Told when a session is stopped, before its instance goes."""
         self.finish: Callable[[Session], Coroutine[Any, Any, Session]]
         """Brings a session to run whose packages have to be installed first."""
+        self.schedule: Callable[[Session], None] = lambda session: None
+        """Sees to a session when its next timer runs out."""
         self.settle: Callable[[str], Coroutine[Any, Any, Session | None]]
         """Brings a session to what is wanted."""
         self.wake: Callable[[str], Awaitable[None]] = _nobody
@@ -213,7 +174,7 @@ class Sessions:
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
             self._templates.check_resources(resources)
-        seconds = self._life(timeout)
+        seconds = self.life(timeout)
         if capacity > (most := self._settings.execution.max_capacity):
             raise InvalidRequest(f"capacity: at most {most} are allowed here.", field="capacity")
         now = self._clock.now()
@@ -297,7 +258,7 @@ class Sessions:
             return session  # Whoever asks for it is led to its node.
         return (await self._lives.live(session.id)).session
 
-    def _life(self, timeout: int | None) -> int:
+    def life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()
         seconds = timeout or int(self._settings.session.timeout.total_seconds())
         if seconds > most:
@@ -401,207 +362,6 @@ class Sessions:
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
 
-    def schedule(self, session: Session) -> None:
-        """See to the session when its next timer runs out; the sweep does where this could not."""
-        old = self._timers.pop(session.id, None)
-        if old is not None:
-            old.cancel()
-        at = plan.timer_at(session)
-        left = FAR if at is None else (at - self._clock.now()).total_seconds()
-        if left < FAR:
-            self._timers[session.id] = asyncio.get_running_loop().call_later(
-                max(0.0, left), self._start_timer, session.id
-            )
-
-    def _start_timer(self, session_id: str) -> None:
-        self._timers.pop(session_id, None)
-        self._tasks.start(self._timed_out(session_id), f"timer of {session_id}")
-
-    async def _timed_out(self, session_id: str) -> None:
-        if await self.tick(session_id):
-            settled = await self.settle(session_id)
-            if settled is not None:
-                self.schedule(settled)
-
-    async def tick(self, session_id: str) -> bool:
-        """Want what is due by itself, if it is; whether somebody has to bring that about."""
-        while True:
-            session = await self.get(session_id)
-            if session.runtime_node != self._node_id:
-                return False
-            try:
-                return await self._tick(session)
-            except Conflict:
-                continue  # It moved on meanwhile, and may have been given more time.
-
-    async def _tick(self, session: Session) -> bool:
-        now, timer = self._clock.now(), plan.timer(session)
-        at = plan.timer_at(session)
-        if at is None or at > now:
-            # The clock went back, or the session was given more time.
-            self.schedule(session)
-        elif session.rested_at is None and (timer is None or timer.cause is Cause.TIMEOUT):
-            await self.end(session, SessionStatus.TIMEOUT, Cause.TIMEOUT, None)
-        elif timer is None or timer.wanted is Wanted.DESTROYED:
-            await self.end(session, SessionStatus.TERMINATED, Cause.IDLE, None)
-        elif timer.wanted is Wanted.STOPPED and await self._busy(session.id):
-            await self._store.sessions.seen(session, now)
-            self.schedule(dataclasses.replace(session, active_at=now))
-        else:
-            await self._want(session.id, timer.wanted, timer.cause, of=session)
-            if timer.wanted is Wanted.STOPPED and await self._busy(session.id):
-                # It came while nothing was found; what comes from now on starts it by itself.
-                await self._want(session.id, Wanted.RUNNING, None)
-            return True
-        return False
-
-    async def _busy(self, session_id: str) -> bool:
-        """Whether something runs in it or waits to."""
-        for status in (ExecutionStatus.RUNNING, ExecutionStatus.PENDING):
-            found = await self._store.executions.page(session_id=session_id, status=status, limit=1)
-            if found.items:
-                return True
-        return False
-
-    # What is wanted of it
-
-    async def start(self, session_id: str, *, wait: float) -> Session:
-        """Have it run, whatever it is now."""
-        await self._want(session_id, Wanted.RUNNING, None)
-        return await self._settled(session_id, wait)
-
-    async def stop(self, session_id: str, *, wait: float) -> Session:
-        """End its instance and keep its files; what runs in it is cancelled."""
-        await self._want(session_id, Wanted.STOPPED, Cause.USER)
-        return await self._settled(session_id, wait)
-
-    async def archive(self, session_id: str, *, wait: float) -> Session:
-        """Stop it, and have its files in the blob store alone."""
-        await self._want(session_id, Wanted.ARCHIVED, Cause.USER)
-        return await self._settled(session_id, wait)
-
-    async def pause(self, session_id: str, *, wait: float) -> Session:
-        """Let it stand still with its memory; not while something runs in it."""
-        if "pause" not in self._driver.capabilities.features:
-            raise Conflict(
-                f"Node {self._node_id} cannot let instances stand still; stop the session instead.",
-                code="pause_unavailable",
-            )
-        session = await self._lives.usable(session_id)
-        if session.wanted not in (Wanted.RUNNING, Wanted.PAUSED) or session.rested_at is not None:
-            raise _not_running(session)
-        if await self._busy(session_id):
-            raise _busy(session_id)
-        await self._want(session_id, Wanted.PAUSED, None)
-        session = await self._settled(session_id, wait)
-        if session.wanted is not Wanted.PAUSED:
-            raise _busy(session_id)
-        return session
-
-    async def _want(
-        self, session_id: str, wanted: Wanted, cause: Cause | None, *, of: Session | None = None
-    ) -> Session:
-        """
-        Write down what is wanted; of a session that has not moved on since `of` was read, if that
-        is given. One that is at rest and to be stopped is left as it is.
-        """
-        while True:
-            session = of or await self._lives.usable(session_id)
-            if session.status is SessionStatus.CREATING and wanted is not Wanted.RUNNING:
-                raise _not_running(session)
-            resting = session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
-            if session.wanted is wanted or (wanted is Wanted.STOPPED and resting):
-                if session.retry_at is None:
-                    return session
-                # Who asks again does not want to wait for the next try.
-                wanted = session.wanted
-            now = self._clock.now()
-            rests = wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
-            base = session if rests else still_up(session, now)
-            changed = dataclasses.replace(
-                base,
-                wanted=wanted,
-                cause=(session.cause or cause) if resting else cause,
-                rested_at=(session.rested_at or now) if rests else base.rested_at,
-                failures=0,
-                retry_at=None,
-                active_at=session.active_at if rests else now,
-                updated_at=now,
-            )
-            try:
-                event = session_event(changed, now, "wanted")
-                return await self._store.sessions.save(changed, event=event)
-            except Conflict:
-                if of is not None:
-                    raise
-
-    async def _settled(self, session_id: str, wait: float) -> Session:
-        """The session when it is what is wanted, or as it is after so many seconds."""
-        settling = self._tasks.start(self.settle(session_id), f"settle {session_id}")
-        wait = min(wait, self._settings.execution.max_wait.total_seconds())
-        done, _ = await asyncio.wait([settling], timeout=wait)
-        if done:
-            settling.result()
-        session = await self.get(session_id)
-        self.schedule(session)
-        return session
-
-    async def update(self, session_id: str, change: Change) -> Session:
-        """Change a session that is there; what runs next runs by it."""
-        while True:
-            session = await self._lives.usable(session_id)
-            changed = await self.changed(session, change)
-            try:
-                event = session_event(changed, changed.updated_at, "updated")
-                changed = await self._store.sessions.save(changed, event=event)
-                break
-            except Conflict:
-                continue  # It moved on meanwhile; once more on what it is now.
-        self.schedule(changed)
-        await self._lives.announce(changed)
-        return changed
-
-    async def changed(self, session: Session, change: Change) -> Session:
-        """The session as it is to be; limits of its instance are set."""
-        now = self._clock.now()
-        given: dict[str, Any] = dict(change.fields)
-        if change.timeout is not None:
-            seconds = self._life(change.timeout)
-            given |= {"timeout": seconds, "expires_at": now + timedelta(seconds=seconds)}
-        for name, values in (("env_vars", change.env_vars), ("labels", change.labels)):
-            if values:
-                merged = {**getattr(session, name), **values}
-                given[name] = {key: value for key, value in merged.items() if value is not None}
-                if len(given[name]) > MOST[name]:
-                    raise InvalidRequest(f"{name}: at most {MOST[name]} in all.", field=name)
-        if both := sorted(given.get("env_vars", {}).keys() & session.secrets.keys()):
-            raise InvalidRequest(
-                f"env_vars.{both[0]}: a secret has this name; remove it first.", field="env_vars"
-            )
-        resources = change.limits(session.resources)
-        if resources != session.resources:
-            self._templates.check_resources(resources)
-            await self._resize(session, resources)
-            given["resources"] = resources
-        return dataclasses.replace(session, **given, updated_at=now)
-
-    async def _resize(self, session: Session, resources: Resources) -> None:
-        """Set the limits of its instance; the next one begins with them."""
-        if session.workspace is not None and resources.disk != session.resources.disk:
-            raise Conflict(
-                f"The workspace of session {session.id} has its size as long as it is on its node; "
-                "archive the session, change it, and start it again.",
-                code="disk_fixed",
-            )
-        if session.instance_id is None:
-            return
-        instance = await self._store.instances.get(session.instance_id)
-        if instance is not None and not await self._driver.resize(instance.handle, resources):
-            raise Conflict(
-                f"Session {session.id} cannot be given other limits while it runs; stop it first.",
-                code="resize_unavailable",
-            )
-
     # Reading
 
     async def get(self, session_id: str) -> Session:
@@ -636,7 +396,7 @@ class Sessions:
 
     async def delete(self, session_id: str) -> Session:
         """End a session; one that has ended stays as it ended."""
-        return await self._finish(session_id, SessionStatus.TERMINATED, Cause.USER)
+        return await self.over(session_id, SessionStatus.TERMINATED, Cause.USER)
 
     async def stop_all(self) -> None:
         """The server ends for good: the sessions of its node with it."""
@@ -645,10 +405,10 @@ class Sessions:
             limit=100, after=after, node_id=self._node_id
         ):
             for session in unfinished:
-                await self._finish(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+                await self.over(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
             after = unfinished[-1].id
 
-    async def _finish(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
+    async def over(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
         while True:
             session = await self.get(session_id)
             if session.status.ended:
@@ -674,9 +434,7 @@ class Sessions:
             updated_at=now,
         )
         session = await self._store.sessions.save(ended, event=session_event(ended, now))
-        timer = self._timers.pop(session.id, None)
-        if timer is not None:
-            timer.cancel()
+        self.schedule(session)  # It has no timers any more.
         self.clearing.add(session.id)
         self.ended(session)
         self._lives.let_go(session.id)
@@ -713,8 +471,3 @@ class Sessions:
         answer = await live.link.call("processes", kill=end)
         found: Sequence[Any] = answer["processes"]
         return found
-
-    async def close(self) -> None:
-        """Wait for no session's end any more."""
-        for timer in self._timers.values():
-            timer.cancel()

@@ -98,6 +98,8 @@ class Steps:
         self._archive_settings = archive
         self._node_id = node_id
         self._remote = remote
+        self.again: Callable[[str, float], None] = lambda session_id, seconds: None
+        """Told which session is to be seen to in how many seconds, because something failed."""
         self._handlers: dict[Step, Callable[[Session], Awaitable[Session]]] = {
             Step.START: self._start,
             Step.RESUME: self._start,
@@ -152,6 +154,7 @@ class Steps:
         now = self._clock.now()
         with contextlib.suppress(Conflict):
             await self._store.sessions.save(dataclasses.replace(session, retry_at=now + pause))
+        self.again(session.id, pause.total_seconds())
 
     async def _failed(self, session_id: str, step: Step, error: AtollError) -> None:
         """Record it, and when it is tried again."""
@@ -195,6 +198,8 @@ class Steps:
         )
         with contextlib.suppress(Conflict):
             await self._store.sessions.save(changed, event=event)
+        assert changed.retry_at is not None
+        self.again(session.id, (changed.retry_at - now).total_seconds())
 
     # Steps
 

@@ -106,7 +106,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
         (Wanted.ARCHIVED, {Observed.ARCHIVED}),
         (Wanted.DESTROYED, set()),
     ],
-    ids=str,
+    ids=["running", "paused", "stopped", "archived", "destroyed"],
 )
 def test_only_what_is_wanted_rests(wanted: Wanted, at_rest: set[Observed]) -> None:
     found = {observed for observed in Observed if TABLE[wanted, observed] is Step.REST}

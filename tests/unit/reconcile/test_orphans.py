@@ -116,7 +116,6 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
         yield Ground(node, store, clock, sessions, sweep, leases)
         await tasks.settle(30)
     finally:
-        await sessions.close()
         await coordination.close()
         await store.close()
 

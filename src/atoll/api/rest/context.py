@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.service.signed_links import SignedLinks
     from atoll.service.templates import Templates
     from atoll.service.volumes import Volumes
+    from atoll.service.wants import Wants
     from atoll.service.webhooks import Webhooks
     from atoll.settings import Settings
     from atoll.stores.base import Store
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
+    wants: Wants
     clones: Clones
     dependencies: Dependencies
     executions: Executions

@@ -26,7 +26,8 @@ from atoll.model.template import MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
 from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
-from atoll.service.sessions import AS_SET, Change, Terms
+from atoll.service.sessions import AS_SET, Terms
+from atoll.service.wants import Change
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,254}$"
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
