@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PARTS = 10
+TRIES = 5
+"""For a session that others write at the same time."""
 REMEMBERED = 10_000
 """Sessions of which it is known when that was; one beyond is written down once too often."""
 
@@ -63,13 +65,14 @@ class Activity:
         if len(self._written) > REMEMBERED:
             self._written.popitem(last=False)
         try:
-            session = await self._store.sessions.get(session_id)
-            if session is None or session.status.ended:
-                self._written.pop(session_id, None)
-                return
-            at = self._clock.now()
-            if await self._store.sessions.seen(session, at):
-                self.moved(session)
+            for _ in range(TRIES):
+                session = await self._store.sessions.get(session_id)
+                if session is None or session.status.ended:
+                    self._written.pop(session_id, None)
+                    return
+                if await self._store.sessions.seen(session, self._clock.now()):
+                    self.moved(session)
+                    return
         except TemporaryError as error:
             self._written.pop(session_id, None)
             log.info("activity.not_noted", session_id=session_id, error=error.message)

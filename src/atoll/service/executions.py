@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -126,12 +127,13 @@ class Executions:
     ) -> Running:
         if request.context_id is not None:
             await self._contexts.check(session_id, request)
-        live = self._lives.reachable(session_id)
+        live, rested = self._lives.reachable(session_id), None
         if live is not None:
             instance_id, capacity = live.instance.id, live.session.capacity
         else:
             session = await self._lives.startable(session_id)
             instance_id, capacity = session.instance_id or "", session.capacity
+            rested = session.rested_at
         if not self._leases.valid:
             raise TemporaryError(
                 "Redis does not answer, so nothing new can be started.",
@@ -145,6 +147,9 @@ class Executions:
                 code="session_busy",
             )
         now = self._clock.now()
+        if rested is not None:
+            # By whatever clock it was stopped, this came later, and starts it.
+            now = max(now, rested + timedelta(microseconds=1))
         may_be_repeated = execution_id is not None or invocation_id is not None
         if execution_id is None:
             execution_id = ids.execution_id(now)

@@ -390,12 +390,16 @@ class Lives:
         """What an instance is like; `TemporaryError` when the driver does not say so soon."""
         try:
             async with asyncio.timeout(self._probe_timeout):
-                return (await self._driver.observe(handle)).state
+                state = (await self._driver.observe(handle)).state
         except TimeoutError:
+            state = State.UNKNOWN
+        if state is State.UNKNOWN:
+            # Not to be taken for dead: there would be two in one workspace.
             raise TemporaryError(
-                f"Instance {handle.instance_id} was not observed in {self._probe_timeout:g} s.",
+                f"What has become of instance {handle.instance_id} is not known.",
                 code="instance_not_observed",
-            ) from None
+            )
+        return state
 
     async def _is_ending(self, instance: Instance) -> bool:
         """Whether it goes right now: a process that ends closes its socket a moment before."""

@@ -27,9 +27,10 @@ from atoll.model import plan
 from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.plan import Step
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
 from atoll.service.attempts import Deaf
 from atoll.service.lives import instance_lease
+from atoll.service.saves import NOT_SAVED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -166,7 +167,7 @@ class Steps:
         now, settings = self._clock.now(), self._settings
         failures = session.failures + 1
         most = self._archive_settings.retries if step is Step.ARCHIVE else settings.retries
-        if session.status is SessionStatus.CREATING and not session.status.ended:
+        if session.status is SessionStatus.CREATING:
             cause = Cause(error.cause) if isinstance(error, PermanentError) else Cause.DRIVER
             with contextlib.suppress(Conflict):
                 await self._sessions.end(session, SessionStatus.FAILED, cause, error.message)
@@ -243,13 +244,15 @@ class Steps:
         self._sessions.halted(session)
         instance = await self._instance(session)
         if instance is not None:
-            await self._end(session, instance, save=self._remote)
+            why = await self._end(session, instance, save=self._remote)
+            if why is not None:
+                session = _warned(session, Warning(NOT_SAVED, why))
         self._lives.let_go(session.id)
         return await self._become(session, SessionStatus.STOPPED, instance_id=None)
 
-    async def _end(self, session: Session, instance: Instance, *, save: bool) -> None:
-        """End an instance, after what is in its workspace was saved."""
-        handle = instance.handle
+    async def _end(self, session: Session, instance: Instance, *, save: bool) -> str | None:
+        """End an instance, after what is in its workspace was saved; why it was not, if so."""
+        handle, why = instance.handle, None
         if await self._lives.state(handle) is State.PAUSED:
             await self._driver.resume(handle)
         if save and session.workspace_mode is WorkspaceMode.SYNC and await self._runs(instance):
@@ -260,10 +263,12 @@ class Steps:
             except (AtollError, TimeoutError) as error:
                 # Its files are where they were, and are saved when it is archived. Whatever keeps
                 # them from being saved does not keep it from being stopped.
-                log.warning("workspace.not_saved", session_id=session.id, error=str(error))
+                why = str(error) or f"That took longer than {most}."
+                log.warning("workspace.not_saved", session_id=session.id, error=why)
         await self._driver.stop(handle, grace=self._settings.stop_grace)
         await self._driver.destroy(handle)
         await self._store.instances.remove(instance.id)
+        return why
 
     @contextlib.asynccontextmanager
     async def _quieted(self, instance: Instance) -> AsyncIterator[Link]:
@@ -302,7 +307,7 @@ class Steps:
                     cause=Cause.TIMEOUT,
                 ) from None
             workspace = session.workspace
-            session = await self._become(session, SessionStatus.ARCHIVED, workspace=None)
+            session = await self._become(_warned(session), SessionStatus.ARCHIVED, workspace=None)
         if workspace is not None:
             try:
                 await self._driver.discard(workspace)
@@ -389,12 +394,15 @@ class Steps:
             if session.status.ended or session.runtime_node != self._node_id:
                 return session
             instance = await self._instance(session)
-            if instance is not None and await self._runs(instance):
-                if session.workspace_mode is WorkspaceMode.SYNC:
-                    async with self._quieted(instance) as link:
-                        await self._checkpoints.secure(session.id, link)
-            else:
-                await self._saved(session)
+            most = self._archive_settings.timeout
+            try:
+                async with asyncio.timeout(most.total_seconds()):
+                    await self._secured(session, instance)
+            except TimeoutError:
+                raise TemporaryError(
+                    f"The workspace of session {session_id} was not saved in {most}.",
+                    code="save_timeout",
+                ) from None
             moved = plan.moved(session, target, self._clock.now())
             event = session_event(moved, moved.updated_at, "moved")
             stored = await self._store.sessions.save(moved, event=event)
@@ -406,6 +414,14 @@ class Steps:
                 await self._driver.discard(session.workspace)
         await self._sessions.wake(target)
         return stored
+
+    async def _secured(self, session: Session, instance: Instance | None) -> None:
+        """Have its files in the blob store for certain."""
+        if instance is None or not await self._runs(instance):
+            await self._saved(session)
+        elif session.workspace_mode is WorkspaceMode.SYNC:
+            async with self._quieted(instance) as link:
+                await self._checkpoints.secure(session.id, link)
 
     # What is there
 
@@ -443,6 +459,12 @@ class Steps:
             **changes,  # type: ignore[arg-type]
         )
         return await self._store.sessions.save(changed, event=session_event(changed, now))
+
+
+def _warned(session: Session, *warnings: Warning) -> Session:
+    """The session with these warnings of what is not saved, and no others."""
+    others = tuple(item for item in session.warnings if item.code != NOT_SAVED)
+    return dataclasses.replace(session, warnings=(*others, *warnings))
 
 
 def _rested(session: Session, now: datetime) -> datetime:
