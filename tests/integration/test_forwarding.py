@@ -495,7 +495,10 @@ def test_a_full_node_lets_what_is_archived_start_elsewhere(
         body = {"node_labels": {"place": str(number)}}
         # As soon as it has told that it has room again.
         eventually(lambda: b.http.post(f"{V1}/sessions", json=body).status_code == 201, LONG)
-        for api in (pair[number].api, pair[1 - number].api):
+        # As soon as the other has told that it has room: it had a session a moment ago.
+        full = pair[number].api
+        eventually(lambda: full.execute(session, code="1", wait=20).status_code == 200, LONG)
+        for api in (full, pair[1 - number].api):
             told = api.run(session, "print(open('f').read())")
             assert told["stdout"] == "kept\n", told
         assert pair.node_of(session) is pair[1 - number]

@@ -54,6 +54,15 @@ class Placements:
 
     async def candidates(self, demand: Demand) -> list[Node]:
         """The nodes that fit, best first; none when none does."""
+        found = await self._ranked(demand)
+        if not found and any(self._given.values()):
+            # What was given to them may be over: then their own word is all that is known.
+            self._given.clear()
+            self.forget()
+            found = await self._ranked(demand)
+        return found
+
+    async def _ranked(self, demand: Demand) -> list[Node]:
         nodes = await self._nodes()
         if [node.id for node in nodes] == [self._node_id]:
             nodes = [self._alone(nodes[0])]
