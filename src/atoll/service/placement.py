@@ -14,7 +14,7 @@ from atoll.errors import PermanentError, TemporaryError
 from atoll.model.placement import MOUNT, Demand, rank, unfit
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import S3
-from atoll.service.nodes import edition
+from atoll.service.nodes import WITH_INSTANCE, edition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,19 +54,29 @@ class Placements:
 
     async def candidates(self, demand: Demand) -> list[Node]:
         """The nodes that fit, best first; none when none does."""
-        found = await self._ranked(demand)
-        if not found and any(self._given.values()):
-            # What was given to them may be over: then their own word is all that is known.
-            self._given.clear()
+        found = self._ranked(await self._nodes(), demand)
+        if not found:
+            # Those that are said to be full may not be any more.
             self.forget()
-            found = await self._ranked(demand)
+            found = self._ranked(await self._recounted(), demand)
         return found
 
-    async def _ranked(self, demand: Demand) -> list[Node]:
-        nodes = await self._nodes()
+    def _ranked(self, nodes: list[Node], demand: Demand) -> list[Node]:
         if [node.id for node in nodes] == [self._node_id]:
             nodes = [self._alone(nodes[0])]
         return rank(nodes, demand, spread_above=self._settings.spread_above)
+
+    async def _recounted(self) -> list[Node]:
+        """The nodes with as many sessions as the store knows of at this moment."""
+        self._given.clear()
+        nodes = []
+        for node in await self._nodes():
+            counts = [
+                await self._store.sessions.count(status, node_id=node.id)
+                for status in WITH_INSTANCE
+            ]
+            nodes.append(dataclasses.replace(node, sessions=sum(counts)))
+        return nodes
 
     def gave(self, node_id: str) -> None:
         """A session was given to it, of which it has not told yet."""
