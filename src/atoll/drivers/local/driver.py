@@ -67,7 +67,7 @@ HANDLE_VERSION = 1
 CALLBACK = "callback.json"
 PAUSE_SECONDS = 10.0
 """The longest that processes may take to stand still."""
-TOLD_SECONDS = 0.5
+TOLD_SECONDS = 1.0
 """The longest that an instance which has ended is waited for to be told of."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""

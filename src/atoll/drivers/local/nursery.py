@@ -65,8 +65,9 @@ class Nursery:
         await asyncio.to_thread(process.wait)
 
     def has(self, pid: int) -> bool:
-        """Whether a bubblewrap is there of whose end we are still to hear."""
-        return self._socket is not None and pid not in self.exits and os.path.exists(f"/proc/{pid}")
+        """Whether we are still to hear of the end of a bubblewrap that was started here."""
+        # Whether it is there says nothing: it is gone a moment before we are told.
+        return self._socket is not None and pid not in self.exits
 
     async def spawn(self, request: dict[str, Any]) -> tuple[int, int]:
         """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
