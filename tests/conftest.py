@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.harness import Server
 from tests.servers.mariadb import MariaDB
@@ -88,3 +89,12 @@ def own_s3(tmp_path: Path) -> Iterator[S3Server]:
     """One for a test to kill."""
     with S3Server(tmp_path) as running:
         yield running
+
+
+@pytest.fixture
+def every_level() -> Iterator[None]:
+    """Logs of every level, whatever a test before has set: what is filtered is not captured."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)

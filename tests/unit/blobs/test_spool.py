@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from atoll.blobs.base import PART, PIECE, Refused
@@ -24,21 +23,12 @@ from atoll.settings import BlobSettings
 from tests.clock import MovedClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.blobs.base import BlobInfo
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def every_level() -> Iterator[None]:
-    """Whatever a test before has set: what is filtered is not captured."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    yield
-    structlog.configure(**before)
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_level")]
 
 
 KEPT = ("workspaces/", "executions/")

@@ -16,7 +16,7 @@ from atoll.reconcile.queue import Queue
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_level")]
 
 
 @asynccontextmanager
