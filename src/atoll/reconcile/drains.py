@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError, TemporaryError
+from atoll.errors import AtollError
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause
-from atoll.reconcile.sweep import alone
+from atoll.reconcile.sweep import alone, heeding
 from atoll.service.nodes import node_topic
 
 if TYPE_CHECKING:
@@ -71,17 +71,8 @@ class Drains:
 
     async def run(self) -> None:
         turn = partial(alone, self._leases, f"drain:{self._nodes.id}", self.once)
-        while True:
-            try:
-                async with self._coordination.listen(node_topic(self._nodes.id)) as heard:
-                    while True:
-                        await turn()
-                        await heard.wait(self._pause)
-            except TemporaryError as error:
-                log.warning("drain.failed", code=error.code, error=error.message)
-            except Exception as error:
-                log.error("drain.failed", exc_info=error)
-            await asyncio.sleep(min(self._pause, 1.0))
+        topic = node_topic(self._nodes.id)
+        await heeding("drain.failed", self._coordination, topic, self._pause, turn)
 
     async def once(self) -> None:
         """Let every session leave that can, while the node is to be emptied."""

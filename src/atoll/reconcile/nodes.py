@@ -20,7 +20,7 @@ from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.event import Event
 from atoll.model.node import NodeStatus, judged
 from atoll.model.session import Cause
-from atoll.reconcile.sweep import alone
+from atoll.reconcile.sweep import alone, sweep
 from atoll.service.nodes import node_topic
 
 if TYPE_CHECKING:
@@ -136,15 +136,8 @@ class Probe:
         """When each node last told of itself, by its clock and since when that is so by ours."""
 
     async def run(self) -> None:
-        while True:
-            # Who has the lease keeps it while there is something to move.
-            await asyncio.sleep(self._pause)
-            try:
-                await alone(self._leases, "probe", self._turn)
-            except TemporaryError as error:
-                log.warning("probe.failed", code=error.code, error=error.message)
-            except Exception as error:
-                log.error("probe.failed", exc_info=error)
+        # Who has the lease keeps it while there is something to move.
+        await sweep("probe.failed", self._pause, partial(alone, self._leases, "probe", self._turn))
 
     async def _turn(self) -> None:
         while await self.once():

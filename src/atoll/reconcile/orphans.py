@@ -7,13 +7,13 @@ node.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import TemporaryError
+from atoll.reconcile.sweep import alone, sweep
 from atoll.service.lives import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
@@ -66,17 +66,8 @@ class Orphans:
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.sweep.total_seconds())
-            try:
-                lease = await self._leases.try_lease(self._key)
-                if lease is not None:
-                    async with lease:
-                        await self.once()
-            except TemporaryError as error:
-                log.warning("sweep.failed", code=error.code, error=error.message)
-            except Exception as error:
-                log.error("sweep.failed", exc_info=error)
+        turn = partial(alone, self._leases, self._key, self.once)
+        await sweep("sweep.failed", self._settings.sweep.total_seconds(), turn)
 
     async def once(self) -> None:
         await self._end_broken()

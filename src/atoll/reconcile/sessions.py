@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import TemporaryError
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
-from atoll.reconcile.sweep import sweep
+from atoll.reconcile.sweep import heeding, sweep
 from atoll.service.sessions import settle_topic
 
 if TYPE_CHECKING:
@@ -58,7 +57,15 @@ class SessionReconciler:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(work(self.queue, self.settle, workers=WORKERS))
-            group.create_task(self._sweep())
+            group.create_task(
+                heeding(
+                    "sweep.failed",
+                    self._coordination,
+                    settle_topic(self._node_id),
+                    self._settings.sweep.total_seconds(),
+                    self.once,
+                )
+            )
             group.create_task(
                 sweep("timers.failed", self._settings.timer_sweep.total_seconds(), self.timers)
             )
@@ -72,21 +79,6 @@ class SessionReconciler:
 
     def _later(self, session_id: str, seconds: float) -> None:
         self.queue.add(session_id, after=seconds)
-
-    async def _sweep(self) -> None:
-        """At each hint, and now and then without one."""
-        pause = self._settings.sweep.total_seconds()
-        while True:
-            try:
-                async with self._coordination.listen(settle_topic(self._node_id)) as heard:
-                    await self.once()
-                    await heard.wait(pause)
-            except TemporaryError as error:
-                log.warning("sweep.failed", code=error.code, error=error.message)
-                await asyncio.sleep(min(pause, 1.0))
-            except Exception as error:
-                log.error("sweep.failed", exc_info=error)
-                await asyncio.sleep(pause)
 
     async def once(self) -> None:
         """Put those in the queue that are not what is wanted."""

@@ -1,4 +1,4 @@
-"""The loop of a sweep: something is done once in a while, and whatever happens, again."""
+"""The loops of sweeps: something is done once in a while, and whatever happens, again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from atoll.errors import TemporaryError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from atoll.coordination.base import Coordination
     from atoll.service.leases import Leases
 
 log = structlog.get_logger(__name__)
+
+AGAIN_SECONDS = 1.0
+"""Longest pause after a turn that failed, where one is told what there is to do."""
 
 
 async def sweep(event: str, pause: float, once: Callable[[], Awaitable[None]]) -> NoReturn:
@@ -27,6 +31,27 @@ async def sweep(event: str, pause: float, once: Callable[[], Awaitable[None]]) -
             log.warning(event, code=error.code, error=error.message)
         except Exception as error:
             log.error(event, exc_info=error)
+
+
+async def heeding(
+    event: str,
+    coordination: Coordination,
+    topic: str,
+    pause: float,
+    once: Callable[[], Awaitable[None]],
+) -> NoReturn:
+    """The same at once, whenever the topic is told, and after so many seconds without that."""
+    while True:
+        try:
+            async with coordination.listen(topic) as heard:
+                while True:
+                    await once()
+                    await heard.wait(pause)
+        except TemporaryError as error:
+            log.warning(event, code=error.code, error=error.message)
+        except Exception as error:
+            log.error(event, exc_info=error)
+        await asyncio.sleep(min(pause, AGAIN_SECONDS))
 
 
 async def alone(leases: Leases, key: str, once: Callable[[], Awaitable[None]]) -> None:
