@@ -11,7 +11,7 @@ from atoll.errors import Conflict, PermanentError, TemporaryError
 from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
-from atoll.model.instance import State
+from atoll.model.instance import Observation, State
 from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
 from atoll.service.clones import AT_ONCE
@@ -376,3 +376,55 @@ async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world
         assert (await parts.sessions.get(other.id)).status is SessionStatus.TIMEOUT
     await parts.sessions.settle(slow.id)
     assert (await parts.sessions.get(slow.id)).status is SessionStatus.STOPPED
+
+
+async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_link(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    session = await new(parts)
+    first = await parts.lives.live(session.id)
+    observe = driver.observe
+
+    async def gone(handle: Handle) -> Observation:
+        if handle.instance_id == first.instance.id:
+            return Observation(State.GONE)
+        return await observe(handle)
+
+    monkeypatch.setattr(driver, "observe", gone)
+    world.clock.ahead += 60
+    assert first.link.alive
+    found = await asyncio.gather(*(parts.lives.live(session.id) for _ in range(5)))
+    (instance_id,) = {live.instance.id for live in found}
+    assert instance_id != first.instance.id
+    assert [item.id for item in await parts.store.instances.all()] == [instance_id]
+
+
+async def test_an_instance_that_cannot_be_observed_is_trusted_for_its_link(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, driver = world.replicas[0].parts, world.replicas[0].driver
+    session = await new(parts)
+    first = await parts.lives.live(session.id)
+
+    async def away(handle: Handle) -> Observation:
+        raise TemporaryError("the node is away")
+
+    monkeypatch.setattr(driver, "observe", away)
+    world.clock.ahead += 60
+    assert await parts.lives.live(session.id) is first
+
+
+async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_start_it(
+    world: World,
+) -> None:
+    parts = world.replicas[0].parts
+    session = await new(parts)
+    asked_at = world.clock.now()
+    await parts.wants.stop(session.id, wait=10)
+    with pytest.raises(Conflict) as refused:
+        await parts.lives.live(session.id, asked_at=asked_at)
+    assert refused.value.code == "session_not_running"
+    assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
+    live = await parts.lives.live(session.id)
+    assert live.session.status is SessionStatus.RUNNING
