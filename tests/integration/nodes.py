@@ -30,7 +30,6 @@ from tests.servers.redis import RedisServer
 
 PROBE = 0.3
 """Seconds between two probes."""
-MOST_MADE = 30
 
 
 class FleetNode(Member):
@@ -191,21 +190,25 @@ class Fleet:
         return next(one for one in self.nodes if one.id == row["runtime_node"])
 
     def create_on(self, node: FleetNode, **fields: Any) -> str:
-        """
-        A session that is on this node and could be on others. Those that are made elsewhere on the
-        way there end: each makes it likelier that the next one is here.
-        """
-        elsewhere: list[str] = []
+        """A session that is on this node and could be on others, which take none meanwhile."""
+        others = [one.id for one in self.nodes if one is not node]
+        for other in others:
+            answer(node.api.http.post(f"{V1}/nodes/{other}/cordon"))
+        made: list[str] = []
+
+        def is_here() -> bool:
+            made.append(node.api.create(**fields)["id"])
+            return self.node_of(made[-1]) is node
+
         try:
-            while len(elsewhere) < MOST_MADE:
-                made: str = node.api.create(**fields)["id"]
-                if self.node_of(made) is node:
-                    return made
-                elsewhere.append(made)
+            # What is known of nodes may be a moment old.
+            eventually(is_here, LONG)
         finally:
-            for session_id in elsewhere:
+            for other in others:
+                answer(node.api.http.post(f"{V1}/nodes/{other}/uncordon"))
+            for session_id in made[:-1]:
                 node.api.end(session_id)
-        raise AssertionError(f"none of {MOST_MADE} was made on {node.name}")
+        return made[-1]
 
     def at(self, session_id: str) -> Api:
         """A control plane of the session's node."""

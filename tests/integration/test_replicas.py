@@ -152,11 +152,12 @@ def test_a_session_is_ended_through_another_replica(
         for api in pair:
             assert ended(api, execution_id)["cause"] == "user"
             assert api.status(execution_id) == "cancelled"
-    assert a.get(session["id"]) == b.get(session["id"])
     for api in pair:
         problem(api.execute(session["id"], code="print(1)"), 409, "session_ended")
     eventually(lambda: session["container_id"] not in any_database.instances())
     eventually(lambda: session["container_id"] not in any_database.workspaces())
+    eventually(lambda: a.get(session["id"])["observed"] == "destroyed")
+    assert a.get(session["id"]) == b.get(session["id"])
 
 
 def test_files_and_lists_are_the_same_through_any_replica(pair: tuple[Api, Api]) -> None:

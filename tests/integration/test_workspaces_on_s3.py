@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,10 +98,11 @@ def test_a_session_goes_on_from_what_another_node_saved(
         for name in ("one", "two"):
             place = tmp_path / name
             place.mkdir()
-            node = stack.enter_context(Server(place, **env))
+            labels = {"ATOLL_NODE__LABELS": json.dumps({"name": name})}
+            node = stack.enter_context(Server(place, **env, **labels))
             nodes.append(Api(stack.enter_context(node.client())))
         first, second = nodes
-        session = first.create(durability="execution")["id"]
+        session = first.create(durability="execution", node_labels={"name": "one"})["id"]
         made = first.run(
             session,
             "import hashlib, os\n"
@@ -110,7 +112,7 @@ def test_a_session_goes_on_from_what_another_node_saved(
             "print(hashlib.sha256(data).hexdigest())",
         )["stdout"]
 
-        copy = second.create(started_from=session)
+        copy = second.create(started_from=session, node_labels={"name": "two"})
 
         assert copy["runtime_node"] != first.get(session)["runtime_node"]
         seen = second.run(

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.e2e.api import problem
 from tests.e2e.hostile.host import MiB, eventually, resident
 
 if TYPE_CHECKING:
@@ -306,8 +307,18 @@ def test_a_tree_ten_thousand_deep_is_removed_by_the_api(boxes: Callable[..., Box
     assert fresh.run(DEEP)["status"] == "success"
     inside = resident(fresh.pid_1)
     gone = fresh.client.delete(f"{fresh.files}/deep", params={"recursive": True})
-    assert gone.status_code == 204, gone.text
+    if gone.status_code != 204:
+        # It took longer than a removal may; its name is gone, and the rest goes with the next.
+        problem(gone, 409, "not_empty")
     assert fresh.client.get(fresh.files).json()["items"] == []
+
+    def nothing_is_left() -> bool:
+        fresh.client.put(f"{fresh.files}/next/f", content=b"")
+        fresh.client.delete(f"{fresh.files}/next", params={"recursive": True})
+        left = fresh.run("import os; print(any('trash' in name for name in os.listdir()))")
+        return bool(left["stdout"] == "False\n")
+
+    eventually(nothing_is_left, "an empty workspace", 120)
     assert resident(fresh.pid_1) - inside < 8 * MiB
     fresh.assert_usable()
     assert fresh.instance == before
