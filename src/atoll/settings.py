@@ -287,6 +287,37 @@ class LocalSettings(Group):
         return values
 
 
+class DockerSettings(Group):
+    url: str | None = Field(None, pattern=r"^(unix:///.+|tcp://.+)$")
+    """
+    The engine: unix:///path or tcp://host:port. `DOCKER_HOST` when not set, else
+    unix:///var/run/docker.sock.
+    """
+    tls_ca: Path | None = None
+    """Certificate authority of an engine at tcp://, PEM; with it the connection is TLS."""
+    tls_cert: Path | None = None
+    """Certificate of Atoll towards that engine, PEM."""
+    tls_key: Path | None = None
+    """Its private key, PEM."""
+    insecure: bool = False
+    """Allow an engine at tcp:// without TLS beyond loopback: whoever reaches it is root there."""
+    image: str = "python:3.11-slim"
+    """Image of the template `python`."""
+    runtime: str = ""
+    """OCI runtime of templates that name none, such as runc or runsc; the engine's own if empty."""
+    storage: Literal["auto", "directories", "volumes"] = "auto"
+    """
+    Where workspaces are: in `data_dir`, which the engine must see at the same path and which takes
+    root, or in volumes of the engine. `auto`: in `data_dir` where both hold.
+    """
+    timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Longest time that the engine may take to answer, in seconds; pulls and builds aside."""
+    open_files: int = Field(1024, ge=64)
+    """Open files per sandboxed process."""
+    tmp_size: int = Field(64 * MiB, ge=1 * MiB)
+    """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+
+
 class TemplateSettings(Group):
     build_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
     """Longest time that the packages of a template may take to install, in seconds."""
@@ -586,6 +617,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback it needs TLS or `insecure`."""
+    driver: Literal["local", "docker"] = "local"
+    """What instances are made with: bubblewrap on this machine, or a Docker engine."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     workers: int = Field(1, ge=1, le=64)
@@ -641,6 +674,7 @@ class Settings(BaseSettings):
     execution: ExecutionSettings = ExecutionSettings()
     link: LinkSettings = LinkSettings()
     local: LocalSettings = LocalSettings()
+    docker: DockerSettings = DockerSettings()
     template: TemplateSettings = TemplateSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()

@@ -1,0 +1,1 @@
+"""Instances as containers of a Docker engine."""

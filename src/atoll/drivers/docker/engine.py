@@ -1,0 +1,153 @@
+"""
+One Docker engine, and its errors as ours.
+
+What the engine refuses is a `DockerError` with its status for callers to look at inside
+`translated`, which makes what is left of it one of ours: an engine that cannot be reached, or that
+has trouble of its own, is a `TemporaryError` with code `engine_unavailable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import aiodocker
+import aiohttp
+from aiodocker.exceptions import DockerError
+
+from atoll.errors import PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.settings import DockerSettings
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+UNREACHABLE = 900
+"""The status by which aiodocker tells that it could not connect."""
+OLDEST_API = (1, 41)
+"""That of engine 20.10."""
+NO_SPACE = "no space left on device"
+
+
+class Engine:
+    def __init__(self, settings: DockerSettings) -> None:
+        self._settings = settings
+        self.url = settings.url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
+        self.docker: aiodocker.Docker
+        """To be called inside `translated` only."""
+        self.info: dict[str, Any] = {}
+        """What the engine told of itself when it was opened."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine, as far as its address tells."""
+        return self.url.startswith("unix://")
+
+    async def open(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout.total_seconds())
+        if self.is_local:
+            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
+                self.url.removeprefix("unix://"), limit=0
+            )
+            url = "unix://localhost"
+        else:
+            context = self._tls()
+            connector = aiohttp.TCPConnector(ssl=context if context is not None else False, limit=0)
+            scheme = "http" if context is None else "https"
+            url = f"{scheme}://{self.url.removeprefix('tcp://')}"
+        # The version of `OLDEST_API` is asked for, and understood by every engine since.
+        version = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
+        self.docker = aiodocker.Docker(
+            url,
+            connector=connector,
+            session=aiohttp.ClientSession(connector=connector, timeout=timeout),
+            timeout=timeout,
+            api_version=version,
+        )
+        try:
+            with translated():
+                self.info = dict(await self.docker.system.info())
+                told = await self.docker.version()
+        except BaseException:
+            await self.close()
+            raise
+        newest = tuple(int(part) for part in told["ApiVersion"].split("."))
+        if newest < OLDEST_API:
+            await self.close()
+            raise PermanentError(
+                f"The Docker engine at {self.url} is too old: it has API {told['ApiVersion']}, and "
+                f"{version} is needed (engine 20.10 or newer).",
+                code="engine_too_old",
+            )
+
+    def _tls(self) -> ssl.SSLContext | None:
+        settings = self._settings
+        if settings.tls_ca is None:
+            host = urlsplit(self.url).hostname or ""
+            if not settings.insecure and not _is_loopback(host):
+                raise PermanentError(
+                    f"The Docker engine at {self.url} would be asked without TLS. Set "
+                    "ATOLL_DOCKER__TLS_CA, ATOLL_DOCKER__TLS_CERT and ATOLL_DOCKER__TLS_KEY, or "
+                    "ATOLL_DOCKER__INSECURE=true if the network is trusted.",
+                    code="engine_insecure",
+                )
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(settings.tls_ca))
+            if settings.tls_cert is not None:
+                context.load_cert_chain(str(settings.tls_cert), settings.tls_key)
+        except OSError as error:
+            raise PermanentError(
+                f"The certificates for the Docker engine cannot be used: {error}",
+                code="engine_insecure",
+            ) from error
+        return context
+
+    async def close(self) -> None:
+        docker = getattr(self, "docker", None)
+        if docker is not None:
+            await docker.session.close()
+            await docker.close()
+
+    async def ping(self) -> str | None:
+        """Why the engine cannot be used at the moment; none when it can."""
+        try:
+            with translated():
+                async with self.docker._query("_ping", versioned_api=False):
+                    return None
+        except TemporaryError as error:
+            return error.message
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """What goes wrong between us and the engine, as an error of ours."""
+    try:
+        yield
+    except DockerError as error:
+        if error.status == UNREACHABLE or error.status >= 500:
+            full = NO_SPACE in str(error.message).lower()
+            raise TemporaryError(
+                f"The Docker engine: {error.message}",
+                code="node_full" if full else "engine_unavailable",
+            ) from error
+        raise PermanentError(
+            f"The Docker engine refused: {error.message}", code="engine_refused"
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        words = str(error) or type(error).__name__
+        raise TemporaryError(
+            f"The Docker engine does not answer: {words}", code="engine_unavailable"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
