@@ -68,7 +68,7 @@ def body(container: Container) -> dict[str, Any]:
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "ReadonlyRootfs": True,
-        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},
+        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},  # noqa: S108 - inside
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
@@ -143,13 +143,7 @@ def config(
 
 
 def bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
-    return {
-        "Type": "bind",
-        "Source": source,
-        "Target": target,
-        "ReadOnly": read_only,
-        "BindOptions": {"Propagation": "rprivate"},
-    }
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
 
 
 def shared(executor: str, inside: str, packages: str | None) -> list[dict[str, Any]]:
