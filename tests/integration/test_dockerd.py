@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
+import sys
 from pathlib import Path
+from time import monotonic, sleep
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -13,7 +17,7 @@ from tests.servers.docker import Dockerd
 from tests.servers.images import PYTHON, SHELL, Archives
 
 
-def remains(engine: Dockerd) -> list[str]:
+def remains(engine: Dockerd | SimpleNamespace) -> list[str]:
     """Processes, mounts, control groups and files."""
     place = str(engine.place)
     found = [f"mount {point}" for point in reaper.mounts(engine.place)]
@@ -43,7 +47,6 @@ def test_containers_of_both_images_run_without_a_network(
     assert ran == (3, "0\nfrom the image")
     with pytest.raises(httpx.HTTPStatusError, match="python3"):
         dockerd.run(SHELL, "python3", runtime=runtime)
-    assert dockerd.containers() == []
 
 
 def test_two_engines_know_nothing_of_each_other(
@@ -99,3 +102,35 @@ def test_nothing_of_an_engine_is_left(image_archives: Archives, tmp_path: Path, 
         if end != "nothing":
             getattr(engine, end)()
     assert remains(engine) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.servers.docker import Dockerd
+from tests.servers.images import SHELL, make_archives
+with Dockerd(Path(sys.argv[1])) as engine:
+    make_archives(Path(sys.argv[2])).load(engine)
+    engine.begin(SHELL, "sleep", "infinity")
+    print(engine.place, engine.cgroup, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_the_tests_are_killed(
+    image_archives: Archives, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(image_archives.shell.parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tests:
+        assert tests.stdout is not None
+        place, cgroup = tests.stdout.readline().split()
+        tests.kill()
+    engine = SimpleNamespace(place=Path(place), cgroup=cgroup)
+    deadline = monotonic() + 60
+    while left := remains(engine):
+        assert monotonic() < deadline, left
+        sleep(0.05)

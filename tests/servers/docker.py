@@ -15,6 +15,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -149,6 +150,10 @@ class Dockerd:
     # What it is asked, past Atoll
 
     def answers(self) -> bool:
+        # First by hand: httpx leaves a socket open that cannot be connected.
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(self.socket)) != 0:
+                return False
         try:
             return self.ask("GET", "/_ping").text == "OK"
         except httpx.HTTPError:
@@ -198,8 +203,9 @@ class Dockerd:
 
     def run(self, image: str, *command: str, runtime: str = "", **host: Any) -> Ended:
         """A container from its start to its end, which removes it."""
-        container = self.begin(image, *command, runtime=runtime, **host)
+        container = self.create(image, *command, runtime=runtime, **host)
         try:
+            self.ask("POST", f"/containers/{container}/start")
             code = int(self.ask("POST", f"/containers/{container}/wait").json()["StatusCode"])
             return Ended(code, self.logs(container))
         finally:
