@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import Atoll
+from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 
@@ -42,15 +43,13 @@ def path_of(session_id: str) -> str:
 
 
 def kill(server: Server, instance: str) -> None:
-    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
-    os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+    os.kill(drivers.handle(server.data_dir, instance)["child"], signal.SIGKILL)
 
 
 def lose_workspace(server: Server, session: dict[str, Any]) -> None:
     """As a node does whose disk is gone."""
     instance = session["container_id"]
-    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
-    workspace = json.loads(handle.read_text())["data"]["workspace"]
+    workspace = drivers.handle(server.data_dir, instance)["workspace"]
     kill(server, instance)
     found = list((server.data_dir / "node" / "workspaces").glob(f"{workspace}*"))
     assert found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import Atoll, Mount
-from tests import unprivileged
+from tests import drivers, unprivileged
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
 
@@ -141,8 +140,7 @@ def test_an_instance_that_died_is_replaced_with_its_volumes(
     with session(api, given(volume)) as one:
         sh(api, one, "echo before > /data/shared/file")
         before = api.get(one)["container_id"]
-        handle = server.data_dir / "node" / "instances" / before / "handle.json"
-        os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+        os.kill(drivers.handle(server.data_dir, before)["child"], signal.SIGKILL)
         assert sh(api, one, "cat /data/shared/file") == "before\n"
         assert api.get(one)["container_id"] != before
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+from tests import drivers
 from tests.e2e.api import eventually
 from tests.e2e.chaos import processes
 from tests.e2e.chaos.history import Done, History
@@ -207,9 +207,7 @@ class World(Cluster):
         return None if handle is None else (handle["child"], handle["child_started"])
 
     def _handle(self, instance_id: str | None) -> dict[str, int] | None:
-        path = self.data_dir / "node" / "instances" / str(instance_id) / "handle.json"
         try:
-            data: dict[str, int] = json.loads(path.read_text())["data"]
+            return drivers.handle(self.data_dir, str(instance_id))
         except FileNotFoundError:
             return None
-        return data

@@ -1,0 +1,92 @@
+"""
+The driver that the servers of the tests run with, and what the host sees of its instances.
+
+`TEST_DRIVER=docker` chooses a Docker engine: the one at `TEST_DOCKER_URL`, which has the image of
+`tests.servers.images`, or else one that the tests start. Where something of the local driver alone
+is tested, `LOCAL_ONLY` says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.servers import docker
+from tests.servers.images import PYTHON
+
+CHOSEN = os.environ.get("TEST_DRIVER", "local")
+URL = os.environ.get("TEST_DOCKER_URL")
+
+LOCAL_ONLY: dict[str, str] = {}
+"""Why a test says nothing about another driver, by `path::name` beneath `tests`."""
+
+
+def why_not(path: str, name: str) -> str | None:
+    """Why a test does not run with the driver that was chosen; none when it does."""
+    if CHOSEN == "local":
+        return None
+    return LOCAL_ONLY.get(f"{path}::{name}") or LOCAL_ONLY.get(path)
+
+
+def settings(url: str) -> dict[str, str]:
+    """For a server that is to use the engine at `url`."""
+    return {"ATOLL_DRIVER": "docker", "ATOLL_DOCKER__URL": url, "ATOLL_DOCKER__IMAGE": PYTHON}
+
+
+def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:
+    """
+    Of an instance: `child`, its first process; `pid`, the process that started that; when these
+    began; its `workspace`. `FileNotFoundError` when it is not there.
+    """
+    written = _directory(data_dir, instance_id) / "handle.json"
+    if os.environ.get("ATOLL_DRIVER") != "docker":
+        data: dict[str, Any] = json.loads(written.read_text())["data"]
+        return data
+    socket = Path(os.environ["ATOLL_DOCKER__URL"].removeprefix("unix://"))
+    try:
+        found = docker.ask(socket, "GET", f"/containers/atoll-{instance_id}/json").json()
+    except httpx.HTTPStatusError as error:
+        raise FileNotFoundError(instance_id) from error
+    child = int(found["State"]["Pid"])
+    if child == 0:
+        raise FileNotFoundError(f"{instance_id} does not run")
+    began, parent = _stat(child)
+    return {
+        "child": child,
+        "child_started": began,
+        "pid": parent,
+        "started": _stat(parent)[0],
+        "workspace": found["Config"]["Labels"]["atoll.workspace"],
+    }
+
+
+def _stat(pid: int) -> tuple[int, int]:
+    """When a process began, and its parent."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]), int(fields[1])
+
+
+def link(data_dir: Path, instance_id: str) -> tuple[Path, str | None]:
+    """The directory of an executor's socket, and the token that it asks for."""
+    directory = _directory(data_dir, instance_id)
+    if os.environ.get("ATOLL_DRIVER") != "docker":
+        return directory, None
+    key = bytes.fromhex((data_dir / "node" / "docker-key").read_text())
+    return directory / "link", hmac.new(key, instance_id.encode(), hashlib.sha256).hexdigest()
+
+
+def journal(data_dir: Path, instance_id: str) -> Path:
+    """The file that the executor of an instance begins with."""
+    workspace = data_dir / "node" / "workspaces" / handle(data_dir, instance_id)["workspace"]
+    name = "journal/0" if os.environ.get("ATOLL_DRIVER") == "docker" else "journal.0"
+    return Path(workspace / name)
+
+
+def _directory(data_dir: Path, instance_id: str) -> Path:
+    return data_dir / "node" / "instances" / instance_id
