@@ -199,6 +199,10 @@ def test_the_engine_sees_the_data_directory_where_atoll_does(
     assert settings.docker.storage == "directories"
 
 
+def test_atoll_sees_processes_and_control_groups_as_the_engine_does(stack: Stack) -> None:
+    assert (stack["atoll"]["pid"], stack["atoll"]["cgroup"]) == ("host", "host")
+
+
 def test_the_engines_socket_is_where_atoll_looks(stack: Stack, settings: Settings) -> None:
     assert settings.docker.url is not None
     socket = settings.docker.url.removeprefix("unix://")
