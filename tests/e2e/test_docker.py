@@ -112,9 +112,8 @@ def test_a_session_is_a_container_of_this_node(api: Api, dockerd: Dockerd, sessi
 def test_what_is_demanded_in_vain_is_refused(api: Api) -> None:
     lacks = sorted(node(api)["missing"])
     assert lacks
-    refused = api.http.post(
-        f"{V1}/templates", json={"id": "demanding", "name": "x", "require": lacks}
-    )
+    demanding = {"id": "demanding", "name": "x", "security_context": {"require": lacks}}
+    refused = api.http.post(f"{V1}/templates", json=demanding)
 
     assert sorted(problem(refused, 422, "isolation_unavailable")["missing"]) == lacks
 
@@ -196,10 +195,10 @@ def test_what_ran_in_it_is_tried_again_with_the_cause(
     api: Api, dockerd: Dockerd, session: str, fate: str
 ) -> None:
     code = "with open('log', 'a') as log: log.write('x')\n" + until("go") + "print('done')"
-    execution = api.submit(session, code)
+    execution = api.submit(session, code, timeout=LONG)
     eventually(lambda: "log" in api.names(session))
     strike(dockerd, container(api, session), fate)
-    eventually(lambda: len(api.execution(execution)["attempts"]) == 2, LONG)
+    eventually(lambda: read(api, session, "log").text == "xx", LONG)
     api.put(session, "go")
 
     result = api.result(execution)
@@ -214,8 +213,9 @@ def test_a_container_that_is_paused_behind_our_back_is_resumed_at_the_next_use(
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     api.run(session, "x = 41", context_id=context)
     before = container(api, session)
-    dockerd.ask("POST", f"/containers/{before}/pause")
-
+    for _ in range(2):
+        dockerd.ask("POST", f"/containers/{before}/pause")
+        assert api.run(session, "print(1)")["stdout"] == "1\n"
     assert api.run(session, "print(x + 1)", context_id=context)["stdout"] == "42\n"
     assert container(api, session) == before
     assert not dockerd.inspect(before)["State"]["Paused"]
@@ -358,7 +358,8 @@ def test_an_engine_that_was_away_with_the_server_is_no_loss(lone: Server, mortal
     with calling(lone) as api:
         assert read(api, session).content == b"here"
         assert api.run(session, "print(1)")["stdout"] == "1\n"
-        eventually(lambda: names(mortal) == held(api), LONG)
+        # What ended with the engine went at the start.
+        assert names(mortal) <= held(api)
 
 
 def held(api: Api) -> set[str]:
@@ -425,7 +426,7 @@ def test_a_disk_that_is_full_is_told_as_the_cause(api: Api) -> None:
     )
     result = api.run(session, fill, timeout=60, wait=90)
 
-    assert (result["status"], result["cause"]) == ("failed", "disk_full"), result
+    assert (result["status"], result["cause"]) == ("failed", "disk"), result
     sh(api, session, "rm part-*")
     assert api.run(session, "print(1)")["stdout"] == "1\n"
     api.end(session)

@@ -30,7 +30,7 @@ from atoll.drivers.docker.engine import Engine, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import SOCKET, Directories
-from atoll.drivers.local import cgroups
+from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.machine import Machine
@@ -103,6 +103,8 @@ class DockerDriver:
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
         self.capabilities = Capabilities(frozenset())
+        self._filter: bytes | None = None
+        """Of system calls: that of local instances, beside the engine's own."""
 
     @property
     def places(self) -> Places:
@@ -115,6 +117,8 @@ class DockerDriver:
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self.capabilities = self._found_capabilities()
+        if "seccomp" in self.capabilities.provides:
+            self._filter = seccomp.program(self._engine.info.get("Architecture"))
 
     def _open(self) -> None:
         self.environments.open(None)
@@ -295,6 +299,7 @@ class DockerDriver:
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
+            seccomp=self._filter,
         )
         container = self._engine.docker.containers.container(container_id)
         stream = container.attach(stdin=True, stdout=True, stderr=True)
