@@ -19,6 +19,7 @@ TOOLS = (
     "stat", "stty", "tac", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true",
     "truncate", "tty", "uname", "uniq", "wc", "whoami", "xargs", "yes",
 )  # fmt: skip
+IMAGE_USER = "somebody"
 MERGED = ("bin", "sbin", "lib", "lib64")
 LIBRARIES = ("/lib", "/usr/lib")
 LOCALE = Path("/usr/lib/locale/C.utf8")
@@ -90,13 +91,13 @@ def build_image(place: Path, *, python: bool, tools: Iterable[str] = TOOLS) -> P
         shutil.copytree(LOCALE, place / LOCALE.relative_to("/"))
     if python:
         put_python(place)
-    for name in ("dev", "etc", "home/somebody", "proc", "root", "run", "sys", "tmp", "var/tmp"):
+    for name in ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp"):
         (place / name).mkdir(parents=True)
     for name in ("tmp", "var/tmp"):
         (place / name).chmod(0o1777)
     (place / "etc/passwd").write_text(
-        "root:x:0:0::/root:/bin/bash\nsomebody:x:1000:1000::/home/somebody:/bin/bash\n"
+        f"root:x:0:0::/root:/bin/bash\n{IMAGE_USER}:x:1000:1000::/home:/bin/bash\n"
     )
-    (place / "etc/group").write_text("root:x:0:\nsomebody:x:1000:\n")
+    (place / "etc/group").write_text(f"root:x:0:\n{IMAGE_USER}:x:1000:\n")
     (place / "etc/mark").write_text("from the image")
     return place

@@ -42,6 +42,11 @@ class Target:
         return Box(self.server, self.client, answer.json())
 
     @property
+    def own_disk(self) -> bool:
+        """Whether each workspace is a file system of its own."""
+        return self.privileged and drivers.CHOSEN == "local"
+
+    @property
     def pid(self) -> int:
         assert self.server.process is not None
         return self.server.process.pid

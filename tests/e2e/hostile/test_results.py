@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import drivers
 from tests.e2e.hostile.conftest import SECRET
 from tests.e2e.hostile.host import MiB, resident, strict_json
 
@@ -282,6 +283,8 @@ GIVEN = {
     "ATOLL_PYTHON",
 }  # fmt: skip
 """What code finds in its environment when the session and the request give it nothing."""
+if drivers.CHOSEN == "docker":
+    GIVEN.add("HOSTNAME")  # Which is `sandbox`.
 
 
 def test_nothing_of_the_server_is_inherited(target: Target, shared: Box) -> None:
