@@ -26,6 +26,9 @@ URL = os.environ.get("TEST_DOCKER_URL")
 SPARE = 2 if CHOSEN == "local" else 8
 """Processes that user code may have beyond the limit: those that the executor does not use."""
 
+VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
+"""What is in the environment of user code besides: that is `sandbox`."""
+
 _NAMED = "`image` is an image of the engine there, and `python` a path inside it"
 _AWAY = "bubblewrap is taken away; test_docker.py takes the engine away"
 _STARTED = "what started a container is the engine's, which ends the container with it"
@@ -33,6 +36,8 @@ LOCAL_ONLY = {
     "e2e/hostile/test_host_files.py::test_a_template_cannot_name_a_place_of_the_host": _NAMED,
     "e2e/hostile/test_host_files.py::test_a_template_cannot_reach_out_by_a_link": _NAMED,
     "e2e/test_recovery.py::test_an_instance_does_without_the_process_that_started_it": _STARTED,
+    "e2e/test_executions.py::test_javascript_runs": "the image has no Node.js",
+    "e2e/test_reports.py": "a container has no network to report by",
     **{
         f"e2e/test_health_at_need.py::test_{name}": _AWAY
         for name in (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll import ids
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
 from tests.e2e.test_lifecycle import await_state, do, post
@@ -203,7 +204,8 @@ def test_what_ran_in_it_is_tried_again_with_the_cause(
 
     result = api.result(execution)
     assert (result["status"], result["stdout"]) == ("success", "done\n")
-    assert attempts(api, execution) == ["instance_lost", None]
+    cause = "evicted" if fate == "stopped" else "instance_lost"
+    assert attempts(api, execution) == [cause, None]
     assert sh(api, session, "cat log") == "xx"
 
 
@@ -245,28 +247,38 @@ def test_a_paused_session_whose_container_is_ended_has_its_files(
     assert api.get(session)["status"] == "running"
 
 
-def test_containers_that_nobody_owns_are_removed_by_the_sweep(
-    api: Api, server: Server, dockerd: Dockerd, session: str
+def test_containers_that_nobody_owns_are_removed_at_the_start(
+    dockerd: Dockerd, tmp_path: Path
 ) -> None:
-    ours = dockerd.inspect(container(api, session))["Config"]["Labels"]["atoll.node"]
-    kept = api.get(session)["container_id"]
-    orphan, stranger = "inst_00000000000000000000000000", "inst_11111111111111111111111111"
-    for name, whose in ((orphan, ours), (stranger, "somebody else")):
-        labels = {"atoll.node": whose, "atoll.instance": name, "atoll.workspace": name}
-        about = {
-            "Image": PYTHON,
-            "Cmd": ["sleep", "600"],
-            "Labels": labels,
-            "HostConfig": {"NetworkMode": "none"},
-        }
-        dockerd.ask("POST", "/containers/create", params={"name": f"atoll-{name}"}, json=about)
-        dockerd.ask("POST", f"/containers/atoll-{name}/start")
-    try:
-        eventually(lambda: orphan not in names(dockerd), LONG)
-        assert {stranger, kept} <= names(dockerd)
-    finally:
-        dockerd.remove(f"atoll-{stranger}")
-    assert api.run(session, "print(1)")["stdout"] == "1\n"
+    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)) as server:
+        with calling(server) as api:
+            session = api.create()
+            labels = dockerd.inspect(container(api, session["id"]))["Config"]["Labels"]
+        orphan, stranger = ids.instance_id(), ids.instance_id()
+        begin(dockerd, orphan, labels["atoll.node"])
+        begin(dockerd, stranger, "somebody else's")
+        server.stop(signal.SIGKILL)
+        server.start()
+        try:
+            assert orphan not in names(dockerd)
+            assert {stranger, session["container_id"]} <= names(dockerd)
+        finally:
+            dockerd.remove(f"atoll-{stranger}")
+        with calling(server) as api:
+            assert api.run(session["id"], "print(1)")["stdout"] == "1\n"
+
+
+def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
+    """A container as one of a node's, that its server did not make."""
+    about = {
+        "Image": PYTHON,
+        "Cmd": ["sleep", "600"],
+        "Labels": {"atoll.node": node, "atoll.instance": instance_id, "atoll.workspace": "none"},
+        "HostConfig": {"NetworkMode": "none"},
+    }
+    name = f"atoll-{instance_id}"
+    dockerd.ask("POST", "/containers/create", params={"name": name}, json=about)
+    dockerd.ask("POST", f"/containers/{name}/start")
 
 
 # The engine
