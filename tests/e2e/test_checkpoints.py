@@ -169,7 +169,10 @@ def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
         "print(oct(os.stat('shut/in').st_mode))\nos.chmod('shut/in', 0o600)\n"
         "print(open('shut/in').read())"
     )
-    assert api.run(second, look)["stdout"].split() == ["0o40000", "0o100000", "kept"]
+    directory, *rest = api.run(second, look)["stdout"].split()
+    assert rest == ["0o100000", "kept"]
+    # Where a size is watched and not held, a directory has to be open to be looked into.
+    assert directory in {"0o40000", *(["0o40700"] if drivers.CHOSEN == "docker" else [])}
 
 
 def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_path: Path) -> None:
