@@ -32,7 +32,7 @@ SEED ?=
 
 chaos: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@TEST_DRIVER=$(or $(TEST_DRIVER),local) exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
