@@ -39,6 +39,14 @@ LOCAL_ONLY = {
     "e2e/test_executions.py::test_javascript_runs": "the image has no Node.js",
     "e2e/test_reports.py": "a container has no network to report by",
     **{
+        f"e2e/test_contexts.py::test_{name}": "the image has no packages beside Python"
+        for name in (
+            "figures_are_shown_at_the_end_and_by_show_once",
+            "a_table_of_pandas_comes_as_html_and_text",
+            "magics_and_the_shell_work_where_there_is_ipython",
+        )
+    },
+    **{
         f"e2e/test_health_at_need.py::test_{name}": _AWAY
         for name in (
             "without_a_driver_the_answer_says_when_to_come_back",
