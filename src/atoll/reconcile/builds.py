@@ -89,7 +89,7 @@ class BuildLoop:
         after = ""
         while batch := await self._store.templates.unbuilt(limit=BATCH, after=after):
             for template in batch:
-                if template.id in self._running:
+                if template.id in self._running or not self._builds.fits(template):
                     continue
                 if len(self._running) >= self._most:
                     return pause  # Looked at again when one of them has ended.

@@ -1,7 +1,7 @@
 """
-Builds of templates: packages put on a base, on this node.
+Builds of templates: packages put on a base, or an image pulled or built, on this node.
 
-A version that has packages is `pending` until some replica takes it, `building` while one is at it,
+A version that has packages, or an image that is not there, is `pending` until some replica takes it, `building` while one is at it,
 and then `ready` or `failed`. A fault that may pass is followed by another attempt, a second later
 each time; any other ends it. An attempt that was cut short is made again by whoever finds it. What
 was built before, here, is not built again.
@@ -26,7 +26,7 @@ from atoll.service.leases import LeaseLost
 from atoll.service.story import Event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.model.template import Build, Template
     from atoll.service.build_logs import BuildLog
     from atoll.service.leases import Leases
+    from atoll.service.materials import Materials
     from atoll.service.packages import Packages
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
@@ -56,6 +57,7 @@ class Builds:
         driver: Driver,
         templates: Templates,
         packages: Packages,
+        materials: Materials,
         leases: Leases,
         tasks: Tasks,
         blobs: Blobs,
@@ -67,6 +69,7 @@ class Builds:
         self._driver = driver
         self._templates = templates
         self._packages = packages
+        self._materials = materials
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
@@ -83,6 +86,11 @@ class Builds:
     def building(self) -> list[tuple[str, int]]:
         """Versions that this process is making, by template and number."""
         return sorted(self._here | self._tried_here)
+
+    def fits(self, template: Template) -> bool:
+        """Whether this node can build it: one with images has other layers than one without."""
+        of_image = any(layer.image for layer in template.layers)
+        return not template.layers or of_image == (self._driver.image_layer(template) is not None)
 
     async def attempt(self, template_id: str) -> None:
         """One attempt at a template's newest version, if it is to be built."""
@@ -146,11 +154,9 @@ class Builds:
         if build.layers:
             async with self._layer(template):
                 if await self._driver.built(template):
-                    said.line("Its Debian packages are there already.")
+                    said.line("What it is based on is there already.")
                 else:
-                    await self._driver.build(
-                        template, timeout=self._settings.build_timeout, say=said.say
-                    )
+                    await self._make(template, said.say)
         await self._driver.check(template)
         environment, installed = None, build.installed
         if build.python_packages:
@@ -162,7 +168,16 @@ class Builds:
                 anew=build.anew,
             )
             said.line(f"Python packages: {' '.join(installed)}")
-        return dataclasses.replace(build, environment=environment, installed=installed)
+        image = await self._driver.image(template)
+        return dataclasses.replace(build, environment=environment, installed=installed, image=image)
+
+    async def _make(self, template: Template, say: Callable[[bytes], None]) -> None:
+        await self._driver.build(
+            template,
+            timeout=self._settings.build_timeout,
+            say=say,
+            material=await self._materials.of(template),
+        )
 
     def _layer(self, template: Template) -> Any:
         """The right to build the template's layers on this node."""
@@ -191,7 +206,7 @@ class Builds:
         timeout = self._settings.build_timeout
         if template.layers:
             async with self._layer(template):
-                await self._driver.build(template, timeout=timeout, say=lambda data: None)
+                await self._make(template, lambda data: None)
         await self._packages.provide(template, timeout)
         self._templates.changed()
 

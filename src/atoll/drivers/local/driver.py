@@ -28,6 +28,7 @@ import structlog
 
 from atoll import ids
 from atoll.drivers import bundle
+from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
 from atoll.drivers.local.confinement import Confinement
@@ -56,9 +57,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime, timedelta
 
+    from atoll.drivers.base import Material
     from atoll.drivers.local.buckets import Bucket
+    from atoll.model.image import ImageInfo
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
+    from atoll.model.template import Layer, Template
     from atoll.settings import LinkSettings, LocalSettings
 
 NODE = "node"
@@ -195,6 +198,7 @@ class LocalDriver:
     # Templates
 
     async def check(self, template: Template) -> None:
+        _check_no_image(template)
         missing = [name for name in template.require if name in self.capabilities.missing]
         if missing:
             words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
@@ -214,8 +218,19 @@ class LocalDriver:
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
 
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        return None
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        return None
+
     async def build(
-        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
     ) -> None:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):
@@ -758,6 +773,22 @@ class LocalDriver:
             mem_total=kib["MemTotal"],
             load_average=os.getloadavg()[0],
         )
+
+
+def _check_no_image(template: Template) -> None:
+    given = {
+        "dockerfile": bool(template.dockerfile),
+        "runtime": bool(template.runtime),
+        "registry": template.registry is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidRequest(
+                f"{name}: this node has no Docker (ATOLL_DRIVER=docker); give base_image and "
+                "packages, or a root file system directory as image.",
+                code=f"{name}_unsupported",
+                field=name,
+            )
 
 
 def _parse(text: str) -> Handle:
