@@ -1,10 +1,10 @@
 """
 Builds of templates: packages put on a base, or an image pulled or built, on this node.
 
-A version that has packages, or an image that is not there, is `pending` until some replica takes it, `building` while one is at it,
-and then `ready` or `failed`. A fault that may pass is followed by another attempt, a second later
-each time; any other ends it. An attempt that was cut short is made again by whoever finds it. What
-was built before, here, is not built again.
+A version that has packages, or an image that is not there, is `pending` until some replica takes
+it, `building` while one is at it, and then `ready` or `failed`. A fault that may pass is followed
+by another attempt, a second later each time; any other ends it. An attempt that was cut short is
+made again by whoever finds it. What was built before, here, is not built again.
 
 A version that is ready was built on some node. Another one builds it when it needs it.
 """

@@ -333,7 +333,7 @@ class Templates:
         if not of_template and not build.python_packages:
             return None
         base = await self._base(template)
-        if base.dockerfile or base.registry is not None:
+        if of_template and (base.dockerfile or base.registry is not None):
             raise InvalidRequest(
                 f"base_image: {base.id} has a Dockerfile or credentials of its own, and is no base "
                 "for another template here; give this one the same.",
