@@ -12,6 +12,8 @@ import pytest
 import structlog
 
 from tests.harness import Server
+from tests.servers.docker import Dockerd
+from tests.servers.images import Archives, make_archives
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
 from tests.servers.s3 import S3Server
@@ -89,6 +91,37 @@ def own_s3(tmp_path: Path) -> Iterator[S3Server]:
     """One for a test to kill."""
     with S3Server(tmp_path) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def image_archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
+    """Shared by the processes that share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    return make_archives(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(scope="session")
+def dockerd(
+    image_archives: Archives, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Dockerd]:
+    """With the images of `tests.servers.images`; for tests that leave it running."""
+    with Dockerd(tmp_path_factory.mktemp("dockerd")) as running:
+        yield image_archives.load(running)
+
+
+@pytest.fixture
+def own_dockerd(image_archives: Archives, tmp_path: Path) -> Iterator[Dockerd]:
+    """One for a test to kill."""
+    with Dockerd(tmp_path) as running:
+        yield image_archives.load(running)
+
+
+@pytest.fixture(scope="session")
+def runsc() -> str:
+    """The name of gVisor's runtime. Not every distribution has it: CI may go without."""
+    if shutil.which("runsc") is None:
+        pytest.skip("runsc (gVisor) is not installed")
+    return "runsc"
 
 
 @pytest.fixture

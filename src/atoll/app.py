@@ -116,6 +116,7 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.drivers.base import Driver
     from atoll.drivers.local.host import Check
     from atoll.settings import BlobSettings
     from atoll.stores.base import Store
@@ -204,13 +205,7 @@ async def application(
         leases = Leases(coordination, clock, settings.coordination)
         await leases.start()
         stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
-        driver = LocalDriver(
-            settings.data_dir,
-            settings.local,
-            settings.link,
-            _bucket(settings.blob),
-            packages=settings.packages,
-        )
+        driver = open_driver(settings)
         stack.push_async_callback(driver.close)
         await driver.open()
         feed = Feed(store, coordination, clock)
@@ -579,6 +574,21 @@ async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
             if await spool.catch_up():
                 return
     log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
+
+
+def open_driver(settings: Settings) -> Driver:
+    """The driver that the settings name, which is still to be opened."""
+    bucket = _bucket(settings.blob)
+    if settings.driver == "docker":
+        # Its client takes time to import, which others need not spend.
+        from atoll.drivers.docker.driver import DockerDriver
+
+        return DockerDriver(
+            settings.data_dir, settings.docker, settings.link, settings.local, bucket
+        )
+    return LocalDriver(
+        settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages
+    )
 
 
 async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:

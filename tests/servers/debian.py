@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.rootfs import merge, put, put_libraries
 
 PROGRAMS = (
     "apt-get", "apt-config", "dpkg", "dpkg-deb", "dpkg-split", "dpkg-query", "dpkg-trigger",
@@ -17,7 +18,6 @@ PROGRAMS = (
 )  # fmt: skip
 SYSTEM = ("ldconfig", "start-stop-daemon")
 METHODS = ("http", "store", "copy", "file", "gpgv")
-_LIBRARY = re.compile(r"(/[^ ]+) \(0x")
 
 
 def missing() -> str | None:
@@ -26,35 +26,16 @@ def missing() -> str | None:
     return f"{', '.join(absent)} not here" if absent else None
 
 
-def _put(base: Path, source: str) -> None:
-    real = os.path.realpath(source)
-    target = base / source.lstrip("/")
-    # /bin and /lib lead to /usr here as there.
-    for name in ("bin", "sbin", "lib", "lib64"):
-        if source.startswith(f"/{name}/"):
-            target = base / "usr" / source.lstrip("/")
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(real, target)
-    target.chmod(0o755)
-    said = subprocess.run(["ldd", real], capture_output=True, text=True, check=False)
-    for library in _LIBRARY.findall(said.stdout):
-        _put(base, library)
-
-
 def make_base(place: Path) -> Path:
     """A root file system with apt, dpkg, a shell and Python."""
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (place / "usr" / name).mkdir(parents=True)
-        (place / name).symlink_to(f"usr/{name}")
+    merge(place)
     for name in PROGRAMS:
-        _put(place, f"/usr/bin/{name}")
+        put(place, f"/usr/bin/{name}")
     (place / "usr/bin/sh").symlink_to("dash")
     for name in SYSTEM:
-        _put(place, f"/sbin/{name}" if Path("/sbin", name).exists() else f"/usr/sbin/{name}")
+        put(place, f"/sbin/{name}" if Path("/sbin", name).exists() else f"/usr/sbin/{name}")
     for name in METHODS:
-        _put(place, f"/usr/lib/apt/methods/{name}")
+        put(place, f"/usr/lib/apt/methods/{name}")
     _python(place)
     shutil.copytree("/usr/share/dpkg", place / "usr/share/dpkg")
     for name in ("info", "updates", "triggers", "parts"):
@@ -86,11 +67,9 @@ def _python(place: Path) -> None:
     # Those of the C library's package that nothing of the above names.
     for name in ("librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libgcc_s.so.1"):
         for path in Path("/usr/lib").glob(f"*-linux-gnu/{name}"):
-            _put(place, str(path))
+            put(place, str(path))
     for module in Path(library, "lib-dynload").glob("*.so"):
-        said = subprocess.run(["ldd", module], capture_output=True, text=True, check=False)
-        for found in _LIBRARY.findall(said.stdout):
-            _put(place, found)
+        put_libraries(place, str(module))
 
 
 @dataclass

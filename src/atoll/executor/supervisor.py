@@ -8,6 +8,7 @@ ends, the kernel ends everything in the namespace.
 
 from __future__ import annotations
 
+import _operator
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import os
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 SO_PEERCRED = 17
+MOST_CONFIG = 1 << 20
+JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 ZYGOTE_STARTS = 5
 UNPARK_SECONDS = 0.05
 MAX_LOSSES = 5
 """How many zygotes a run may lose before it has begun."""
 TERMINATED = 143
+READY = b"ready\n"
 LEAVE_SECONDS = 8.0
 """The longest that an executor which was told to end waits for what it ran."""
 CHANGING = frozenset({"write", "mkdir", "move", "remove", "chmod", "populate"})
@@ -159,7 +163,19 @@ class Supervisor:
         self._catch_end()
         listener.setblocking(False)
         self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
+        ready = self._config.get("ready_fd")
+        if ready is not None:
+            os.write(ready, READY)
+            os.close(ready)
+        owner = self._config.get("owner_fd")
+        if owner is not None:
+            self._loop.add(owner, READ, lambda mask: self._owner_said(owner))
         self._loop.run()
+
+    @staticmethod
+    def _owner_said(owner: int) -> None:
+        if not os.read(owner, 4096):
+            os._exit(0)  # It is gone, and nobody else may have this instance.
 
     # Connections
 
@@ -182,6 +198,11 @@ class Supervisor:
         )
 
     def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+        token = self._config.get("token")
+        if token is not None and not same(token, hello.get("token")):
+            value = {"code": "unauthenticated", "message": "this is not the instance's token"}
+            connection.write(frames.encode_json(0, frames.ERROR, value))
+            return
         if frames.VERSION not in hello.get("versions", ()):
             message = "this executor speaks version %d" % frames.VERSION
             value = {"code": "version_mismatch", "message": message}
@@ -232,6 +253,7 @@ class Supervisor:
             self._config.get("preload", []),
             bool(self._config.get("hooks", True)),
             self._config.get("packages", ""),
+            int(self._config.get("oom_score", 0)),
         )
         self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}
@@ -525,15 +547,54 @@ class Supervisor:
         self._loop.after(LOOK_SECONDS, lambda: self._leave_when_told(status, looks - 1))
 
 
+def same(token: str, told: object) -> bool:
+    """Compared in a time that does not tell how much of it is right."""
+    return isinstance(told, str) and _operator._compare_digest(token.encode(), told.encode())
+
+
 def main() -> None:
-    config = minijson.loads(sys.argv[1].encode())
+    text = sys.argv[1].encode()
+    config = _told_by_stdin() if text == b"-" else minijson.loads(text)
     zygote.warm(bool(config.get("hooks", True)))
     system.set_dumpable(False)
     system.set_name("atoll")
-    listener = _socket.socket(fileno=config["listen_fd"])
+    if "journal" in config:
+        config["journal_fds"] = [os.open(path, JOURNAL_FLAGS, 0o600) for path in config["journal"]]
+    listener = _listener(config)
     ours = [listener.fileno(), *config.get("journal_fds", ())]
     if config.get("callback"):
         ours.append(config["callback"]["fd"])
     for fd in ours:
         os.set_inheritable(fd, False)
     Supervisor(config).run(listener)
+
+
+def _told_by_stdin() -> dict[str, Any]:
+    """
+    What PID 1 is to know and no command line is to show: the first line. The standard streams are
+    those of whoever started this; no child is to have them, but for the log.
+    """
+    text = b""
+    while not text.endswith(b"\n") and len(text) < MOST_CONFIG:
+        piece = os.read(0, 65_536)
+        if not piece:
+            raise ValueError("nobody said what to do")
+        text += piece
+    config: dict[str, Any] = minijson.loads(text)
+    if config.get("ephemeral"):
+        config["owner_fd"] = os.dup(0)
+    config["ready_fd"] = os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    return config
+
+
+def _listener(config: dict[str, Any]) -> _socket.socket:
+    if "listen_fd" in config:
+        return _socket.socket(fileno=config["listen_fd"])
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    listener.bind(config["listen"])
+    listener.listen(64)
+    return listener

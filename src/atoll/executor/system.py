@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
+import os
 import sys
 
 _PR_SET_DUMPABLE = 4
@@ -35,6 +36,18 @@ def set_subreaper() -> None:
 
 def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def set_oom_score(score: int) -> None:
+    """Of this process and those that it starts; a kernel that has no such thing goes without."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"%d" % score)
+    finally:
+        os.close(fd)
 
 
 def signal_descriptor(number: int) -> int:

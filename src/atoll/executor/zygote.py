@@ -43,9 +43,12 @@ INSIDE = "/run/atoll/inside/lib"
 
 
 def start(
-    preload: list[str], hooks: bool, packages: str
+    preload: list[str], hooks: bool, packages: str, oom_score: int = 0
 ) -> tuple[int, _socket.socket, _socket.socket]:
-    """Fork the zygote off the supervisor: its pid, the control socket and the job socket."""
+    """
+    Fork the zygote off the supervisor: its pid, the control socket and the job socket. Where both
+    are in one control group, `oom_score` is by how much rather the kernel ends what user code runs.
+    """
     control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     jobs, their_jobs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -60,6 +63,8 @@ def start(
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
         # Blocked in the supervisor, for itself alone.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if oom_score:
+            system.set_oom_score(oom_score)
         Zygote(their_control, their_jobs).run(preload, hooks, packages)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor

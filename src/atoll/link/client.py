@@ -106,14 +106,16 @@ class Link(asyncio.Protocol):
     # Life
 
     @classmethod
-    async def connect(cls, path: str, settings: LinkSettings, *, timeout: timedelta) -> Link:
-        """Connect to a unix socket and exchange hellos."""
+    async def connect(
+        cls, path: str, settings: LinkSettings, *, timeout: timedelta, token: str | None = None
+    ) -> Link:
+        """Connect to a unix socket and exchange hellos; `token` is by what right."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 _, link = await loop.create_unix_connection(lambda: cls(settings), path)
                 try:
-                    await link._greet()
+                    await link._greet(token)
                 except BaseException:
                     link.close()
                     raise
@@ -123,8 +125,11 @@ class Link(asyncio.Protocol):
             raise LinkLost(f"The executor at {path} cannot be reached: {error}.") from error
         return link
 
-    async def _greet(self) -> None:
-        self._write(frames.encode_json(0, frames.HELLO, {"versions": [frames.VERSION]}))
+    async def _greet(self, token: str | None) -> None:
+        hello: dict[str, Any] = {"versions": [frames.VERSION]}
+        if token is not None:
+            hello["token"] = token
+        self._write(frames.encode_json(0, frames.HELLO, hello))
         self.hello = await self._greeting
 
     @property

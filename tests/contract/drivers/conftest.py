@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,38 +124,3 @@ async def printed(driver: Driver, link: Link, code: str) -> str:
 async def started(driver: Driver, wanted: InstanceSpec) -> tuple[Handle, Link]:
     handle = await driver.ensure(wanted)
     return handle, await driver.connect(handle)
-
-
-def build_rootfs(place: Path) -> Path:
-    """A root file system with an interpreter and nothing else: what `ldd` says, and the library."""
-    python = Path(sys.executable).resolve()
-    (place / "usr/local/bin").mkdir(parents=True)
-    shutil.copy2(python, place / "usr/local/bin/python3")
-    loader = ""
-    listed = subprocess.run(["ldd", str(python)], capture_output=True, text=True, check=True)
-    dynload = Path(sysconfig.get_path("stdlib")) / "lib-dynload"
-    for module in dynload.glob("*.so"):
-        more = subprocess.run(["ldd", str(module)], capture_output=True, text=True, check=False)
-        listed.stdout += more.stdout if module.name.startswith(("_ctypes", "_json")) else ""
-    libraries = set(re.findall(r"=> (/\S+)", listed.stdout))
-    for found in re.findall(r"^\s*(/\S*ld-\S+) ", listed.stdout, re.MULTILINE):
-        loader = found
-    libc = next(path for path in libraries if "/libc.so" in path)
-    home = place / Path(libc).parent.relative_to("/")
-    home.mkdir(parents=True)
-    for library in libraries:
-        shutil.copy2(library, home)
-    (place / loader[1:]).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(loader, place / loader[1:])
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    shutil.copytree(
-        sysconfig.get_path("stdlib"),
-        place / "usr/local/lib" / version,
-        ignore=shutil.ignore_patterns(
-            "site-packages", "test", "tests", "__pycache__", "idlelib", "ensurepip", "tkinter",
-            "lib2to3", "config-*", "turtledemo", "distutils", "pydoc_data", "unittest",
-        ),
-    )  # fmt: skip
-    (place / "etc").mkdir()
-    (place / "etc/mark").write_text("from the image")
-    return place

@@ -25,7 +25,6 @@ from tests.contract.drivers.conftest import (
     LIMITS,
     Heard,
     MiB,
-    build_rootfs,
     job,
     printed,
     spec,
@@ -33,6 +32,7 @@ from tests.contract.drivers.conftest import (
     template,
 )
 from tests.e2e.hostile.host import below, living, processes
+from tests.rootfs import build_rootfs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

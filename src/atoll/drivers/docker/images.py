@@ -49,9 +49,11 @@ FRESH_SECONDS = 1.0
 MOST_REMEMBERED = 1000
 OWN = "atoll"
 """The repositories by which images are held are beneath it, one for each node."""
-NODE_LABEL, PROBE_LABEL = "atoll.node", "atoll.probe"
-BUILT_LABEL = "atoll.built-by"
-"""Of images: containers inherit it, so it must not be a label by which containers are found."""
+PROBE_LABEL, BUILT_LABEL = "atoll.probe", "atoll.built-by"
+"""
+With the node: of containers that are looked into, and of images. Neither is one by which instances
+are found, which containers of such an image would inherit.
+"""
 HUB_KEY = "https://index.docker.io/v1/"
 """What the engine calls the registry of names that name none."""
 NAMES = ("python3", "python")
@@ -140,7 +142,7 @@ class Images:
         config: dict[str, Any] = {
             "Image": image.id,
             "Entrypoint": ["-"],
-            "Labels": {NODE_LABEL: self._node, PROBE_LABEL: "1"},
+            "Labels": {PROBE_LABEL: self._node},
             "HostConfig": {"NetworkMode": "none"},
         }
         # To its end: one that is made and not known would stay.
@@ -190,7 +192,7 @@ class Images:
 
     async def remove_probes(self) -> None:
         """Remove containers that were looked into by a process that is gone."""
-        labels = [f"{NODE_LABEL}={self._node}", f"{PROBE_LABEL}=1"]
+        labels = [f"{PROBE_LABEL}={self._node}"]
         with translated():
             left = await self._engine.docker.containers.list(
                 all=True, filters=json.dumps({"label": labels})

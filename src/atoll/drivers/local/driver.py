@@ -21,7 +21,6 @@ import subprocess
 import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -38,6 +37,7 @@ from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
+from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -48,7 +48,6 @@ from atoll.errors import (
 )
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
-from atoll.model.node import NodeMetrics
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
 from atoll.settings import PackageSettings
@@ -56,10 +55,12 @@ from atoll.settings import PackageSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime, timedelta
+    from pathlib import Path
 
     from atoll.drivers.base import Material
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.image import ImageInfo
+    from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
     from atoll.model.template import Layer, Template
     from atoll.settings import LinkSettings, LocalSettings
@@ -76,8 +77,6 @@ SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 LOG_TAIL = 1000
 """Bytes of an instance's own log that an error tells."""
-CPU_TICKS = 100
-"""Least ticks of the clock, of all cores together, that the use of CPUs is told of."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
@@ -115,8 +114,7 @@ class LocalDriver:
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
-        self._cpu_seen = (0.0, 0.0)
-        self._cpu_usage = 0.0
+        self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
         self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
         self.places = Places(self._node, self._instances, settings, bucket)
@@ -746,33 +744,7 @@ class LocalDriver:
         return self._failure
 
     async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._metrics)
-
-    def _metrics(self) -> NodeMetrics:
-        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-        busy, total = float(sum(fields) - fields[3] - fields[4]), float(sum(fields))
-        span = total - self._cpu_seen[1]
-        if span >= CPU_TICKS:
-            # Asked sooner again, by somebody else perhaps, it would be the usage of an instant.
-            self._cpu_usage = min(1.0, max(0.0, (busy - self._cpu_seen[0]) / span))
-            self._cpu_seen = (busy, total)
-        memory = dict(
-            line.split(":") for line in Path("/proc/meminfo").read_text().strip().split("\n")
-        )
-        kib = {name: int(value.split()[0]) * 1024 for name, value in memory.items()}
-        try:
-            disk = os.statvfs(self._node)
-            free = disk.f_bavail * disk.f_frsize
-        except OSError:
-            free = 0  # `health` tells.
-        return NodeMetrics(
-            cpu_usage=self._cpu_usage,
-            mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],
-            disk_free=free,
-            cpu_count=os.cpu_count() or 1,
-            mem_total=kib["MemTotal"],
-            load_average=os.getloadavg()[0],
-        )
+        return await asyncio.to_thread(self._machine.metrics)
 
 
 def _check_no_image(template: Template) -> None:

@@ -61,13 +61,21 @@ class _NotMapped(Exception):
 
 class Workspaces:
     def __init__(
-        self, root: Path, settings: LocalSettings, *, images: bool, own_uids: bool
+        self,
+        root: Path,
+        settings: LocalSettings,
+        *,
+        images: bool,
+        own_uids: bool,
+        uid: int | None = None,
     ) -> None:
+        """`uid` is that of all workspaces; else, with `own_uids`, each has one of its own."""
         self._root = root
         self._blank = root.parent / "blank"
         self._settings = settings
         self.images = images
         self._own_uids = own_uids
+        self._uid = uid
         self._maps: bool | None = None
         """Whether images can be mounted with another owner; none until that was tried."""
 
@@ -227,7 +235,7 @@ class Workspaces:
 
     def _new_uid(self) -> int | None:
         if not self._own_uids:
-            return None
+            return self._uid
         return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
 
     def _copy_blank(self, size: int, target: Path) -> None:

@@ -1,0 +1,157 @@
+"""
+What a container is made with. Pure: a description goes in, the engine's JSON comes out.
+
+Nothing of the image decides how it is confined: its user, its entry point, its volumes and its
+health check are set aside, and the executor is the first process of the container.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers.bundle import BOOT, SOCKET
+from atoll.drivers.local.sandbox import ENV, EXECUTOR, INSIDE, PACKAGES
+
+if TYPE_CHECKING:
+    from atoll.model.resources import Resources
+
+UID = 1000
+WORKSPACE = "/workspace"
+LINK = "/run/atoll/link"
+"""Directory, inside, of the socket on which the executor listens."""
+JOURNAL = "/run/atoll/journal"
+OWN_PROCESSES = 8
+"""Processes of ours beside those of user code."""
+SUPERVISOR_SCORE, USER_SCORE = 500, 1000
+"""Of two processes the kernel ends that with the higher score first, when memory runs out."""
+NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
+    "atoll.node",
+    "atoll.instance",
+    "atoll.workspace",
+    "atoll.link",
+)
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Container:
+    image: str
+    """By its id: a tag may be another image by now."""
+    python: tuple[str, ...]
+    """The command that is the interpreter inside."""
+    path: str
+    """Where the image looks for programs."""
+    labels: dict[str, str]
+    mounts: tuple[dict[str, Any], ...]
+    resources: Resources
+    runtime: str = ""
+    environment: str | None = None
+    """The template's own packages, as a path inside."""
+    tmp_size: int = 64 * 1024 * 1024
+    open_files: int = 1024
+
+
+def body(container: Container) -> dict[str, Any]:
+    """For `POST /containers/create`."""
+    resources, own = container.resources, container.environment or ""
+    env = {
+        **ENV,
+        "PATH": f"{own and f'{own}/bin:'}{container.path}:{INSIDE}/bin",
+        "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
+        "ATOLL_PYTHON": container.python[0],
+    }
+    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={container.tmp_size}"
+    host: dict[str, Any] = {
+        "Mounts": list(container.mounts),
+        "NetworkMode": "none",
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "ReadonlyRootfs": True,
+        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},  # noqa: S108 - inside
+        "ShmSize": container.tmp_size,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        **limits(resources),
+        "OomScoreAdj": SUPERVISOR_SCORE,
+        "Ulimits": [
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "memlock", "Soft": 65_536, "Hard": 65_536},
+            {"Name": "msgqueue", "Soft": 819_200, "Hard": 819_200},
+            {"Name": "nofile", "Soft": container.open_files, "Hard": container.open_files},
+        ],
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
+        "RestartPolicy": {"Name": "no"},
+    }
+    if container.runtime:
+        host["Runtime"] = container.runtime
+    return {
+        "Image": container.image,
+        "Hostname": "sandbox",
+        "User": f"{UID}:{UID}",
+        "WorkingDir": WORKSPACE,
+        "Entrypoint": [
+            *container.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-",
+        ],
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": container.labels,
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGTERM",
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "Tty": False,
+        "HostConfig": host,
+    }  # fmt: skip
+
+
+def limits(resources: Resources) -> dict[str, Any]:
+    """What can be changed while it runs, too."""
+    return {
+        "Memory": resources.memory,
+        # With swap the same, there is none.
+        "MemorySwap": resources.memory,
+        "NanoCpus": int(resources.cpu * 1_000_000_000),
+        "PidsLimit": resources.max_processes + OWN_PROCESSES,
+    }
+
+
+def config(
+    *,
+    token: str,
+    listen: str,
+    journal: tuple[str, ...],
+    preload: tuple[str, ...],
+    environment: str | None,
+    ephemeral: bool,
+) -> dict[str, Any]:
+    """What the executor is told on its standard input."""
+    return {
+        "token": token,
+        "listen": listen,
+        "journal": list(journal),
+        "preload": list(preload),
+        "hooks": True,
+        "inside": SOCKET,
+        "packages": environment or "",
+        "ephemeral": ephemeral,
+        "oom_score": USER_SCORE,
+    }
+
+
+def bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+
+
+def shared(executor: str, inside: str, packages: str | None) -> list[dict[str, Any]]:
+    """What all containers of a node have of it."""
+    found = [
+        bind(executor, EXECUTOR, read_only=True),
+        bind(inside, INSIDE, read_only=True),
+    ]
+    if packages is not None:
+        found.append(bind(packages, PACKAGES, read_only=True))
+    return found

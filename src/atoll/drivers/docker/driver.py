@@ -1,0 +1,618 @@
+"""
+Instances as containers of a Docker engine.
+
+A container is found by its name and its labels, so a control plane that starts again finds all of
+them: `handles` asks the engine, not memory. The executor is the container's first process; it is
+told what to do on its standard input, says there that it listens, and is reached over its link from
+then on. A container is never started a second time: another instance is another container.
+
+What the engine does not say is not guessed: while it cannot be reached, instances are observed as
+unknown, and nothing is taken for gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from aiodocker.exceptions import DockerError
+
+from atoll import ids
+from atoll.drivers.base import NO_MATERIAL
+from atoll.drivers.docker import containers
+from atoll.drivers.docker.engine import Engine, translated
+from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.memory import Memory
+from atoll.drivers.docker.storage import SOCKET, Directories
+from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.local import cgroups
+from atoll.drivers.local.confinement import Confinement
+from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.machine import Machine
+from atoll.errors import (
+    AtollError,
+    InvalidRequest,
+    PermanentError,
+    TemporaryError,
+)
+from atoll.link.client import Link, LinkLost
+from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
+from atoll.model.session import Cause
+from atoll.model.template import REQUIREMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from pathlib import Path
+
+    from aiodocker.stream import Stream
+
+    from atoll.drivers.base import Material
+    from atoll.drivers.docker.images import Image
+    from atoll.drivers.docker.storage import Storage
+    from atoll.drivers.local.buckets import Bucket
+    from atoll.drivers.local.places import Places
+    from atoll.model.image import ImageInfo
+    from atoll.model.node import NodeMetrics
+    from atoll.model.resources import Resources
+    from atoll.model.template import Layer, Template
+    from atoll.settings import DockerSettings, LinkSettings, LocalSettings
+
+NODE = "node"
+HANDLE_VERSION = 1
+READY = b"ready\n"
+MOST_SAID = 4000
+"""Bytes of what a container says before it is ready."""
+SIGNALLED, ZYGOTE_LOST = 128, 70
+"""Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
+NOT_THERE, IS_SO_ALREADY, BUSY = 404, 304, 409
+REMOVE_SECONDS = 30.0
+REMOVE_LOOK = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class DockerDriver:
+    kind = "docker"
+
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: DockerSettings,
+        link: LinkSettings,
+        local: LocalSettings,
+        bucket: Bucket | None = None,
+    ) -> None:
+        self._settings = settings
+        self._link_settings = link
+        self._local = local
+        self._node = data_dir / NODE
+        self._engine = Engine(settings)
+        self._machine = Machine(self._node)
+        self.environments = LocalEnvironments(self._node, root=True, tree=self._no_tree)
+        self._directories = Directories(self._node, local, bucket, self.environments.place)
+        self._storage: Storage = self._directories
+        self._held: dict[str, Stream] = {}
+        """Standard inputs of ephemeral instances: these end with them."""
+        self._new: set[str] = set()
+        """Instances that nobody has been connected to yet."""
+        self._failure: str | None = None
+        """Why the last start failed; none when it did not."""
+        self.capabilities = Capabilities(frozenset())
+
+    @property
+    def places(self) -> Places:
+        return self._directories.places
+
+    async def open(self) -> None:
+        await self._engine.open()
+        await self._storage.open()
+        await asyncio.to_thread(self._open)
+        images = Images(self._engine, self._settings, self._name)
+        self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
+        await self._templates.open()
+        self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
+        self._memory.open()
+        self.capabilities = self._found_capabilities()
+
+    def _open(self) -> None:
+        self.environments.open(None)
+        self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
+        self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+
+    def _found_capabilities(self) -> Capabilities:
+        info = self._engine.info
+        options = info.get("SecurityOptions") or []
+        has = {
+            "cgroup_memory": bool(info.get("MemoryLimit")),
+            "cgroup_cpu": bool(info.get("CpuCfsQuota")),
+            "cgroup_pids": bool(info.get("PidsLimit")),
+            "seccomp": any("name=seccomp" in option for option in options),
+            "disk_quota": self._storage.quota,
+            "own_uid": False,
+        }
+        missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
+        provides = frozenset(name for name, there in has.items() if there)
+        features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
+        return Capabilities(provides, missing, frozenset(features) | self._templates.features)
+
+    async def close(self) -> None:
+        for stream in self._held.values():
+            await stream.close()
+        memory = getattr(self, "_memory", None)
+        if memory is not None:
+            await memory.close()
+        await self._engine.close()
+
+    # Templates
+
+    async def check(self, template: Template) -> None:
+        missing = [name for name in template.require if name in self.capabilities.missing]
+        if missing:
+            words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
+            raise InvalidRequest(
+                f"Template {template.id} demands what this node cannot give: {words}. "
+                "`atoll doctor` says what is missing and why.",
+                code="isolation_unavailable",
+                missing=missing,
+            )
+        await self._templates.check(template)
+
+    async def built(self, template: Template) -> bool:
+        return await self._templates.built(template)
+
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        return self._templates.image_layer(template, fresh=fresh)
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        return await self._templates.image(template)
+
+    async def build(
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
+    ) -> None:
+        await self._templates.build(template, timeout=timeout, say=say, material=material)
+
+    async def layers(self) -> list[str]:
+        return await self._templates.layers()
+
+    async def discard_layer(self, name: str) -> None:
+        await self._templates.discard_layer(name)
+
+    async def _no_tree(self, template: Template) -> Any:
+        raise PermanentError(
+            "Packages cannot be installed on this node.", code="packages_not_configured"
+        )
+
+    # Instances
+
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        try:
+            return await self._ensure(spec)
+        except TemporaryError as error:
+            self._failure = error.message
+            raise
+
+    async def _ensure(self, spec: InstanceSpec) -> Handle:
+        found = await self._inspect(_name(spec.instance_id))
+        if found is not None:
+            handle = self._handle(found)
+            if _observed(found).state in (State.RUNNING, State.PAUSED) and self._is_usable(found):
+                return handle
+            await self.destroy(handle)
+        making = asyncio.ensure_future(self._make(spec))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # What the engine is at cannot be called back. It comes to its end, so that it does not
+            # run beside the next call, and what it made goes.
+            await asyncio.wait([making])
+            if not making.cancelled() and making.exception() is None:
+                handle = making.result()
+                await self.destroy(handle)
+                if spec.workspace is None and spec.prefix is None:
+                    await self.discard(self.workspace_of(handle))
+            raise
+
+    def _is_usable(self, found: dict[str, Any]) -> bool:
+        """Whether it came so far that it was told what to do."""
+        socket = self._storage.socket(found["Config"]["Labels"][containers.INSTANCE_LABEL])
+        return socket is None or (socket / SOCKET).exists()
+
+    async def _make(self, spec: InstanceSpec) -> Handle:
+        name = _name(spec.instance_id)
+        try:
+            image, python = await self._image(spec.template)
+            mounts = await self._storage.prepare(spec)
+            wanted = self._container(spec, image, python, mounts)
+            with translated():
+                made = await self._engine.docker.containers.create(
+                    containers.body(wanted), name=name
+                )
+            await self._start(spec, made.id, wanted)
+            found = await self._inspect(made.id)
+            if found is None:
+                raise TemporaryError(f"Container {name} is gone.", code="instance_not_started")
+        except BaseException:
+            await asyncio.shield(self._give_up(spec.instance_id))
+            raise
+        self._failure = None
+        self._memory.note(spec.instance_id, found["Id"], int(found["State"]["Pid"]))
+        self._new.add(spec.instance_id)
+        return self._handle(found)
+
+    async def _give_up(self, instance_id: str) -> None:
+        try:
+            await self._remove(_name(instance_id))
+            await self._storage.clear(instance_id)
+        except AtollError as error:
+            # Recovery finds it: the next call of `ensure` or `destroy` removes it.
+            log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
+
+    async def _image(self, template: Template) -> tuple[Image, str]:
+        image = await self._templates.find(template)
+        python = await self._templates.python(template)
+        if python is None:
+            raise PermanentError(
+                f"The image of template {template.id} has no Python 3.8 or newer.",
+                code="interpreter_missing",
+            )
+        return image, python
+
+    def _container(
+        self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
+    ) -> containers.Container:
+        labels = {
+            containers.NODE_LABEL: self._name,
+            containers.INSTANCE_LABEL: spec.instance_id,
+            containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
+        }
+        return containers.Container(
+            image=image.id,
+            python=(python,),
+            path=image.env.get("PATH", containers.PATH),
+            labels=labels,
+            mounts=tuple(mounts),
+            resources=spec.resources,
+            runtime=spec.template.runtime or self._settings.runtime,
+            environment=self._environment(spec.template),
+            tmp_size=self._settings.tmp_size,
+            open_files=self._settings.open_files,
+        )
+
+    def _environment(self, template: Template) -> str | None:
+        name = template.build.environment if template.build is not None else None
+        return None if name is None else self.environments.inside(name)
+
+    async def _start(
+        self, spec: InstanceSpec, container_id: str, wanted: containers.Container
+    ) -> None:
+        """Start the container, tell its executor what to do, and wait until that is ready."""
+        config = containers.config(
+            token=self._token(spec.instance_id),
+            listen=f"{containers.LINK}/{SOCKET}",
+            journal=tuple(f"{containers.JOURNAL}/{number}" for number in (0, 1)),
+            preload=spec.template.preload,
+            environment=wanted.environment,
+            ephemeral=spec.ephemeral,
+        )
+        container = self._engine.docker.containers.container(container_id)
+        stream = container.attach(stdin=True, stdout=True, stderr=True)
+        try:
+            with translated():
+                async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
+                    # Attached first: what it says is heard from the start.
+                    await stream._init()
+                    await container.start()
+                    await stream.write_in(json.dumps(config).encode() + b"\n")
+                    await self._await_ready(spec.instance_id, stream)
+        except BaseException:
+            await stream.close()
+            raise
+        if spec.ephemeral:
+            self._held[spec.instance_id] = stream
+        else:
+            await stream.close()
+
+    @staticmethod
+    async def _await_ready(instance_id: str, stream: Stream) -> None:
+        said = b""
+        while (message := await stream.read_out()) is not None:
+            if message.stream == 1 and message.data == READY:
+                return
+            said = (said + message.data)[-MOST_SAID:]
+        words = said.decode(errors="replace").strip()
+        raise PermanentError(
+            f"Instance {instance_id} ended at its start: {words or 'it said nothing'}",
+            code="instance_failed",
+        )
+
+    def _token(self, instance_id: str) -> str:
+        """Made anew from what the node keeps: no record has it."""
+        return hmac.new(self._key, instance_id.encode(), hashlib.sha256).hexdigest()
+
+    def _handle(self, found: dict[str, Any]) -> Handle:
+        labels = found["Config"]["Labels"]
+        return self._handle_of(found["Id"], labels)
+
+    def _handle_of(self, container_id: str, labels: dict[str, str]) -> Handle:
+        data: dict[str, str | int] = {
+            "container": container_id,
+            "workspace": labels[containers.WORKSPACE_LABEL],
+        }
+        return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
+
+    # What it is like
+
+    async def _inspect(self, name: str) -> dict[str, Any] | None:
+        with translated():
+            try:
+                return dict(await self._engine.docker.containers.container(name).show())
+            except DockerError as error:
+                if error.status == NOT_THERE:
+                    return None
+                raise
+
+    async def observe(self, handle: Handle) -> Observation:
+        try:
+            found = await self._inspect(_name(handle.instance_id))
+        except TemporaryError as error:
+            log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
+            return Observation(State.UNKNOWN)
+        if found is None or found["Id"] != handle.data["container"]:
+            return Observation(State.GONE)
+        return _observed(found)
+
+    async def connect(self, handle: Handle) -> Link:
+        observed = await self.observe(handle)
+        if observed.state is not State.RUNNING:
+            raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
+        link = await self._link(handle)
+        try:
+            # Before any user code runs, and each time: whoever did it last may not have come to it.
+            await self._storage.seal(handle.instance_id, self.workspace_of(handle))
+            failed = await Confinement(cgroups.NoGroups(), handle.instance_id, link).settle()
+            if failed:
+                words = "; ".join(f"{name}: {why}" for name, why in failed.items())
+                raise PermanentError(f"Preloading failed: {words}", code="preload_failed")
+        except BaseException:
+            link.close()
+            raise
+        self._new.discard(handle.instance_id)
+        return link
+
+    async def _link(self, handle: Handle) -> Link:
+        settings = self._link_settings
+        new = handle.instance_id in self._new
+        timeout = settings.start_timeout if new else settings.connect_timeout
+        directory = self._storage.socket(handle.instance_id)
+        assert directory is not None
+        try:
+            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
+        try:
+            # Through the descriptor: the whole path may be longer than a socket's name can be.
+            path = f"/proc/self/fd/{fd}/{SOCKET}"
+            token = self._token(handle.instance_id)
+            return await Link.connect(path, settings, timeout=timeout, token=token)
+        finally:
+            os.close(fd)
+
+    async def resize(self, handle: Handle, resources: Resources) -> bool:
+        if not await self._storage.fits(self.workspace_of(handle), resources):
+            return False
+        with translated():
+            async with self._engine.docker._query(
+                f"containers/{handle.data['container']}/update",
+                method="POST",
+                data=json.dumps(containers.limits(resources)),
+            ):
+                return True
+
+    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+        limits = {"FSIZE": resources.disk}
+        watch = {} if self._storage.quota else {"disk": resources.disk}
+        if "cgroup_memory" not in self.capabilities.provides:
+            limits["DATA"] = watch["memory"] = resources.memory
+        if "cgroup_pids" not in self.capabilities.provides:
+            limits["NPROC"] = resources.max_processes + containers.OWN_PROCESSES
+        return limits, watch
+
+    async def out_of_memory(self, handle: Handle) -> bool:
+        return await self._memory.killed(handle.instance_id)
+
+    async def memory_used(self, handle: Handle) -> int | None:
+        return await self._memory.used(handle.instance_id, str(handle.data["container"]))
+
+    async def pause(self, handle: Handle) -> None:
+        await self._ask(handle, "pause")
+
+    async def resume(self, handle: Handle) -> None:
+        await self._ask(handle, "unpause")
+
+    async def _ask(self, handle: Handle, verb: str) -> None:
+        """Nothing happens when it is so already, or gone."""
+        asking = asyncio.ensure_future(self._post(handle, verb))
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # The engine goes on with it: who asks for the opposite is not to come before that.
+            await asyncio.wait([asking])
+            raise
+
+    async def _post(self, handle: Handle, verb: str) -> None:
+        before = (await self.observe(handle)).state
+        if before is not (State.RUNNING if verb == "pause" else State.PAUSED):
+            if before is State.UNKNOWN:
+                raise TemporaryError(
+                    f"What has become of instance {handle.instance_id} is not known.",
+                    code="instance_not_observed",
+                )
+            return
+        with translated(), contextlib.suppress(_Settled):
+            await self._call(f"containers/{handle.data['container']}/{verb}")
+
+    async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
+        """`_Settled` when it is so already, or gone."""
+        try:
+            async with self._engine.docker._query(path, method=method, **options):
+                return
+        except DockerError as error:
+            if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
+                raise _Settled from error
+            raise
+
+    # The end
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        if grace and (await self.observe(handle)).state is State.RUNNING:
+            # Whatever keeps it from ending by itself, the kernel does not ask.
+            with contextlib.suppress(AtollError, TimeoutError):
+                async with asyncio.timeout(grace.total_seconds()):
+                    link = await self.connect(handle)
+                    try:
+                        await link.call("shutdown")
+                        await link.closed
+                    finally:
+                        link.close()
+        await self._kill(handle)
+
+    async def _kill(self, handle: Handle) -> None:
+        container = handle.data["container"]
+        if not container:
+            return
+        with translated():
+            with contextlib.suppress(_Settled):
+                await self._call(f"containers/{container}/kill")
+            with contextlib.suppress(_Settled):
+                await self._call(f"containers/{container}/wait")
+
+    async def destroy(self, handle: Handle) -> None:
+        await self._remove(_name(handle.instance_id))
+        stream = self._held.pop(handle.instance_id, None)
+        if stream is not None:
+            await stream.close()
+        await self._storage.clear(handle.instance_id)
+        self._memory.forget(handle.instance_id)
+        self._new.discard(handle.instance_id)
+
+    async def _remove(self, name: str) -> None:
+        """The container with whatever runs in it, and until it is gone."""
+        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
+        with translated():
+            while True:
+                with contextlib.suppress(_Settled):
+                    await self._call(
+                        f"containers/{name}", "DELETE", params={"force": "1", "v": "1"}
+                    )
+                if await self._inspect(name) is None:
+                    return
+                if asyncio.get_running_loop().time() > deadline:
+                    raise TemporaryError(
+                        f"Container {name} is not removed by its engine.", code="instance_stuck"
+                    )
+                # Somebody else is removing it.
+                await asyncio.sleep(REMOVE_LOOK)
+
+    async def discard(self, workspace: str) -> None:
+        await self._storage.discard(workspace)
+
+    async def copy(self, workspace: str, name: str) -> bool:
+        for found in await self._containers(f"{containers.WORKSPACE_LABEL}={workspace}"):
+            if found["State"] == "running":
+                raise TemporaryError(
+                    f"Workspace {workspace} is in use by an instance that does not stand still.",
+                    code="workspace_busy",
+                )
+        return await self._storage.copy(workspace, name)
+
+    # What is there
+
+    async def _containers(self, *labels: str) -> list[dict[str, Any]]:
+        wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
+        with translated():
+            async with self._engine.docker._query(
+                "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
+            ) as response:
+                found: list[dict[str, Any]] = await response.json()
+                return [one for one in found if containers.INSTANCE_LABEL in one["Labels"]]
+
+    async def handles(self) -> list[Handle]:
+        # Before the containers: a directory is made first and removed last.
+        names = await self._storage.instances()
+        found = {
+            handle.instance_id: handle
+            for one in await self._containers()
+            for handle in (self._handle_of(one["Id"], one["Labels"]),)
+        }
+        for name in names:
+            if name not in found and ids.is_instance_id(name):
+                # The rest of a start that was interrupted.
+                nothing: dict[str, str | int] = {"container": "", "workspace": name}
+                found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
+        return [found[name] for name in sorted(found)]
+
+    async def workspaces(self) -> list[str]:
+        return await self._storage.names()
+
+    def workspace_of(self, handle: Handle) -> str:
+        return str(handle.data["workspace"])
+
+    async def health(self) -> str | None:
+        return await self._engine.ping() or self._failure
+
+    async def metrics(self) -> NodeMetrics:
+        return await asyncio.to_thread(self._machine.metrics)
+
+
+class _Settled(Exception):
+    """Nothing is left to do."""
+
+
+def _name(instance_id: str) -> str:
+    return f"atoll-{instance_id}"
+
+
+def _observed(found: dict[str, Any]) -> Observation:
+    """From what the engine tells of a container."""
+    state = found["State"]
+    status, code = state["Status"], int(state.get("ExitCode") or 0)
+    if status == "running":
+        return Observation(State.RUNNING)
+    if status == "paused":
+        return Observation(State.PAUSED)
+    if status == "removing":
+        return Observation(State.GONE)
+    if status == "restarting":
+        return Observation(State.UNKNOWN)
+    if status == "created":
+        # It never ran, or the engine could not start it.
+        return Observation(State.EXITED)
+    if state.get("OOMKilled") and (code > SIGNALLED or code == ZYGOTE_LOST):
+        return Observation(State.EXITED, Cause.OOM)
+    return Observation(State.EXITED, Cause.SIGNAL if code > SIGNALLED else Cause.EXIT)
+
+
+def _kept(path: Path, make: Callable[[], str]) -> str:
+    """A secret of the node, made by whoever comes first, whole."""
+    if not path.exists():
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(make())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+    return path.read_text()
