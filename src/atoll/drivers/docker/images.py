@@ -195,7 +195,7 @@ class Images:
         labels = [f"{PROBE_LABEL}={self._node}"]
         with translated():
             left = await self._engine.docker.containers.list(
-                all=True, filters=json.dumps({"label": labels})
+                all=True, filters={"label": labels}
             )
             for container in left:
                 await self._remove_container(container.id)
@@ -217,7 +217,7 @@ class Images:
         """The id of what another node on this engine holds by the same name."""
         with translated():
             found = await self._engine.docker.images.list(
-                filters=json.dumps({"reference": [f"{OWN}/*:{name}"]})
+                filters={"reference": [f"{OWN}/*:{name}"]}
             )
         return str(found[0]["Id"]) if found else None
 
@@ -225,7 +225,7 @@ class Images:
         repository = f"{OWN}/{self._node}"
         with translated():
             found = await self._engine.docker.images.list(
-                filters=json.dumps({"reference": [f"{repository}:*"]})
+                filters={"reference": [f"{repository}:*"]}
             )
         tags = [tag for image in found for tag in image.get("RepoTags") or ()]
         return sorted(tag.rpartition(":")[2] for tag in tags if tag.startswith(f"{repository}:"))
