@@ -163,6 +163,8 @@ class LayerSweep:
         needed: set[str] = set()
         async for template in versions_needed(self._store):
             needed |= {layer.name for layer in template.layers}
+            if template.build is None and (own := self._driver.image_layer(template)) is not None:
+                needed.add(own.name)
         await self._discard([name for name in there if name not in needed])
         await self._forget_versions()
 

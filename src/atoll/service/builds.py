@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import Conflict, PermanentError, RequestError, TemporaryError
+from atoll.errors import AtollError, Conflict, PermanentError, RequestError, TemporaryError
 from atoll.model.event import template_event
 from atoll.model.template import TemplateStatus
 from atoll.service.build_logs import BuildLogs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.event import Event as Change
-    from atoll.model.template import Build, Template
+    from atoll.model.template import Build, Layer, Template
     from atoll.service.build_logs import BuildLog
     from atoll.service.leases import Leases
     from atoll.service.materials import Materials
@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 LONGEST_MESSAGE = 2000
 """Characters: it is in every list of templates."""
+FAILED_SECONDS = 10.0
+"""How long it is told that a build on this node failed, before it is tried again."""
 FOLLOW_SECONDS = 1.0
 """Time between two looks at a build that another replica runs."""
 
@@ -80,6 +82,8 @@ class Builds:
         """Versions that are being built because this node lacks them."""
         self._tried_here: set[tuple[str, int]] = set()
         """Versions that are being built for the first time."""
+        self._failed_here: dict[tuple[str, int], tuple[float, AtollError]] = {}
+        """Why the last of these failed, and how long that is told in place of another try."""
         templates.removed = self._logs.forget
 
     @property
@@ -152,7 +156,7 @@ class Builds:
         build = template.build
         assert build is not None
         if build.layers:
-            async with self._layer(template):
+            async with self._layer(build.layers[-1], template):
                 if await self._driver.built(template):
                     said.line("What it is based on is there already.")
                 else:
@@ -179,20 +183,24 @@ class Builds:
             material=await self._materials.of(template),
         )
 
-    def _layer(self, template: Template) -> Any:
-        """The right to build the template's layers on this node."""
-        key = f"layer:{self._node_id}:{template.layers[-1].name}"
+    def _layer(self, layer: Layer, template: Template) -> Any:
+        """The right to build the template's layers, of which this is the last, on this node."""
+        key = f"layer:{self._node_id}:{layer.name}"
         return self._leases.lease(key, f"{self._leases.replica}/{key}/{template.edition}")
 
     async def provide(self, template: Template) -> None:
         """
         Raise `TemporaryError` when this node has yet to build the template, which it then begins.
         """
-        if template.build is None:
+        layer = self._last_layer(template)
+        if template.build is None and layer is None:
             return
         if await self._driver.built(template) and await self._packages.provided(template):
             return
         key = (template.id, template.number)
+        failed = self._failed_here.get(key)
+        if failed is not None and self._clock.monotonic() < failed[0]:
+            raise _repeated(failed[1])
         if key not in self._here:
             self._here.add(key)
             building = self._tasks.start(self._build_here(template), f"build {template.id} here")
@@ -202,12 +210,24 @@ class Builds:
             code="template_not_here",
         )
 
+    def _last_layer(self, template: Template) -> Layer | None:
+        """What is built last of a template that is ready; an image may be the node's own."""
+        return template.layers[-1] if template.layers else self._driver.image_layer(template)
+
     async def _build_here(self, template: Template) -> None:
         timeout = self._settings.build_timeout
-        if template.layers:
-            async with self._layer(template):
-                await self._make(template, lambda data: None)
-        await self._packages.provide(template, timeout)
+        key, layer = (template.id, template.number), self._last_layer(template)
+        try:
+            if layer is not None:
+                async with self._layer(layer, template):
+                    await self._make(template, lambda data: None)
+            await self._packages.provide(template, timeout)
+        except (RequestError, PermanentError) as error:
+            # Whoever needs it is told, and after a while it is tried again.
+            until = self._clock.monotonic() + FAILED_SECONDS
+            self._failed_here[key] = (until, error)
+            raise
+        self._failed_here.pop(key, None)
         self._templates.changed()
 
     # What is told of it
@@ -251,6 +271,10 @@ class Builds:
         """Forget a version that nobody uses, and what its build printed."""
         await self._store.templates.drop(template.id, template.number)
         await self._logs.drop(template)
+
+
+def _repeated(error: AtollError) -> PermanentError:
+    return PermanentError(error.message, code=error.code)
 
 
 def _failed(template: Template, build: Build, words: str, said: BuildLog) -> Template:

@@ -95,15 +95,13 @@ class Templates:
             default_resources=self.base_resources,
             pool_size=self._settings.pool.size,
         )
-        wanted = await self._settled(wanted)
         if found is None:
             with contextlib.suppress(Conflict):  # Another replica, which starts as well.
                 await self._store.templates.add(wanted, event=self._event(wanted, "created"))
-        elif found.status is TemplateStatus.FAILED or (
-            found.default_resources,
-            found.pool_size,
-            found.layers,
-        ) != (wanted.default_resources, wanted.pool_size, wanted.layers):
+        elif (found.default_resources, found.pool_size) != (
+            wanted.default_resources,
+            wanted.pool_size,
+        ):
             # Its numbers are settings; the rest of it nobody can change.
             with contextlib.suppress(Conflict):
                 wanted = dataclasses.replace(

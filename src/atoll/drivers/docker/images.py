@@ -194,9 +194,7 @@ class Images:
         """Remove containers that were looked into by a process that is gone."""
         labels = [f"{PROBE_LABEL}={self._node}"]
         with translated():
-            left = await self._engine.docker.containers.list(
-                all=True, filters={"label": labels}
-            )
+            left = await self._engine.docker.containers.list(all=True, filters={"label": labels})
             for container in left:
                 await self._remove_container(container.id)
 
