@@ -14,7 +14,8 @@ _REFERENCE = re.compile(
     rf"(?P<name>(?:(?P<server>{_SERVER})/)?{_PART}(?:/{_PART})*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-SERVER = rf"^{_SERVER}$"
+SERVER = r"^[A-Za-z0-9\[][A-Za-z0-9.:\]-]{0,254}$"
+"""What a registry's address is made of: host and port."""
 LONGEST = 512
 
 
