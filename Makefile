@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: run test test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle lock clean
+.PHONY: run test test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -18,12 +18,12 @@ WORKERS ?= 3
 
 test: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # All that goes through the API, with a Docker engine in place of the local driver.
 test-docker: $(STAMP)
 	@scripts/system-packages test
-	@TEST_DRIVER=docker exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
+	@TEST_DRIVER=docker exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	    tests/e2e --ignore tests/e2e/on_docker $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
@@ -44,7 +44,7 @@ bench: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench $(ARGS)
 
-bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle: $(STAMP)
+bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker: $(STAMP)
 	@scripts/system-packages test
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 

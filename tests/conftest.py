@@ -17,6 +17,7 @@ from tests.servers.docker import Dockerd
 from tests.servers.images import Archives, make_archives
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
+from tests.servers.registry import Registry
 from tests.servers.s3 import S3Server
 
 LONGEST = 300
@@ -49,7 +50,9 @@ def no_settings_of_the_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def driver(no_settings_of_the_machine: None, request: pytest.FixtureRequest) -> Iterator[None]:
+def chosen_driver(
+    no_settings_of_the_machine: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """The one that was chosen, for all servers that tests start."""
     if drivers.CHOSEN == "local":
         yield
@@ -138,6 +141,13 @@ def own_dockerd(image_archives: Archives, tmp_path: Path) -> Iterator[Dockerd]:
     """One for a test to kill."""
     with Dockerd(tmp_path) as running:
         yield image_archives.load(running)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """Empty, of the test's own."""
+    with Registry(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
