@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 TOOLS = (
-    "base64", "basename", "bash", "cat", "chmod", "cmp", "cp", "cut", "date", "dd", "df", "dirname",
+    "base64", "basename", "bash", "cat", "chmod", "cmp", "cp", "cut", "date", "dd", "df", "diff",
+    "dirname",
     "du", "echo", "env", "expr", "false", "find", "grep", "gzip", "head", "hostname", "id", "kill",
     "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "nproc", "od", "printf", "ps", "pwd",
     "readlink", "realpath", "rm", "rmdir", "sed", "seq", "setsid", "sha256sum", "sleep", "sort",
