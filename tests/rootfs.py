@@ -15,9 +15,9 @@ TOOLS = (
     "base64", "basename", "bash", "cat", "chmod", "cmp", "cp", "cut", "date", "dd", "df", "diff",
     "dirname", "du", "echo", "env", "expr", "false", "find", "grep", "gzip", "head", "hostname",
     "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "nproc", "od", "printf",
-    "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "setsid", "sha256sum", "sleep", "sort",
-    "stat", "stty", "tac", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true",
-    "truncate", "tty", "uname", "uniq", "wc", "whoami", "xargs", "yes",
+    "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "setsid", "sha256sum",
+    "sleep", "sort", "stat", "stty", "tac", "tail", "tar", "tee", "test", "timeout", "touch", "tr",
+    "true", "truncate", "tty", "uname", "uniq", "wc", "whoami", "xargs", "yes",
 )  # fmt: skip
 IMAGE_USER = "somebody"
 MERGED = ("bin", "sbin", "lib", "lib64")
