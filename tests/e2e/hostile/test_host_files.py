@@ -129,7 +129,8 @@ for line in open("/proc/self/mountinfo"):
         continue
     for path in (root, "/proc/1/root" + root, "/proc/self/root" + root, os.path.dirname(root)):
         try:
-            print("opened", path, os.listdir(path) if os.path.isdir(path) else open(path).read(10))
+            if found := os.listdir(path) if os.path.isdir(path) else open(path).read(10):
+                print("opened", path, found)
         except OSError:
             pass
 """
