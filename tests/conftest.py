@@ -69,8 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = items[first::every]
     for item in items:
         path = item.path.relative_to(Path(__file__).parent)
-        name = getattr(item, "originalname", item.name)
-        if (reason := drivers.why_not(str(path), name)) is not None:
+        if (reason := drivers.why_not(str(path), item.name)) is not None:
             item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
 
 
