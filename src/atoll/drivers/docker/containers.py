@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.bundle import BOOT, SOCKET
+from atoll.drivers.local import install_program
 from atoll.drivers.local.sandbox import ENV, EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
@@ -31,17 +32,29 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.workspace",
     "atoll.link",
 )
+INSTALL_LABEL = "atoll.install"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
-class Container:
+class Base:
+    """What of an image a container is made with."""
+
     image: str
     """By its id: a tag may be another image by now."""
     python: tuple[str, ...]
     """The command that is the interpreter inside."""
+    executable: str
+    """The same as one program, for others to start."""
     path: str
-    """Where the image looks for programs."""
+    """Where programs are looked for."""
+    mounts: tuple[dict[str, Any], ...] = ()
+    """What the interpreter needs, where it is not the image's."""
+
+
+@dataclass(frozen=True)
+class Container:
+    base: Base
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
@@ -52,18 +65,49 @@ class Container:
     open_files: int = 1024
 
 
+@dataclass(frozen=True)
+class Installation:
+    """A container in which packages are installed: as an instance's, but for what is mounted."""
+
+    base: Base
+    labels: dict[str, str]
+    mounts: tuple[dict[str, Any], ...]
+    resources: Resources
+    runtime: str = ""
+    tmp_size: int = 64 * 1024 * 1024
+    open_files: int = 1024
+
+
 def body(container: Container) -> dict[str, Any]:
     """For `POST /containers/create`."""
-    resources, own = container.resources, container.environment or ""
+    base, own = container.base, container.environment or ""
     env = {
         **ENV,
-        "PATH": f"{own and f'{own}/bin:'}{container.path}:{INSIDE}/bin",
+        "PATH": f"{own and f'{own}/bin:'}{base.path}:{INSIDE}/bin",
         "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
-        "ATOLL_PYTHON": container.python[0],
+        "ATOLL_PYTHON": base.executable,
     }
+    program = ["-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-"]
+    return _body(container, WORKSPACE, env, program)
+
+
+def installation_body(container: Installation) -> dict[str, Any]:
+    env = {**ENV, "PATH": container.base.path}
+    program = ["-I", "-S", "-B", install_program.PROGRAM, install_program.STANDARD]
+    made = _body(container, install_program.BUILD, env, program)
+    # What goes through its standard streams is in nobody's log, and it ends with who started it:
+    # nobody would take what it makes.
+    made["HostConfig"] |= {"LogConfig": {"Type": "none"}, "AutoRemove": True}
+    return made
+
+
+def _body(
+    container: Container | Installation, workdir: str, env: dict[str, str], program: list[str]
+) -> dict[str, Any]:
+    base = container.base
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={container.tmp_size}"
     host: dict[str, Any] = {
-        "Mounts": list(container.mounts),
+        "Mounts": [*base.mounts, *container.mounts],
         "NetworkMode": "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
@@ -72,7 +116,7 @@ def body(container: Container) -> dict[str, Any]:
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(resources),
+        **limits(container.resources),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -86,13 +130,11 @@ def body(container: Container) -> dict[str, Any]:
     if container.runtime:
         host["Runtime"] = container.runtime
     return {
-        "Image": container.image,
+        "Image": base.image,
         "Hostname": "sandbox",
         "User": f"{UID}:{UID}",
-        "WorkingDir": WORKSPACE,
-        "Entrypoint": [
-            *container.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-",
-        ],
+        "WorkingDir": workdir,
+        "Entrypoint": [*base.python, *program],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": container.labels,
@@ -105,7 +147,7 @@ def body(container: Container) -> dict[str, Any]:
         "StdinOnce": True,
         "Tty": False,
         "HostConfig": host,
-    }  # fmt: skip
+    }
 
 
 def limits(resources: Resources) -> dict[str, Any]:

@@ -25,8 +25,8 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
-from atoll.drivers.docker import containers
-from atoll.drivers.docker.engine import Engine, translated
+from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import SOCKET, Directories
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.docker.images import Image
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
     from atoll.drivers.local.places import Places
@@ -68,9 +67,7 @@ MOST_SAID = 4000
 """Bytes of what a container says before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-NOT_THERE, IS_SO_ALREADY, BUSY = 404, 304, 409
-REMOVE_SECONDS = 30.0
-REMOVE_LOOK = 0.05
+IS_SO_ALREADY = 304
 
 log = structlog.get_logger(__name__)
 
@@ -217,9 +214,9 @@ class DockerDriver:
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
         try:
-            image, python = await self._image(spec.template)
+            base = await self._base(spec.template)
             mounts = await self._storage.prepare(spec)
-            wanted = self._container(spec, image, python, mounts)
+            wanted = self._container(spec, base, mounts)
             with translated():
                 made = await self._engine.docker.containers.create(
                     containers.body(wanted), name=name
@@ -238,13 +235,13 @@ class DockerDriver:
 
     async def _give_up(self, instance_id: str) -> None:
         try:
-            await self._remove(_name(instance_id))
+            await self._engine.remove(_name(instance_id))
             await self._storage.clear(instance_id)
         except AtollError as error:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
-    async def _image(self, template: Template) -> tuple[Image, str]:
+    async def _base(self, template: Template) -> containers.Base:
         reference = self._reference(template)
         image = await self._images.find(reference)
         if image is None:
@@ -252,15 +249,25 @@ class DockerDriver:
                 f"Image {reference} is not on this node, and was not pulled.",
                 code="image_not_found",
             )
+        path = image.env.get("PATH", containers.PATH)
         python = await self._images.python(image, template.python)
-        if python is None:
+        if python is not None:
+            return containers.Base(image.id, (python,), python, path)
+        if template.python:
             raise PermanentError(
-                f"Image {reference} has no Python 3.8 or newer.", code="interpreter_missing"
+                f"Image {reference} has no {template.python}, the template's interpreter.",
+                code="interpreter_missing",
             )
-        return image, python
+        return containers.Base(
+            image.id,
+            interpreter.command(),
+            f"{interpreter.PLACE}/bin/python3",
+            f"{path}:{interpreter.PLACE}/bin",
+            (await self._storage.interpreter(),),
+        )
 
     def _container(
-        self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
+        self, spec: InstanceSpec, base: containers.Base, mounts: list[dict[str, Any]]
     ) -> containers.Container:
         labels = {
             containers.NODE_LABEL: self._name,
@@ -268,9 +275,7 @@ class DockerDriver:
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
         }
         return containers.Container(
-            image=image.id,
-            python=(python,),
-            path=image.env.get("PATH", containers.PATH),
+            base=base,
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
@@ -489,31 +494,13 @@ class DockerDriver:
                 await self._call(f"containers/{container}/wait")
 
     async def destroy(self, handle: Handle) -> None:
-        await self._remove(_name(handle.instance_id))
+        await self._engine.remove(_name(handle.instance_id))
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
             await stream.close()
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
-
-    async def _remove(self, name: str) -> None:
-        """The container with whatever runs in it, and until it is gone."""
-        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        with translated():
-            while True:
-                with contextlib.suppress(_Settled):
-                    await self._call(
-                        f"containers/{name}", "DELETE", params={"force": "1", "v": "1"}
-                    )
-                if await self._inspect(name) is None:
-                    return
-                if asyncio.get_running_loop().time() > deadline:
-                    raise TemporaryError(
-                        f"Container {name} is not removed by its engine.", code="instance_stuck"
-                    )
-                # Somebody else is removing it.
-                await asyncio.sleep(REMOVE_LOOK)
 
     async def discard(self, workspace: str) -> None:
         await self._storage.discard(workspace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,5 +36,19 @@ class Images:
         return Image(found["Id"], env)
 
     async def python(self, image: Image, wanted: str) -> str | None:
-        await asyncio.sleep(0)
-        return wanted or "/usr/local/bin/python3"
+        with translated():
+            made = await self._engine.docker.containers.create(
+                {"Image": image.id, "Entrypoint": ["-"], "HostConfig": {"NetworkMode": "none"}}
+            )
+            try:
+                path = wanted or "/usr/local/bin/python3"
+                async with self._engine.docker._query(
+                    f"containers/{made.id}/archive", method="HEAD", params={"path": path}
+                ):
+                    return path
+            except DockerError as error:
+                if error.status == 404:
+                    return None
+                raise
+            finally:
+                await made.delete(force=True)
