@@ -28,11 +28,13 @@ from atoll import ids
 from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, translated
 from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import SOCKET, Directories
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import uv_binary
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
@@ -90,7 +92,7 @@ class DockerDriver:
         self._engine = Engine(settings)
         self._images = Images(self._engine, settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=True, tree=self._no_tree)
+        self.environments = LocalEnvironments(self._node, root=True, tree=self._base)
         self._directories = Directories(self._node, local, bucket, self.environments.place)
         self._storage: Storage = self._directories
         self._held: dict[str, Stream] = {}
@@ -109,14 +111,24 @@ class DockerDriver:
         await self._engine.open()
         await self._storage.open()
         await asyncio.to_thread(self._open)
+        self.environments.open(await self._installer())
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self.capabilities = self._found_capabilities()
 
     def _open(self) -> None:
-        self.environments.open(None)
         self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+
+    async def _installer(self) -> Installer | None:
+        uv = await asyncio.to_thread(uv_binary)
+        if uv is None:
+            return None
+        installer = Installer(
+            self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+        )
+        await installer.open()
+        return installer
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -167,11 +179,6 @@ class DockerDriver:
         return []
 
     async def discard_layer(self, name: str) -> None: ...
-
-    async def _no_tree(self, template: Template) -> Any:
-        raise PermanentError(
-            "Packages cannot be installed on this node.", code="packages_not_configured"
-        )
 
     def _reference(self, template: Template) -> str:
         return template.image or self._settings.image

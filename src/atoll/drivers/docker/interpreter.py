@@ -52,6 +52,14 @@ def loaded(place: str = PLACE) -> tuple[str, ...]:
     return (f"{place}/lib/ld.so", "--library-path", f"{place}/lib")
 
 
+def is_linked(program: str) -> bool:
+    """Whether a program needs `loaded`; false also where that cannot be told."""
+    try:
+        return bool(_linked(program, optional=True))
+    except PermanentError:
+        return False
+
+
 def write(directory: Path) -> Path:
     """
     The interpreter in `directory`, named by what it is made of. `PermanentError` with code

@@ -20,7 +20,7 @@ import secrets
 import stat
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from packaging.utils import InvalidName, canonicalize_name
 
@@ -33,10 +33,10 @@ from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from atoll.drivers.base import InstallSpec
-    from atoll.drivers.local.installer import Installer
+    from atoll.drivers.base import Answer, InstallSpec
     from atoll.model.template import Template
 
 NAME = re.compile(r"[0-9a-f]{16,64}")
@@ -46,9 +46,29 @@ MOST_PACKAGES = 2000
 PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{0,100})")
 
 
-class LocalEnvironments:
+Tree = TypeVar("Tree")
+"""What of a template's image the node's installer needs to know."""
+
+
+class Installer(Protocol[Tree]):
+    def run(
+        self,
+        tree: Tree,
+        order: dict[str, Any],
+        *,
+        resources: Resources,
+        answer: Answer | None,
+        hear: Callable[[bytes], None],
+    ) -> AbstractAsyncContextManager[tuple[dict[str, Any], Path]]:
+        """
+        What the program of an installation answers to an order, and the directory that it could
+        write to, which goes when this is left.
+        """
+
+
+class LocalEnvironments(Generic[Tree]):
     def __init__(
-        self, node: Path, *, root: bool, tree: Callable[[Template], Awaitable[sandbox.Tree]]
+        self, node: Path, *, root: bool, tree: Callable[[Template], Awaitable[Tree]]
     ) -> None:
         self.place = node / "packages"
         self._about = node / "package-records"
@@ -56,9 +76,9 @@ class LocalEnvironments:
         self._logs = self._about / "logs"
         self._root = root
         self._tree = tree
-        self._installer: Installer | None = None
+        self._installer: Installer[Tree] | None = None
 
-    def open(self, installer: Installer | None) -> None:
+    def open(self, installer: Installer[Tree] | None) -> None:
         """Without an installer, which needs uv, what is there can be used all the same."""
         for directory in (self._about, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
@@ -100,7 +120,7 @@ class LocalEnvironments:
                 code="dependency_failed",
             ) from error
 
-    def _needed(self) -> Installer:
+    def _needed(self) -> Installer[Tree]:
         if self._installer is None:
             raise PermanentError(
                 "uv is not installed on this node; install it with: pip install uv",

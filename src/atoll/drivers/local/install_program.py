@@ -317,8 +317,9 @@ def told(order: dict[str, Any], index: str) -> str:
 def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
     """Its exit code, and the last that it said."""
     words = [
-        *order.get("uv", [UV]), "pip", command, *arguments, "--python", order["python"], "--default-index", index,
-        "--no-config", "--no-python-downloads", "--keyring-provider", "disabled",
+        *order.get("uv", [UV]), "pip", command, *arguments, "--python", order["python"],
+        "--default-index", index, "--no-config", "--no-python-downloads", "--keyring-provider",
+        "disabled",
     ]  # fmt: skip
     if not order["source_builds"]:
         words.append("--no-build")
