@@ -46,9 +46,7 @@ class Images:
                     f"containers/{made.id}/archive", method="HEAD", params={"path": path}
                 ):
                     return path
-            except DockerError as error:
-                if error.status == 404:
-                    return None
-                raise
+            except ValueError:  # An error without a body.
+                return None
             finally:
                 await made.delete(force=True)

@@ -47,13 +47,14 @@ PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{
 
 
 Tree = TypeVar("Tree")
+Tree_contra = TypeVar("Tree_contra", contravariant=True)
 """What of a template's image the node's installer needs to know."""
 
 
-class Installer(Protocol[Tree]):
+class Installer(Protocol[Tree_contra]):
     def run(
         self,
-        tree: Tree,
+        tree: Tree_contra,
         order: dict[str, Any],
         *,
         resources: Resources,
