@@ -113,7 +113,7 @@ def test_the_interpreter_that_an_image_was_lent_has_packages_too(api: Api) -> No
 
 
 def test_a_template_has_packages_of_its_own(api: Api) -> None:
-    body = {"id": "own", "name": "own", "image": PYTHON, "python_packages": ["greet"]}
+    body = {"id": "own", "name": "own", "python_packages": ["greet"]}
     made = api.http.post(f"{V1}/templates", json=body)
     assert made.status_code in (201, 202), made.text
 
@@ -135,18 +135,20 @@ def test_what_is_not_on_the_index_fails_and_leaves_nothing(
     assert installs(server, dockerd) == []
 
 
-def test_an_installation_that_nobody_waits_for_is_ended(
-    api: Api, server: Server, dockerd: Dockerd, index: Index
+def test_one_whose_control_plane_ends_is_ended_by_it(
+    dockerd: Dockerd, index: Index, tmp_path: Path
 ) -> None:
     index.add("slow", "1.0")
     held = index.hold("/files/slow-1.0-py3-none-any.whl")
-    body = {"dependencies": [{"name": "slow"}]}
-    made = answer(api.http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]
-    assert held.asked.wait(60)
-    assert len(installs(server, dockerd)) == 2
-    api.end(made)
-    eventually(lambda: installs(server, dockerd) == [])
-    held.go.set()
+    with Server(tmp_path, **settings(dockerd, index)) as server:
+        with server.client() as http:
+            body = {"dependencies": [{"name": "slow"}]}
+            answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)
+            assert held.asked.wait(60)
+        assert len(installs(server, dockerd)) == 2
+        server.stop()
+        assert installs(server, dockerd) == []
+        held.go.set()
 
 
 def test_one_whose_control_plane_was_killed_ends_and_is_done_again(

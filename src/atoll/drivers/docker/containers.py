@@ -24,6 +24,8 @@ LINK = "/run/atoll/link"
 JOURNAL = "/run/atoll/journal"
 OWN_PROCESSES = 8
 """Processes of ours beside those of user code."""
+RUNTIME_PROCESSES = 64
+"""Threads of a runtime that is a kernel itself, as gVisor is: they are counted with the others."""
 SUPERVISOR_SCORE, USER_SCORE = 500, 1000
 """Of two processes the kernel ends that with the higher score first, when memory runs out."""
 NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
@@ -116,7 +118,7 @@ def _body(
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(container.resources),
+        **limits(container.resources, container.runtime),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -150,14 +152,15 @@ def _body(
     }
 
 
-def limits(resources: Resources) -> dict[str, Any]:
+def limits(resources: Resources, runtime: str) -> dict[str, Any]:
     """What can be changed while it runs, too."""
+    own = OWN_PROCESSES + (0 if runtime in ("", "runc") else RUNTIME_PROCESSES)
     return {
         "Memory": resources.memory,
         # With swap the same, there is none.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
-        "PidsLimit": resources.max_processes + OWN_PROCESSES,
+        "PidsLimit": resources.max_processes + own,
     }
 
 

@@ -418,7 +418,7 @@ class DockerDriver:
             async with self._engine.docker._query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
-                data=json.dumps(containers.limits(resources)),
+                data=json.dumps(containers.limits(resources, self._settings.runtime)),
             ):
                 return True
 
