@@ -127,7 +127,7 @@ def _linked(*files: str, optional: bool = False) -> dict[str, str]:
 
 
 def _tag(binaries: dict[str, str], library: Path) -> str:
-    made_of = [sys.version, str(library), str(command()), *map(str, LEFT_OUT)]
+    made_of = [sys.version, str(library), Path(__file__).read_text()]
     for target, source in sorted({**binaries, "os.py": str(library / "os.py")}.items()):
         status = os.stat(source)
         made_of.append(f"{target} {status.st_size} {status.st_mtime_ns}")
