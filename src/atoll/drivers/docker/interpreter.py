@@ -141,7 +141,12 @@ def _fill(place: Path, binaries: dict[str, str], library: Path) -> None:
         (place / target).chmod(0o755)
     # Where the interpreter, which is told that it is bin/python3, looks for them.
     inside = place / sys.platlibdir / library.name
-    shutil.copytree(library, inside, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(
+        library,
+        inside,
+        ignore=shutil.ignore_patterns(*LEFT_OUT),
+        ignore_dangling_symlinks=True,
+    )
     script = place / "bin/python3"
     words = " ".join((*loaded(), "--argv0", '"$0"', f"{PLACE}/bin/python3.bin"))
     script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
