@@ -21,7 +21,7 @@ from atoll.drivers.local.install_program import ANSWER, DATA, END, FRAME, GONE, 
 from atoll.drivers.local.installer import ANSWER_LIMIT, ENDED, TOO_LONG, InstallFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from aiodocker.stream import Stream
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = 2
 """What is printed comes on the standard error."""
-MOST_CONNECTIONS = 128
+MOST_CONNECTIONS = 64
 READ = 64 * 1024
 
 log = structlog.get_logger(__name__)
@@ -54,13 +54,8 @@ class Conversation:
             async for number, kind, data in self._frames():
                 if kind == ANSWER:
                     return _answer(data)
-                if kind == OPEN and self._answer is not None and len(serving) < MOST_CONNECTIONS:
-                    ours, theirs = socket.socketpair()
-                    reader, self._ours[number] = await asyncio.open_connection(sock=ours)
-                    for work in (
-                        self._serve(self._answer, theirs),
-                        self._tell(number, reader),
-                    ):
+                if kind == OPEN and self._takes(number):
+                    for work in await self._opened(number):
                         task = asyncio.create_task(work)
                         serving.add(task)
                         task.add_done_callback(serving.discard)
@@ -76,6 +71,21 @@ class Conversation:
                 writer.close()
             if serving:
                 await asyncio.wait(serving)
+
+    def _takes(self, number: int) -> bool:
+        """Whether a connection of that number may be made."""
+        return (
+            self._answer is not None
+            and number not in self._ours
+            and len(self._ours) < MOST_CONNECTIONS
+        )
+
+    async def _opened(self, number: int) -> tuple[Coroutine[Any, Any, None], ...]:
+        """A new connection, and what is to be done for it."""
+        assert self._answer is not None
+        ours, theirs = socket.socketpair()
+        reader, self._ours[number] = await asyncio.open_connection(sock=ours)
+        return self._serve(self._answer, theirs), self._tell(number, reader)
 
     async def _frames(self) -> AsyncIterator[tuple[int, bytes, bytes]]:
         said = bytearray()
@@ -109,7 +119,6 @@ class Conversation:
                 writer.write_eof()
             else:
                 writer.close()
-                del self._ours[number]
 
     async def _serve(self, answer: Answer, theirs: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=theirs)
@@ -122,15 +131,16 @@ class Conversation:
             writer.close()
 
     async def _tell(self, number: int, reader: asyncio.StreamReader) -> None:
-        """What was answered, to who asked inside."""
+        """What was answered, to who asked inside; whoever served it has closed it after that."""
         with contextlib.suppress(OSError):
             while data := await reader.read(READ):
                 await self._send(number, DATA, data)
+        self._ours.pop(number).close()
         await self._send(number, END)
 
     async def _send(self, number: int, kind: bytes, data: bytes = b"") -> None:
         async with self._writing:
-            # When it is gone there is no answer either, which tells.
+            # When it is gone, which aiodocker takes for a mistake, there is no answer: that tells.
             with contextlib.suppress(OSError, RuntimeError, AssertionError):
                 await self._stream.write_in(FRAME.pack(number, kind, len(data)) + data)
 

@@ -25,7 +25,7 @@ from atoll.drivers.docker.engine import translated
 from atoll.drivers.local import install_program
 from atoll.drivers.local.installer import InstallFailed, is_abandoned, outgrown, own
 from atoll.drivers.local.workspaces import remove_tree
-from atoll.errors import AtollError, PermanentError
+from atoll.errors import AtollError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -126,7 +126,13 @@ class Installer:
             await asyncio.wait([looking, asking], return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 raise looking.result()
-            answered = asking.result()
+            try:
+                answered = asking.result()
+            except InstallFailed as error:
+                trouble = await self._engine.ping()
+                if trouble is not None:
+                    raise TemporaryError(trouble, code="engine_unavailable") from error
+                raise
             await self._kill(name, starting)
             yield answered, place / "build"
 
