@@ -222,6 +222,42 @@ def test_a_build_has_neither_network_nor_the_hosts_files_nor_rights(
     assert installs(server, dockerd) == []
 
 
+ASKS = """
+import socket
+rows = [line.split() for line in open("/proc/net/tcp")][1:]
+ports = {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"}
+def ask(line):
+    with socket.create_connection(("127.0.0.1", *ports)) as way:
+        way.sendall((line + " HTTP/1.1\\nHost: x\\nConnection: close\\n\\n").encode())
+        answer = b""
+        while data := way.recv(65536):
+            answer += data
+    print(line, "->", answer.split(b"\\r\\n")[0], flush=True)
+for line in (
+    "GET http://127.0.0.1:PORT/simple/elsewhere/", "GET /", "GET /simple/../files/x",
+    "GET //127.0.0.1:PORT/simple/", "CONNECT 127.0.0.1:PORT", "POST /simple/lower/",
+    "GET /simple/lower/",
+):
+    ask(line)
+for _ in range(300):
+    socket.create_connection(("127.0.0.1", *ports)).close()
+ask("GET /simple/lower/")
+raise SystemExit("enough")
+"""
+
+
+def test_a_build_reaches_nothing_but_the_index(api: Api, index: Index) -> None:
+    with Index() as outside:
+        outside.add("elsewhere")
+        index.add_source("asks", code=ASKS.replace("PORT", str(outside.port)))
+        _, said = refused(api, "asks")
+        assert outside.asked == []
+    lines = [line.strip() for line in said.splitlines() if "->" in line]
+    assert len({line for line in lines if "403" in line}) == 6, said
+    fine = "GET /simple/lower/ -> b'HTTP/1.1 200 '"
+    assert [line for line in lines if "403" not in line][:2] == [fine, fine], said
+
+
 def test_a_build_that_goes_well_leaves_nothing_running(
     api: Api, server: Server, dockerd: Dockerd, index: Index
 ) -> None:
@@ -257,13 +293,9 @@ def test_gvisor_installs_them_as_well(
 ) -> None:
     env = {**settings(dockerd, index), "ATOLL_DOCKER__RUNTIME": runsc}
     with Server(tmp_path, **env) as server, server.client() as http:
-        installed = answer(
-            http.post(
-                f"{V1}/sessions?wait=0", json={"dependencies": [{"name": "greet"}]}, timeout=120
-            ),
-            201,
-        )["id"]
-        api = Api(http)
+        http.timeout = 120
+        api, body = Api(http), {"dependencies": [{"name": "greet"}]}
+        installed = answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]
         eventually(lambda: api.get(installed)["dependencies"]["status"] != "installing", 60)
         assert api.get(installed)["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
         api.end(installed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.docker import containers, interpreter
 from tests.e2e.api import V1, Api, answer, session
 from tests.harness import Server
 from tests.rootfs import build_image
@@ -15,6 +16,7 @@ from tests.servers.images import PYTHON, SHELL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.servers.docker import Dockerd
 
@@ -134,3 +136,12 @@ def test_a_template_that_names_an_interpreter_gets_no_other(api: Api) -> None:
     assert refused.status_code >= 400
     assert refused.json()["code"] == "interpreter_missing", refused.text
     assert "/opt/py/bin/python3" in refused.json()["detail"]
+
+
+def test_what_is_lent_starts_under_gvisor(engine: Dockerd, runsc: str, tmp_path: Path) -> None:
+    place = str(interpreter.write(tmp_path))
+    mount = containers.bind(place, interpreter.PLACE, read_only=True)
+    words = [*interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
+    for runtime in ("runc", runsc):
+        ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])
+        assert ended == (0, f"{interpreter.PLACE}\n")
