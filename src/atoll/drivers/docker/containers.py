@@ -50,6 +50,8 @@ class Base:
     """The same as one program, for others to start."""
     path: str
     """Where programs are looked for."""
+    runtime: str = ""
+    """Of the engine, by name; its default when empty."""
     mounts: tuple[dict[str, Any], ...] = ()
     """What the interpreter needs, where it is not the image's."""
 
@@ -60,7 +62,6 @@ class Container:
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
-    runtime: str = ""
     environment: str | None = None
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
@@ -75,7 +76,6 @@ class Installation:
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
-    runtime: str = ""
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
 
@@ -118,7 +118,7 @@ def _body(
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(container.resources, container.runtime),
+        **limits(container.resources, base.runtime),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -129,8 +129,8 @@ def _body(
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
         "RestartPolicy": {"Name": "no"},
     }
-    if container.runtime:
-        host["Runtime"] = container.runtime
+    if base.runtime:
+        host["Runtime"] = base.runtime
     return {
         "Image": base.image,
         "Hostname": "sandbox",

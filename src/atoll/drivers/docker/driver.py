@@ -25,12 +25,14 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
+from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import SOCKET, Directories
+from atoll.drivers.docker.templates import ImageTemplates
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
@@ -54,12 +56,14 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
+    from atoll.drivers.base import Material
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
     from atoll.drivers.local.places import Places
+    from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
+    from atoll.model.template import Layer, Template
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
@@ -90,7 +94,6 @@ class DockerDriver:
         self._local = local
         self._node = data_dir / NODE
         self._engine = Engine(settings)
-        self._images = Images(self._engine, settings)
         self._machine = Machine(self._node)
         self.environments = LocalEnvironments(self._node, root=True, tree=self._base)
         self._directories = Directories(self._node, local, bucket, self.environments.place)
@@ -111,6 +114,9 @@ class DockerDriver:
         await self._engine.open()
         await self._storage.open()
         await asyncio.to_thread(self._open)
+        images = Images(self._engine, self._settings, self._name)
+        self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
+        await self._templates.open()
         self.environments.open(await self._installer())
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
@@ -144,7 +150,7 @@ class DockerDriver:
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
         features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
-        return Capabilities(provides, missing, frozenset(features))
+        return Capabilities(provides, missing, frozenset(features) | self._templates.features)
 
     async def close(self) -> None:
         for stream in self._held.values():
@@ -166,22 +172,32 @@ class DockerDriver:
                 code="isolation_unavailable",
                 missing=missing,
             )
+        await self._templates.check(template)
 
     async def built(self, template: Template) -> bool:
-        return await self._images.find(self._reference(template)) is not None
+        return await self._templates.built(template)
+
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        return self._templates.image_layer(template, fresh=fresh)
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        return await self._templates.image(template)
 
     async def build(
-        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
     ) -> None:
-        raise PermanentError("Not yet.", code="build_failed")
+        await self._templates.build(template, timeout=timeout, say=say, material=material)
 
     async def layers(self) -> list[str]:
-        return []
+        return await self._templates.layers()
 
-    async def discard_layer(self, name: str) -> None: ...
-
-    def _reference(self, template: Template) -> str:
-        return template.image or self._settings.image
+    async def discard_layer(self, name: str) -> None:
+        await self._templates.discard_layer(name)
 
     # Instances
 
@@ -249,20 +265,16 @@ class DockerDriver:
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
     async def _base(self, template: Template) -> containers.Base:
-        reference = self._reference(template)
-        image = await self._images.find(reference)
-        if image is None:
-            raise PermanentError(
-                f"Image {reference} is not on this node, and was not pulled.",
-                code="image_not_found",
-            )
+        image = await self._templates.find(template)
         path = image.env.get("PATH", containers.PATH)
-        python = await self._images.python(image, template.python)
+        runtime = template.runtime or self._settings.runtime
+        python = await self._templates.python(template)
         if python is not None:
-            return containers.Base(image.id, (python,), python, path)
+            return containers.Base(image.id, (python,), python, path, runtime)
         if template.python:
             raise PermanentError(
-                f"Image {reference} has no {template.python}, the template's interpreter.",
+                f"The image of template {template.id} has no {template.python}, which the template "
+                "names as its interpreter.",
                 code="interpreter_missing",
             )
         return containers.Base(
@@ -270,6 +282,7 @@ class DockerDriver:
             interpreter.command(),
             f"{interpreter.PLACE}/bin/python3",
             f"{path}:{interpreter.PLACE}/bin",
+            runtime,
             (await self._storage.interpreter(),),
         )
 
@@ -286,7 +299,6 @@ class DockerDriver:
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
-            runtime=self._settings.runtime,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,

@@ -111,7 +111,6 @@ class Installer:
                 labels={containers.NODE_LABEL: self._label, containers.INSTALL_LABEL: name},
                 mounts=(*mounts, build),
                 resources=resources,
-                runtime=self._settings.runtime,
                 tmp_size=self._settings.tmp_size,
                 open_files=self._settings.open_files,
             )
