@@ -113,7 +113,7 @@ def test_the_interpreter_that_an_image_was_lent_has_packages_too(api: Api) -> No
 
 
 def test_a_template_has_packages_of_its_own(api: Api) -> None:
-    body = {"id": "own", "name": "own", "python_packages": ["greet"]}
+    body = {"id": "own", "name": "own", "image": PYTHON, "python_packages": ["greet"]}
     made = api.http.post(f"{V1}/templates", json=body)
     assert made.status_code in (201, 202), made.text
 
@@ -140,7 +140,8 @@ def test_one_whose_control_plane_ends_is_ended_by_it(
 ) -> None:
     index.add("slow", "1.0")
     held = index.hold("/files/slow-1.0-py3-none-any.whl")
-    with Server(tmp_path, **settings(dockerd, index)) as server:
+    env = {**settings(dockerd, index), "ATOLL_SHUTDOWN_TIMEOUT": "1"}
+    with Server(tmp_path, **env) as server:
         with server.client() as http:
             body = {"dependencies": [{"name": "slow"}]}
             answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)

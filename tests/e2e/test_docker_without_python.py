@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.docker import containers, interpreter
-from tests.e2e.api import V1, Api, answer, session
+from tests.e2e.api import V1, Api, answer, eventually, problem, session
 from tests.harness import Server
 from tests.rootfs import build_image
 from tests.servers.images import PYTHON, SHELL
@@ -52,9 +52,18 @@ def api(engine: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     with Server(tmp_path_factory.mktemp("server"), **env) as server, server.client() as http:
         api = Api(http)
         for name, image in (("shell", SHELL), ("static", STATIC), ("entry", ENTRY)):
-            body = {"id": name, "name": name, "image": image}
-            answer(http.post(f"{V1}/templates", json=body), 201)
+            create(api, id=name, image=image)
         yield api
+
+
+def create(api: Api, **fields: Any) -> dict[str, Any]:
+    """A template that is ready, as it is told."""
+    made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
+    path = f"{V1}/templates/{made['id']}"
+    eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"))
+    told = answer(api.http.get(path))
+    assert told["status"] == "ready", told
+    return told
 
 
 def test_shell_and_commands_are_the_images_own(api: Api) -> None:
@@ -119,22 +128,18 @@ def test_an_image_with_one_static_program_will_do(api: Api) -> None:
         assert "bash or sh is not in this sandbox" in lost["stderr"]
 
 
-def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api, engine: Dockerd) -> None:
-    config: dict[str, Any] = engine.image(ENTRY)["Config"]
+def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:
+    template = answer(api.http.get(f"{V1}/templates/entry"))
+    assert (template["entrypoint"], template["command"]) == (["/bin/echo", "hello"], ["world"])
     with session(api, template_id="entry") as made:
-        told = api.run(made, command=[*config["Entrypoint"], *config["Cmd"]])
+        told = api.run(made, command=[*template["entrypoint"], *template["command"]])
         assert told["stdout"] == "hello world\n", told
 
 
 def test_a_template_that_names_an_interpreter_gets_no_other(api: Api) -> None:
-    body = {"id": "named", "name": "named", "image": SHELL, "python": "/opt/py/bin/python3"}
-    made = api.http.post(f"{V1}/templates", json=body)
-    if made.status_code != 201:
-        assert made.json()["code"] == "interpreter_missing"
-        return
+    create(api, id="named", image=SHELL, python="/opt/py/bin/python3")
     refused = api.http.post(f"{V1}/sessions", json={"template_id": "named"})
-    assert refused.status_code >= 400
-    assert refused.json()["code"] == "interpreter_missing", refused.text
+    problem(refused, 422, "interpreter_missing")
     assert "/opt/py/bin/python3" in refused.json()["detail"]
 
 
