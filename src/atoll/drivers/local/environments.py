@@ -43,6 +43,7 @@ NAME = re.compile(r"[0-9a-f]{16,64}")
 DESCRIBE_SECONDS = 60.0
 DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16)
 MOST_PACKAGES = 2000
+NO_UV = "uv is not installed on this node; install it with: pip install uv"
 PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{0,100})")
 
 
@@ -78,16 +79,17 @@ class LocalEnvironments(Generic[Tree]):
         self._root = root
         self._tree = tree
         self._installer: Installer[Tree] | None = None
+        self._trouble = NO_UV
 
-    def open(self, installer: Installer[Tree] | None) -> None:
-        """Without an installer, which needs uv, what is there can be used all the same."""
+    def open(self, installer: Installer[Tree] | None, trouble: str = NO_UV) -> None:
+        """Without an installer, for the `trouble`, what is there can be used all the same."""
         for directory in (self._about, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
         self.place.mkdir(exist_ok=True)
         # Who knows a name gets in; nobody gets the names. Inside, another uid than this one, or
         # this one on a mount that is read-only.
         self.place.chmod(0o711 if self._root else 0o311)
-        self._installer = installer
+        self._installer, self._trouble = installer, trouble
 
     def inside(self, name: str) -> str:
         return f"{sandbox.PACKAGES}/{name}"
@@ -123,10 +125,7 @@ class LocalEnvironments(Generic[Tree]):
 
     def _needed(self) -> Installer[Tree]:
         if self._installer is None:
-            raise PermanentError(
-                "uv is not installed on this node; install it with: pip install uv",
-                code="packages_not_configured",
-            )
+            raise PermanentError(self._trouble, code="packages_not_configured")
         return self._installer
 
     # Sets
