@@ -123,15 +123,20 @@ def config(
     *,
     token: str,
     listen: str,
+    peer: int | None,
     journal: tuple[str, ...],
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
 ) -> dict[str, Any]:
-    """What the executor is told on its standard input."""
+    """
+    What the executor is told on its standard input. `peer` is the user of the processes inside that
+    may connect to it; without, none may.
+    """
     return {
         "token": token,
         "listen": listen,
+        "peer": peer,
         "journal": list(journal),
         "preload": list(preload),
         "hooks": True,
