@@ -50,6 +50,8 @@ class Container:
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
+    relays: int = 0
+    """Processes of links, beside all others."""
 
 
 def body(container: Container) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def body(container: Container) -> dict[str, Any]:
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(resources),
+        **limits(resources, relays=container.relays),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -108,14 +110,14 @@ def body(container: Container) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def limits(resources: Resources) -> dict[str, Any]:
+def limits(resources: Resources, *, relays: int) -> dict[str, Any]:
     """What can be changed while it runs, too."""
     return {
         "Memory": resources.memory,
         # With swap the same, there is none.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
-        "PidsLimit": resources.max_processes + OWN_PROCESSES,
+        "PidsLimit": resources.max_processes + OWN_PROCESSES + relays,
     }
 
 

@@ -25,14 +25,19 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import containers, links
+from atoll.drivers.docker.choice import obstacle
+from atoll.drivers.docker.drafts import Drafts
 from atoll.drivers.docker.engine import Engine, translated
 from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
-from atoll.drivers.docker.storage import SOCKET, Directories
+from atoll.drivers.docker.storage import Directories
+from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
@@ -52,10 +57,10 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
+    from atoll.drivers.base import Places
     from atoll.drivers.docker.images import Image
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
-    from atoll.drivers.local.places import Places
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
     from atoll.model.template import Template
@@ -93,9 +98,12 @@ class DockerDriver:
         self._engine = Engine(settings)
         self._images = Images(self._engine, settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=True, tree=self._no_tree)
-        self._directories = Directories(self._node, local, bucket, self.environments.place)
-        self._storage: Storage = self._directories
+        self.environments = LocalEnvironments(
+            self._node, root=os.geteuid() == 0, tree=self._no_tree
+        )
+        self._bucket = bucket
+        self._storage: Storage
+        """Chosen when the engine is known."""
         self._held: dict[str, Stream] = {}
         """Standard inputs of ephemeral instances: these end with them."""
         self._new: set[str] = set()
@@ -106,20 +114,41 @@ class DockerDriver:
 
     @property
     def places(self) -> Places:
-        return self._directories.places
+        return self._storage.places
 
     async def open(self) -> None:
-        await self._engine.open()
-        await self._storage.open()
         await asyncio.to_thread(self._open)
+        await self._engine.open()
+        self._storage = await self._chosen_storage()
+        await self._storage.open()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
+        self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
 
     def _open(self) -> None:
+        self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.environments.open(None)
         self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+
+    async def _chosen_storage(self) -> Storage:
+        drafts = Drafts(self._engine, self._name)
+        wanted, why = self._settings.storage, "the settings say so"
+        if wanted == "auto":
+            trouble = await obstacle(self._engine, drafts, self._node)
+            wanted = "directories" if trouble is None else "volumes"
+            why = trouble or "the engine is here, and sees them"
+        log.info("storage.chosen", storage=wanted, why=why)
+        if wanted == "volumes":
+            return Volumes(self._engine, drafts, self._name, self._node)
+        if os.geteuid() != 0:
+            raise PermanentError(
+                "Workspaces in directories take root: run Atoll as root, or set "
+                "ATOLL_DOCKER__STORAGE=volumes.",
+                code="engine_refused",
+            )
+        return Directories(self._node, self._local, self._bucket, self.environments.place)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -134,8 +163,10 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
-        return Capabilities(provides, missing, frozenset(features))
+        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
+        return Capabilities(
+            provides, missing, frozenset(name for name, there in features.items() if there)
+        )
 
     async def close(self) -> None:
         for stream in self._held.values():
@@ -211,8 +242,11 @@ class DockerDriver:
 
     def _is_usable(self, found: dict[str, Any]) -> bool:
         """Whether it came so far that it was told what to do."""
-        socket = self._storage.socket(found["Config"]["Labels"][containers.INSTANCE_LABEL])
-        return socket is None or (socket / SOCKET).exists()
+        labels = found["Config"]["Labels"]
+        if labels.get(containers.LINK_LABEL) == links.RELAY:
+            return True  # One that was not told has ended: its standard input did.
+        directory = self._storage.socket(labels[containers.INSTANCE_LABEL])
+        return directory is not None and (directory / links.FILE).exists()
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
@@ -262,10 +296,13 @@ class DockerDriver:
     def _container(
         self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
     ) -> containers.Container:
+        runtime = self._settings.runtime
+        relayed = self._storage.socket(spec.instance_id) is None or self._is_gvisor(runtime)
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
+            containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
         }
         return containers.Container(
             image=image.id,
@@ -274,11 +311,18 @@ class DockerDriver:
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
-            runtime=self._settings.runtime,
+            runtime=runtime,
+            relays=links.RELAYS if relayed else 0,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
         )
+
+    def _is_gvisor(self, runtime: str) -> bool:
+        """Whether its kernel is its own: sockets are not shared with us then."""
+        name = runtime or self._engine.info.get("DefaultRuntime", "")
+        about = (self._engine.info.get("Runtimes") or {}).get(name) or {}
+        return any("runsc" in str(word) for word in (name, *about.values()))
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
@@ -290,8 +334,11 @@ class DockerDriver:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         config = containers.config(
             token=self._token(spec.instance_id),
-            listen=f"{containers.LINK}/{SOCKET}",
-            journal=tuple(f"{containers.JOURNAL}/{number}" for number in (0, 1)),
+            listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
+            peer=links.RELAY_UID if wanted.relays else None,
+            journal=tuple(
+                f"{containers.JOURNAL}/{number}" for number in (0, 1) if self._storage.journals
+            ),
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
@@ -339,6 +386,7 @@ class DockerDriver:
         data: dict[str, str | int] = {
             "container": container_id,
             "workspace": labels[containers.WORKSPACE_LABEL],
+            "link": labels[containers.LINK_LABEL],
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
@@ -354,20 +402,23 @@ class DockerDriver:
                 raise
 
     async def observe(self, handle: Handle) -> Observation:
+        return (await self._looked_at(handle))[1]
+
+    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
         try:
             found = await self._inspect(_name(handle.instance_id))
         except TemporaryError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
-            return Observation(State.UNKNOWN)
+            return {}, Observation(State.UNKNOWN)
         if found is None or found["Id"] != handle.data["container"]:
-            return Observation(State.GONE)
-        return _observed(found)
+            return {}, Observation(State.GONE)
+        return found, _observed(found)
 
     async def connect(self, handle: Handle) -> Link:
-        observed = await self.observe(handle)
+        found, observed = await self._looked_at(handle)
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
-        link = await self._link(handle)
+        link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
             await self._storage.seal(handle.instance_id, self.workspace_of(handle))
@@ -381,23 +432,23 @@ class DockerDriver:
         self._new.discard(handle.instance_id)
         return link
 
-    async def _link(self, handle: Handle) -> Link:
+    async def _link(self, handle: Handle, entry: list[str]) -> Link:
         settings = self._link_settings
         new = handle.instance_id in self._new
         timeout = settings.start_timeout if new else settings.connect_timeout
+        token = self._token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
-        assert directory is not None
-        try:
-            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
-        try:
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
-            path = f"/proc/self/fd/{fd}/{SOCKET}"
-            token = self._token(handle.instance_id)
-            return await Link.connect(path, settings, timeout=timeout, token=token)
-        finally:
-            os.close(fd)
+        if handle.data["link"] == links.SOCKET and directory is not None:
+            return await links.by_socket(directory, settings, timeout=timeout, token=token)
+        return await links.by_relay(
+            self._engine,
+            str(handle.data["container"]),
+            entry[: entry.index("-I")],
+            EXECUTOR,
+            settings,
+            timeout=timeout,
+            token=token,
+        )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         if not await self._storage.fits(self.workspace_of(handle), resources):
@@ -406,8 +457,13 @@ class DockerDriver:
             async with self._engine.docker._query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
-                data=json.dumps(containers.limits(resources)),
+                data=json.dumps(
+                    containers.limits(
+                        resources, relays=links.RELAYS * (handle.data["link"] == links.RELAY)
+                    )
+                ),
             ):
+                self._load.forget(str(handle.data["container"]))
                 return True
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
@@ -549,7 +605,9 @@ class DockerDriver:
         for name in names:
             if name not in found and ids.is_instance_id(name):
                 # The rest of a start that was interrupted.
-                nothing: dict[str, str | int] = {"container": "", "workspace": name}
+                nothing: dict[str, str | int] = {
+                    "container": "", "workspace": name, "link": links.SOCKET,
+                }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         return [found[name] for name in sorted(found)]
 
@@ -563,7 +621,9 @@ class DockerDriver:
         return await self._engine.ping() or self._failure
 
     async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._machine.metrics)
+        if self._engine.is_local:
+            return await asyncio.to_thread(self._machine.metrics)
+        return await self._load.metrics()
 
 
 class _Settled(Exception):

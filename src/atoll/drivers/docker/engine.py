@@ -33,6 +33,7 @@ UNREACHABLE = 900
 OLDEST_API = (1, 41)
 """That of engine 20.10."""
 API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
+PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
 
 
@@ -62,7 +63,8 @@ class Engine:
             context = self._context = self._tls()
             connector = aiohttp.TCPConnector(ssl=context if context is not None else False, limit=0)
             scheme = "http" if context is None else "https"
-            url = f"{scheme}://{self.url.removeprefix('tcp://')}"
+            host, port = self._address
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         # The version of `OLDEST_API` is asked for, and understood by every engine since.
         self.docker = aiodocker.Docker(
             url,
@@ -114,14 +116,15 @@ class Engine:
         """A connection of its own to the engine, for what is not a request and an answer."""
         loop = asyncio.get_running_loop()
         if self.is_local:
-            await loop.create_unix_connection(
-                lambda: protocol, self.url.removeprefix("unix://")
-            )
+            await loop.create_unix_connection(lambda: protocol, self.url.removeprefix("unix://"))
             return
-        address = urlsplit(self.url)
-        await loop.create_connection(
-            lambda: protocol, address.hostname, address.port, ssl=self._context
-        )
+        await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        """Host and port of an engine at tcp://; the ports are those that engines have by custom."""
+        told = urlsplit(self.url)
+        return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
 
     async def close(self) -> None:
         docker = getattr(self, "docker", None)

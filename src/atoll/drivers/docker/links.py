@@ -14,8 +14,9 @@ import asyncio
 import json
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.bundle import PACKAGE
@@ -43,6 +44,8 @@ MOST_HEAD = 16_384
 MOST_SAID = 1000
 _FRAME = struct.Struct(">BxxxL")
 _STDERR = 2
+
+log = structlog.get_logger(__name__)
 
 
 async def by_socket(
@@ -133,15 +136,15 @@ class Hijacked(asyncio.Transport, asyncio.Protocol):
         """Bytes of the frame that are still to come."""
         self._is_error = False
         self._said = b""
+        """The end of what the process wrote to its standard error."""
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine has agreed."""
 
     # Towards the engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._lower = transport
-        transport.write(self._request)
+        self._lower = cast("asyncio.Transport", transport)
+        self._lower.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if not self.begun.done():
@@ -191,6 +194,8 @@ class Hijacked(asyncio.Transport, asyncio.Protocol):
         if not self.begun.done():
             self._refused(ConnectionResetError("The engine ended the connection."))
         elif self.begun.exception() is None:
+            if self._said:
+                log.info("relay.ended", said=self._said.decode(errors="replace").strip())
             self._protocol.connection_lost(error)
 
     def pause_writing(self) -> None:
@@ -200,11 +205,6 @@ class Hijacked(asyncio.Transport, asyncio.Protocol):
         self._protocol.resume_writing()
 
     # Towards the link
-
-    @property
-    def said(self) -> str:
-        """The end of what the process wrote to its standard error."""
-        return self._said.decode(errors="replace").strip()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert self._lower is not None
