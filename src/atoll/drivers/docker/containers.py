@@ -31,6 +31,8 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.workspace",
     "atoll.link",
 )
+KERNEL_THREADS, KERNEL_SHARE = 256, 4
+"""What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -52,6 +54,8 @@ class Container:
     open_files: int = 1024
     relays: int = 0
     """Processes of links, beside all others."""
+    own_kernel: bool = False
+    """Whether the runtime brings a kernel of its own, such as gVisor's."""
 
 
 def body(container: Container) -> dict[str, Any]:
@@ -87,6 +91,12 @@ def body(container: Container) -> dict[str, Any]:
     }
     if container.runtime:
         host["Runtime"] = container.runtime
+    if container.own_kernel:
+        # To the host's kernel that is a program with threads of its own, which ends when it gets no
+        # more of them. User code is held by its own kernel, which counts this container alone.
+        most = resources.max_processes + OWN_PROCESSES
+        host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
+        host["PidsLimit"] = KERNEL_THREADS + KERNEL_SHARE * host["PidsLimit"]
     return {
         "Image": container.image,
         "Hostname": "sandbox",

@@ -297,7 +297,8 @@ class DockerDriver:
         self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
     ) -> containers.Container:
         runtime = self._settings.runtime
-        relayed = self._storage.socket(spec.instance_id) is None or self._is_gvisor(runtime)
+        own_kernel = self._is_gvisor(runtime)
+        relayed = own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
@@ -313,6 +314,7 @@ class DockerDriver:
             resources=spec.resources,
             runtime=runtime,
             relays=links.RELAYS if relayed else 0,
+            own_kernel=own_kernel,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
@@ -453,6 +455,9 @@ class DockerDriver:
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
+        found, _ = await self._looked_at(handle)
+        if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            return False  # Its own kernel was told its limits at its start.
         with translated():
             async with self._engine.docker._query(
                 f"containers/{handle.data['container']}/update",
