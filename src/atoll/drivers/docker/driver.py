@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
+NAME, KEY = "docker-name", "docker-key"
+"""Files of what the node's containers are labelled with, and of what tokens are made from."""
 HANDLE_VERSION = 1
 READY = b"ready\n"
 MOST_SAID = 4000
@@ -118,8 +120,8 @@ class DockerDriver:
 
     def _open(self) -> None:
         self.environments.open(None)
-        self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
-        self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+        self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
+        self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
