@@ -405,7 +405,7 @@ class DockerDriver:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
                 data=json.dumps(containers.limits(resources)),
@@ -458,7 +458,7 @@ class DockerDriver:
     async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
         """`_Settled` when it is so already, or gone."""
         try:
-            async with self._engine.docker._query(path, method=method, **options):
+            async with self._engine.query(path, method=method, **options):
                 return
         except DockerError as error:
             if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
@@ -534,7 +534,7 @@ class DockerDriver:
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
         wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
             ) as response:
                 found: list[dict[str, Any]] = await response.json()
