@@ -516,6 +516,11 @@ class BlobSettings(Group):
     Whether the bucket's name is in the path of addresses, instead of in front of the host's; true
     when not set but `endpoint` is.
     """
+    direct_links: bool = True
+    """
+    Whether links to files may lead straight to the server; false where those who get them do not
+    reach it.
+    """
     encryption: Literal["AES256", "aws:kms"] | None = None
     """Encryption at rest that the server is asked for; what the bucket says when not set."""
     kms_key_id: str | None = Field(None, min_length=1)

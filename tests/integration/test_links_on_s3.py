@@ -74,3 +74,20 @@ def test_links_lead_here_while_s3_is_dead(api: Api, own_s3: S3Server) -> None:
 
     assert link["native"] is False
     assert httpx.get(link["url"]).content == b"content"
+
+
+def test_links_lead_here_where_clients_do_not_reach_s3(
+    bubblewrap: str, own_s3: S3Server, tmp_path: Path
+) -> None:
+    env = own_s3.environment(ATOLL_POOL__SIZE="0", ATOLL_BLOB__DIRECT_LINKS="false")
+    with Server(tmp_path, **env) as server, server.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        api.put(session, "out", b"content")
+        get = presign(api, session, path="out")
+        put = presign(api, session, path="in", method="PUT", direct=True)
+
+        assert (get["native"], put["native"]) == (False, False)
+        assert httpx.get(get["url"]).content == b"content"
+        assert httpx.put(put["url"], content=b"other").is_success
+        assert keys(own_s3, "exports", session) == set()

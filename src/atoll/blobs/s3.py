@@ -41,6 +41,8 @@ class S3Objects(Objects):
         self._settings = settings
 
     async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:
+        if not self._settings.direct_links:
+            return await super().presign(method, key, expires)
         from obstore import sign_async
 
         check_key(key)

@@ -234,7 +234,7 @@ class DockerDriver:
             await asyncio.shield(self._give_up(spec.instance_id))
             raise
         self._failure = None
-        self._memory.note(spec.instance_id, int(found["State"]["Pid"]))
+        self._memory.note(spec.instance_id, found["Id"], int(found["State"]["Pid"]))
         self._new.add(spec.instance_id)
         return self._handle(found)
 

@@ -52,19 +52,24 @@ class Memory:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def note(self, instance_id: str, pid: int) -> None:
+    def note(self, instance_id: str, container: str, pid: int) -> None:
         """An instance with its first process, as the engine's machine numbers it."""
-        self._groups[instance_id] = self._group(pid) if self._engine.is_local else None
+        self._groups[instance_id] = self._group(container, pid) if self._engine.is_local else None
 
     def forget(self, instance_id: str) -> None:
         for known in (self._groups, self._told, self._seen):
             known.pop(instance_id, None)
 
-    def _group(self, pid: int) -> Path | None:
-        """The control group that counts a process's memory."""
+    def _group(self, container: str, pid: int) -> Path | None:
+        """
+        The control group that counts a container's memory. Its name has the container's: where this
+        process is in a container itself, the number is that of another process.
+        """
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
                 _, names, path = line.split(":", 2)
+                if container not in path:
+                    continue
                 if "memory" in names.split(","):
                     place = self._root / "memory" / path.lstrip("/")
                 elif not names:
