@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
+NAME, KEY = "docker-name", "docker-key"
+"""Files of what the node's containers are labelled with, and of what tokens are made from."""
 HANDLE_VERSION = 1
 READY = b"ready\n"
 MOST_SAID = 4000
@@ -129,8 +131,8 @@ class DockerDriver:
     def _open(self) -> None:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.environments.open(None)
-        self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
-        self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+        self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
+        self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
 
     async def _chosen_storage(self) -> Storage:
         drafts = Drafts(self._engine, self._name)
@@ -459,7 +461,7 @@ class DockerDriver:
         if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
             return False  # Its own kernel was told its limits at its start.
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
                 data=json.dumps(
@@ -517,7 +519,7 @@ class DockerDriver:
     async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
         """`_Settled` when it is so already, or gone."""
         try:
-            async with self._engine.docker._query(path, method=method, **options):
+            async with self._engine.query(path, method=method, **options):
                 return
         except DockerError as error:
             if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
@@ -593,7 +595,7 @@ class DockerDriver:
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
         wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
             ) as response:
                 found: list[dict[str, Any]] = await response.json()

@@ -23,7 +23,7 @@ from aiodocker.exceptions import DockerError
 from atoll.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from atoll.settings import DockerSettings
 
@@ -132,11 +132,22 @@ class Engine:
             await docker.session.close()
             await docker.close()
 
+    @contextlib.asynccontextmanager
+    async def query(
+        self, path: str, method: str = "GET", **options: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """
+        What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
+        response that is not read to its end, and the connection with it, to the garbage collector.
+        """
+        async with self.docker._query(path, method, **options) as response, response:
+            yield response
+
     async def ping(self) -> str | None:
         """Why the engine cannot be used at the moment; none when it can."""
         try:
             with translated():
-                async with self.docker._query("_ping", versioned_api=False):
+                async with self.query("_ping", versioned_api=False):
                     return None
         except TemporaryError as error:
             return error.message

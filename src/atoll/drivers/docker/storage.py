@@ -186,7 +186,7 @@ class Directories:
         source = self._workspaces.get(workspace)
         if source is None:
             return False
-        with translated(workspace):
+        with translated(workspace, "workspace_not_copied"):
             return self._workspaces.copy(source, name, abandoned)
 
     async def names(self) -> list[str]:
@@ -197,12 +197,12 @@ class Directories:
 
 
 @contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
+def translated(name: str, code: str = "instance_not_started") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise TemporaryError(
             f"The files of {name} could not be made: {error}",
-            code="node_full" if full else "instance_not_started",
+            code="node_full" if full else code,
         ) from error
