@@ -57,7 +57,7 @@ class Drafts:
 
     async def _listed(self, **filters: list[str]) -> list[dict[str, Any]]:
         params = {"all": "1", "filters": json.dumps(filters)}
-        async with self._engine.docker._query("containers/json", params=params) as response:
+        async with self._engine.query("containers/json", params=params) as response:
             return list(await response.json())
 
     @contextlib.asynccontextmanager
@@ -98,7 +98,7 @@ class Drafts:
 
     async def remove(self, name: str) -> None:
         try:
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 f"containers/{name}", method="DELETE", params={"force": "1"}
             ):
                 return
@@ -114,7 +114,7 @@ class Drafts:
             place.uid = place.gid = containers.UID
             archive.addfile(place)
         params = {"fromSrc": "-", "repo": REPOSITORY, "tag": TAG}
-        async with self._engine.docker._query(
+        async with self._engine.query(
             "images/create", method="POST", params=params, data=content.getvalue(), headers=_TAR
         ) as response:
             await response.read()
@@ -123,7 +123,7 @@ class Drafts:
 
     async def put(self, draft: str, path: str, archive: bytes) -> None:
         """Unpack a tar file into a directory of the draft."""
-        async with self._engine.docker._query(
+        async with self._engine.query(
             f"containers/{draft}/archive",
             method="PUT",
             params={"path": path},
@@ -135,7 +135,7 @@ class Drafts:
     async def get(self, draft: str, path: str) -> bytes | None:
         """A small file of the draft; none when it is not there."""
         try:
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 f"containers/{draft}/archive", params={"path": path}
             ) as response:
                 content = io.BytesIO(await response.read())

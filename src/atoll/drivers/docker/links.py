@@ -98,7 +98,7 @@ async def _made(engine: Engine, container: str, command: list[str]) -> str:
         "WorkingDir": "/",
         "Cmd": command,
     }
-    async with engine.docker._query(
+    async with engine.query(
         f"containers/{container}/exec", method="POST", data=json.dumps(body)
     ) as response:
         return str((await response.json())["Id"])

@@ -57,7 +57,7 @@ class Load:
     async def _look(self) -> None:
         label = f"{containers.NODE_LABEL}={self._node}"
         filters = {"label": [label, containers.INSTANCE_LABEL], "status": ["running"]}
-        async with self._engine.docker._query(
+        async with self._engine.query(
             "containers/json", params={"filters": json.dumps(filters)}
         ) as response:
             there = [str(one["Id"]) for one in await response.json()]

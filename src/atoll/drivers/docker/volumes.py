@@ -229,14 +229,14 @@ class Volumes:
             "DriverOpts": {} if size is None else {"size": str(size)},
             "Labels": {containers.NODE_LABEL: self._node, **labels},
         }
-        async with self._engine.docker._query(
+        async with self._engine.query(
             "volumes/create", method="POST", data=json.dumps(body)
         ):
             pass
 
     async def _get(self, name: str) -> dict[str, Any] | None:
         try:
-            async with self._engine.docker._query(f"volumes/{name}") as response:
+            async with self._engine.query(f"volumes/{name}") as response:
                 return dict(await response.json())
         except DockerError as error:
             if error.status == NOT_THERE:
@@ -245,7 +245,7 @@ class Volumes:
 
     async def _remove(self, name: str) -> None:
         try:
-            async with self._engine.docker._query(f"volumes/{name}", method="DELETE"):
+            async with self._engine.query(f"volumes/{name}", method="DELETE"):
                 pass
         except DockerError as error:
             if error.status != NOT_THERE:
@@ -253,7 +253,7 @@ class Volumes:
 
     async def _names(self, label: str) -> list[str]:
         filters = {"label": [f"{containers.NODE_LABEL}={self._node}", label]}
-        async with self._engine.docker._query(
+        async with self._engine.query(
             "volumes", params={"filters": json.dumps(filters)}
         ) as response:
             return [str(one["Name"]) for one in (await response.json())["Volumes"] or []]
