@@ -229,9 +229,7 @@ class Volumes:
             "DriverOpts": {} if size is None else {"size": str(size)},
             "Labels": {containers.NODE_LABEL: self._node, **labels},
         }
-        async with self._engine.query(
-            "volumes/create", method="POST", data=json.dumps(body)
-        ):
+        async with self._engine.query("volumes/create", method="POST", data=json.dumps(body)):
             pass
 
     async def _get(self, name: str) -> dict[str, Any] | None:
