@@ -41,12 +41,15 @@ def engine(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Docker
     return dockerd
 
 
-@pytest.fixture(scope="module")
-def api(engine: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+@pytest.fixture(scope="module", params=["directories", "volumes"])
+def api(
+    request: pytest.FixtureRequest, engine: Dockerd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Api]:
     env = {
         "ATOLL_DRIVER": "docker",
         "ATOLL_DOCKER__URL": engine.url,
         "ATOLL_DOCKER__IMAGE": PYTHON,
+        "ATOLL_DOCKER__STORAGE": request.param,
         "ATOLL_POOL__SIZE": "0",
     }
     with Server(tmp_path_factory.mktemp("server"), **env) as server, server.client() as http:

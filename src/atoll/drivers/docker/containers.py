@@ -24,8 +24,6 @@ LINK = "/run/atoll/link"
 JOURNAL = "/run/atoll/journal"
 OWN_PROCESSES = 8
 """Processes of ours beside those of user code."""
-RUNTIME_PROCESSES = 64
-"""Threads of a runtime that is a kernel itself, as gVisor is: they are counted with the others."""
 SUPERVISOR_SCORE, USER_SCORE = 500, 1000
 """Of two processes the kernel ends that with the higher score first, when memory runs out."""
 NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
@@ -35,6 +33,8 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.link",
 )
 INSTALL_LABEL = "atoll.install"
+KERNEL_THREADS, KERNEL_SHARE = 256, 4
+"""What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -52,6 +52,8 @@ class Base:
     """Where programs are looked for."""
     runtime: str = ""
     """Of the engine, by name; its default when empty."""
+    own_kernel: bool = False
+    """Whether the runtime brings a kernel of its own, such as gVisor's."""
     mounts: tuple[dict[str, Any], ...] = ()
     """What the interpreter needs, where it is not the image's."""
 
@@ -66,6 +68,8 @@ class Container:
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
+    relays: int = 0
+    """Processes of links, beside all others."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Installation:
     resources: Resources
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
+    relays: int = 0
 
 
 def body(container: Container) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def installation_body(container: Installation) -> dict[str, Any]:
 def _body(
     container: Container | Installation, workdir: str, env: dict[str, str], program: list[str]
 ) -> dict[str, Any]:
-    base = container.base
+    base, resources = container.base, container.resources
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={container.tmp_size}"
     host: dict[str, Any] = {
         "Mounts": [*base.mounts, *container.mounts],
@@ -118,7 +123,7 @@ def _body(
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(container.resources, base.runtime),
+        **limits(resources, relays=container.relays),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -131,6 +136,12 @@ def _body(
     }
     if base.runtime:
         host["Runtime"] = base.runtime
+    if base.own_kernel:
+        # To the host's kernel that is a program with threads of its own, which ends when it gets no
+        # more of them. User code is held by its own kernel, which counts this container alone.
+        most = resources.max_processes + OWN_PROCESSES
+        host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
+        host["PidsLimit"] = KERNEL_THREADS + KERNEL_SHARE * host["PidsLimit"]
     return {
         "Image": base.image,
         "Hostname": "sandbox",
@@ -152,15 +163,14 @@ def _body(
     }
 
 
-def limits(resources: Resources, runtime: str) -> dict[str, Any]:
+def limits(resources: Resources, *, relays: int) -> dict[str, Any]:
     """What can be changed while it runs, too."""
-    own = OWN_PROCESSES + (0 if runtime in ("", "runc") else RUNTIME_PROCESSES)
     return {
         "Memory": resources.memory,
         # With swap the same, there is none.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
-        "PidsLimit": resources.max_processes + own,
+        "PidsLimit": resources.max_processes + OWN_PROCESSES + relays,
     }
 
 
@@ -168,15 +178,20 @@ def config(
     *,
     token: str,
     listen: str,
+    peer: int | None,
     journal: tuple[str, ...],
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
 ) -> dict[str, Any]:
-    """What the executor is told on its standard input."""
+    """
+    What the executor is told on its standard input. `peer` is the user of the processes inside that
+    may connect to it; without, none may.
+    """
     return {
         "token": token,
         "listen": listen,
+        "peer": peer,
         "journal": list(journal),
         "preload": list(preload),
         "hooks": True,

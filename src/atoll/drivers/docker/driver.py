@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,17 +27,22 @@ from aiodocker.exceptions import DockerError
 
 from atoll import ids
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker import containers, interpreter, links
+from atoll.drivers.docker.choice import obstacle
+from atoll.drivers.docker.drafts import Drafts
 from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
+from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
-from atoll.drivers.docker.storage import SOCKET, Directories
+from atoll.drivers.docker.storage import Directories
 from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import uv_binary
+from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
@@ -52,14 +58,12 @@ from atoll.model.template import REQUIREMENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
-    from pathlib import Path
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.base import Material
+    from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
-    from atoll.drivers.local.places import Places
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
@@ -67,6 +71,12 @@ if TYPE_CHECKING:
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
+NAME, KEY = "docker-name", "docker-key"
+"""Files of what the node's containers are labelled with, and of what tokens are made from."""
+NO_DIRECTORIES = (
+    "Packages cannot be installed on this node: its workspaces are volumes of a Docker engine "
+    "(ATOLL_DOCKER__STORAGE). Take an image that has them."
+)
 HANDLE_VERSION = 1
 READY = b"ready\n"
 MOST_SAID = 4000
@@ -95,9 +105,10 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=True, tree=self._base)
-        self._directories = Directories(self._node, local, bucket, self.environments.place)
-        self._storage: Storage = self._directories
+        self.environments = LocalEnvironments(self._node, root=os.geteuid() == 0, tree=self._base)
+        self._bucket = bucket
+        self._storage: Storage
+        """Chosen when the engine is known."""
         self._held: dict[str, Stream] = {}
         """Standard inputs of ephemeral instances: these end with them."""
         self._new: set[str] = set()
@@ -108,33 +119,58 @@ class DockerDriver:
 
     @property
     def places(self) -> Places:
-        return self._directories.places
+        return self._storage.places
 
     async def open(self) -> None:
-        await self._engine.open()
-        await self._storage.open()
         await asyncio.to_thread(self._open)
+        await self._engine.open()
+        self._storage = await self._chosen_storage()
+        await self._storage.open()
         images = Images(self._engine, self._settings, self._name)
         self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
         await self._templates.open()
-        self.environments.open(await self._installer())
+        await self._open_environments()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
+        self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
 
     def _open(self) -> None:
-        self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
-        self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+        self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
+        self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
 
-    async def _installer(self) -> Installer | None:
+    async def _chosen_storage(self) -> Storage:
+        drafts = Drafts(self._engine, self._name)
+        wanted, why = self._settings.storage, "the settings say so"
+        if wanted == "auto":
+            trouble = await obstacle(self._engine, drafts, self._node)
+            wanted = "directories" if trouble is None else "volumes"
+            why = trouble or "the engine is here, and sees them"
+        log.info("storage.chosen", storage=wanted, why=why)
+        if wanted == "volumes":
+            self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
+            return Volumes(self._engine, drafts, self._name, self._node)
+        if os.geteuid() != 0:
+            raise PermanentError(
+                "Workspaces in directories take root: run Atoll as root, or set "
+                "ATOLL_DOCKER__STORAGE=volumes.",
+                code="engine_refused",
+            )
+        return Directories(self._node, self._local, self._bucket, self.environments.place)
+
+    async def _open_environments(self) -> None:
         uv = await asyncio.to_thread(uv_binary)
-        if uv is None:
-            return None
-        installer = Installer(
-            self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
-        )
-        await installer.open()
-        return installer
+        if not isinstance(self._storage, Directories):
+            self.environments.open(None, NO_DIRECTORIES)
+        elif uv is None:
+            self.environments.open(None)
+        else:
+            installer = Installer(
+                self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+            )
+            await installer.open()
+            self.environments.open(installer)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -149,7 +185,11 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
+        has_feature = {
+            "pause": info.get("CgroupDriver") != "none",
+            "copy": self._storage.copies,
+        }
+        features = {name for name, there in has_feature.items() if there}
         return Capabilities(provides, missing, frozenset(features) | self._templates.features)
 
     async def close(self) -> None:
@@ -231,8 +271,11 @@ class DockerDriver:
 
     def _is_usable(self, found: dict[str, Any]) -> bool:
         """Whether it came so far that it was told what to do."""
-        socket = self._storage.socket(found["Config"]["Labels"][containers.INSTANCE_LABEL])
-        return socket is None or (socket / SOCKET).exists()
+        labels = found["Config"]["Labels"]
+        if labels.get(containers.LINK_LABEL) == links.RELAY:
+            return True  # One that was not told has ended: its standard input did.
+        directory = self._storage.socket(labels[containers.INSTANCE_LABEL])
+        return directory is not None and (directory / links.FILE).exists()
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
@@ -268,9 +311,10 @@ class DockerDriver:
         image = await self._templates.find(template)
         path = image.env.get("PATH", containers.PATH)
         runtime = template.runtime or self._settings.runtime
+        own_kernel = self._is_gvisor(runtime)
         python = await self._templates.python(template)
         if python is not None:
-            return containers.Base(image.id, (python,), python, path, runtime)
+            return containers.Base(image.id, (python,), python, path, runtime, own_kernel)
         if template.python:
             raise PermanentError(
                 f"The image of template {template.id} has no {template.python}, which the template "
@@ -283,26 +327,36 @@ class DockerDriver:
             f"{interpreter.PLACE}/bin/python3",
             f"{path}:{interpreter.PLACE}/bin",
             runtime,
+            own_kernel,
             (await self._storage.interpreter(),),
         )
 
     def _container(
         self, spec: InstanceSpec, base: containers.Base, mounts: list[dict[str, Any]]
     ) -> containers.Container:
+        relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
+            containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
         }
         return containers.Container(
             base=base,
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
+            relays=links.RELAYS if relayed else 0,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
         )
+
+    def _is_gvisor(self, runtime: str) -> bool:
+        """Whether its kernel is its own: sockets are not shared with us then."""
+        name = runtime or self._engine.info.get("DefaultRuntime", "")
+        about = (self._engine.info.get("Runtimes") or {}).get(name) or {}
+        return any("runsc" in str(word) for word in (name, *about.values()))
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
@@ -314,8 +368,11 @@ class DockerDriver:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         config = containers.config(
             token=self._token(spec.instance_id),
-            listen=f"{containers.LINK}/{SOCKET}",
-            journal=tuple(f"{containers.JOURNAL}/{number}" for number in (0, 1)),
+            listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
+            peer=links.RELAY_UID if wanted.relays else None,
+            journal=tuple(
+                f"{containers.JOURNAL}/{number}" for number in (0, 1) if self._storage.journals
+            ),
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
@@ -363,6 +420,7 @@ class DockerDriver:
         data: dict[str, str | int] = {
             "container": container_id,
             "workspace": labels[containers.WORKSPACE_LABEL],
+            "link": labels[containers.LINK_LABEL],
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
@@ -378,20 +436,23 @@ class DockerDriver:
                 raise
 
     async def observe(self, handle: Handle) -> Observation:
+        return (await self._looked_at(handle))[1]
+
+    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
         try:
             found = await self._inspect(_name(handle.instance_id))
         except TemporaryError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
-            return Observation(State.UNKNOWN)
+            return {}, Observation(State.UNKNOWN)
         if found is None or found["Id"] != handle.data["container"]:
-            return Observation(State.GONE)
-        return _observed(found)
+            return {}, Observation(State.GONE)
+        return found, _observed(found)
 
     async def connect(self, handle: Handle) -> Link:
-        observed = await self.observe(handle)
+        found, observed = await self._looked_at(handle)
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
-        link = await self._link(handle)
+        link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
             await self._storage.seal(handle.instance_id, self.workspace_of(handle))
@@ -405,33 +466,41 @@ class DockerDriver:
         self._new.discard(handle.instance_id)
         return link
 
-    async def _link(self, handle: Handle) -> Link:
+    async def _link(self, handle: Handle, entry: list[str]) -> Link:
         settings = self._link_settings
         new = handle.instance_id in self._new
         timeout = settings.start_timeout if new else settings.connect_timeout
+        token = self._token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
-        assert directory is not None
-        try:
-            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
-        try:
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
-            path = f"/proc/self/fd/{fd}/{SOCKET}"
-            token = self._token(handle.instance_id)
-            return await Link.connect(path, settings, timeout=timeout, token=token)
-        finally:
-            os.close(fd)
+        if handle.data["link"] == links.SOCKET and directory is not None:
+            return await links.by_socket(directory, settings, timeout=timeout, token=token)
+        return await links.by_relay(
+            self._engine,
+            str(handle.data["container"]),
+            entry[: entry.index("-I")],
+            EXECUTOR,
+            settings,
+            timeout=timeout,
+            token=token,
+        )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
+        found, _ = await self._looked_at(handle)
+        if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            return False  # Its own kernel was told its limits at its start.
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
-                data=json.dumps(containers.limits(resources, self._settings.runtime)),
+                data=json.dumps(
+                    containers.limits(
+                        resources, relays=links.RELAYS * (handle.data["link"] == links.RELAY)
+                    )
+                ),
             ):
+                self._load.forget(str(handle.data["container"]))
                 return True
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
@@ -480,7 +549,7 @@ class DockerDriver:
     async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
         """`_Settled` when it is so already, or gone."""
         try:
-            async with self._engine.docker._query(path, method=method, **options):
+            async with self._engine.query(path, method=method, **options):
                 return
         except DockerError as error:
             if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
@@ -538,7 +607,7 @@ class DockerDriver:
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
         wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
             ) as response:
                 found: list[dict[str, Any]] = await response.json()
@@ -555,7 +624,9 @@ class DockerDriver:
         for name in names:
             if name not in found and ids.is_instance_id(name):
                 # The rest of a start that was interrupted.
-                nothing: dict[str, str | int] = {"container": "", "workspace": name}
+                nothing: dict[str, str | int] = {
+                    "container": "", "workspace": name, "link": links.SOCKET,
+                }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         return [found[name] for name in sorted(found)]
 
@@ -569,7 +640,9 @@ class DockerDriver:
         return await self._engine.ping() or self._failure
 
     async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._machine.metrics)
+        if self._engine.is_local:
+            return await asyncio.to_thread(self._machine.metrics)
+        return await self._load.metrics()
 
 
 class _Settled(Exception):

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from atoll.drivers import base
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
-
-SOCKET = "link.sock"
 
 
 class Storage(Protocol):
@@ -41,6 +40,11 @@ class Storage(Protocol):
     """Whether results that nobody has taken outlive their instance."""
     quota: bool
     """Whether the engine holds the size of a workspace."""
+    copies: bool
+    """Whether there is `copy`."""
+
+    @property
+    def places(self) -> base.Places: ...
 
     async def open(self) -> None: ...
 
@@ -81,6 +85,7 @@ class Storage(Protocol):
 class Directories:
     journals = True
     quota = False
+    copies = True
 
     def __init__(
         self, node: Path, settings: LocalSettings, bucket: Bucket | None, packages: Path
@@ -197,7 +202,7 @@ class Directories:
         source = self._workspaces.get(workspace)
         if source is None:
             return False
-        with translated(workspace):
+        with translated(workspace, "workspace_not_copied"):
             return self._workspaces.copy(source, name, abandoned)
 
     async def names(self) -> list[str]:
@@ -208,12 +213,12 @@ class Directories:
 
 
 @contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
+def translated(name: str, code: str = "instance_not_started") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise TemporaryError(
             f"The files of {name} could not be made: {error}",
-            code="node_full" if full else "instance_not_started",
+            code="node_full" if full else code,
         ) from error
