@@ -295,8 +295,7 @@ def test_gvisor_installs_them_as_well(
     env = {**settings(dockerd, index), "ATOLL_DOCKER__RUNTIME": runsc}
     with Server(tmp_path, **env) as server, server.client() as http:
         http.timeout = 120
-        api, body = Api(http), {"dependencies": [{"name": "greet"}]}
-        installed = answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]
-        eventually(lambda: api.get(installed)["dependencies"]["status"] != "installing", 60)
-        assert api.get(installed)["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
-        api.end(installed)
+        api = Api(http)
+        with session(api, dependencies=[{"name": "greet"}]) as made:
+            assert api.get(made)["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
+            assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"

@@ -52,7 +52,8 @@ def api(
         "ATOLL_DOCKER__STORAGE": request.param,
         "ATOLL_POOL__SIZE": "0",
     }
-    with Server(tmp_path_factory.mktemp("server"), **env) as server, server.client() as http:
+    place = tmp_path_factory.mktemp("server")
+    with Server(place, "--stop-sessions", **env) as server, server.client() as http:
         api = Api(http)
         for name, image in (("shell", SHELL), ("static", STATIC), ("entry", ENTRY)):
             create(api, id=name, image=image)
