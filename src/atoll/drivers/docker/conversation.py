@@ -23,13 +23,14 @@ from atoll.drivers.local.installer import ANSWER_LIMIT, ENDED, TOO_LONG, Install
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from aiodocker.stream import Stream
+    from aiodocker.stream import Message, Stream
 
     from atoll.drivers.base import Answer
 
 LOG = 2
 """What is printed comes on the standard error."""
 MOST_CONNECTIONS = 64
+LAST_WORDS_SECONDS = 5.0
 READ = 64 * 1024
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class Conversation:
             await self._send(0, ORDER, json.dumps(order).encode())
             async for number, kind, data in self._frames():
                 if kind == ANSWER:
+                    await self._hear_out()
                     return _answer(data)
                 if kind == OPEN and self._takes(number):
                     for work in await self._opened(number):
@@ -72,6 +74,18 @@ class Conversation:
             if serving:
                 await asyncio.wait(serving)
 
+    async def _hear_out(self) -> None:
+        """What it printed before its answer may come after it, by another pipe; then it ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                while (message := await self._read()) is not None:
+                    if message.stream == LOG:
+                        self._hear(message.data)
+
+    async def _read(self) -> Message | None:
+        with translated():
+            return await self._stream.read_out()
+
     def _takes(self, number: int) -> bool:
         """Whether a connection of that number may be made."""
         return (
@@ -89,11 +103,7 @@ class Conversation:
 
     async def _frames(self) -> AsyncIterator[tuple[int, bytes, bytes]]:
         said = bytearray()
-        while True:
-            with translated():
-                message = await self._stream.read_out()
-            if message is None:
-                return
+        while (message := await self._read()) is not None:
             if message.stream == LOG:
                 self._hear(message.data)
                 continue
