@@ -7,6 +7,7 @@ health check are set aside, and the executor is the first process of the contain
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 UID = 1000
 WORKSPACE = "/workspace"
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
 LINK = "/run/atoll/link"
 """Directory, inside, of the socket on which the executor listens."""
 JOURNAL = "/run/atoll/journal"
@@ -45,6 +47,8 @@ class Container:
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
+    volumes: tuple[str, ...] = ()
+    """Paths inside for which the image wants volumes."""
     runtime: str = ""
     environment: str | None = None
     """The template's own packages, as a path inside."""
@@ -68,7 +72,7 @@ def body(container: Container) -> dict[str, Any]:
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "ReadonlyRootfs": True,
-        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},  # noqa: S108 - inside
+        "Tmpfs": dict.fromkeys(sorted(_temporary(container)), tmpfs),
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
@@ -106,6 +110,15 @@ def body(container: Container) -> dict[str, Any]:
         "Tty": False,
         "HostConfig": host,
     }  # fmt: skip
+
+
+def _temporary(container: Container) -> set[str]:
+    """
+    What the image wants volumes for is a temporary place too: those that the engine would make
+    could be written to without a limit.
+    """
+    mounted = {str(mount["Target"]) for mount in container.mounts}
+    return {*TEMPORARY, *(posixpath.normpath(path) for path in container.volumes)} - mounted
 
 
 def limits(resources: Resources) -> dict[str, Any]:

@@ -276,6 +276,7 @@ class DockerDriver:
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
+            volumes=image.volumes,
             runtime=self._settings.runtime,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,

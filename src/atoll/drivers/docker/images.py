@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Image:
     id: str
     env: dict[str, str] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
+    """Paths for which it wants volumes."""
 
 
 class Images:
@@ -34,7 +36,7 @@ class Images:
                     return None
                 raise
         env = dict(line.split("=", 1) for line in found["Config"]["Env"] or [])
-        return Image(found["Id"], env)
+        return Image(found["Id"], env, tuple(found["Config"]["Volumes"] or ()))
 
     async def python(self, image: Image, wanted: str) -> str | None:
         await asyncio.sleep(0)
