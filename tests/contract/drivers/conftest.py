@@ -37,7 +37,7 @@ LIMITS = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
 
 
 USUAL = ("local", "docker")
-RUNTIMES = {"docker": "", "gvisor": "runsc"}
+RUNTIMES = {"docker": "", "gvisor": "runsc", "remote": ""}
 """What runs the containers of the kinds that have any; the engine's own choice if empty."""
 
 
@@ -46,11 +46,19 @@ def on(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("node", kinds, indirect=True)
 
 
-def make_driver(kind: str, data_dir: Path, url: str | None) -> Driver:
-    """`url` is that of the engine, of a kind that has one."""
-    if kind == "local":
+def make_driver(kind: str, data_dir: Path, engine: Dockerd | None) -> Driver:
+    """`engine` is for a kind that has one; that of `remote` is spoken to as if it was elsewhere."""
+    if engine is None:
         return LocalDriver(data_dir, LocalSettings(), LinkSettings())
-    settings = DockerSettings(url=url, image=PYTHON, runtime=RUNTIMES[kind])
+    where: dict[str, Any] = {"url": engine.url}
+    if kind == "remote":
+        where = {
+            "url": engine.tcp_url,
+            "tls_ca": engine.ca,
+            "tls_cert": engine.cert,
+            "tls_key": engine.key,
+        }
+    settings = DockerSettings(image=PYTHON, runtime=RUNTIMES[kind], **where)
     return DockerDriver(data_dir, settings, LinkSettings(), LocalSettings())
 
 
@@ -89,12 +97,8 @@ class Node:
         assert self._engine is not None, f"{self.kind} has none"
         return self._engine
 
-    @property
-    def url(self) -> str | None:
-        return None if self._engine is None else self._engine.url
-
     def _make(self) -> Driver:
-        return make_driver(self.kind, self.data_dir, self.url)
+        return make_driver(self.kind, self.data_dir, self._engine)
 
     async def take_over(self) -> Driver:
         """As after the end of the process: a new driver that knows only what the node knows."""

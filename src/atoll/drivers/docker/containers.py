@@ -33,6 +33,8 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.workspace",
     "atoll.link",
 )
+KERNEL_THREADS, KERNEL_SHARE = 256, 4
+"""What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -54,6 +56,10 @@ class Container:
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
+    relays: int = 0
+    """Processes of links, beside all others."""
+    own_kernel: bool = False
+    """Whether the runtime brings a kernel of its own, such as gVisor's."""
 
 
 def body(container: Container) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def body(container: Container) -> dict[str, Any]:
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        **limits(resources),
+        **limits(resources, relays=container.relays),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -89,6 +95,12 @@ def body(container: Container) -> dict[str, Any]:
     }
     if container.runtime:
         host["Runtime"] = container.runtime
+    if container.own_kernel:
+        # To the host's kernel that is a program with threads of its own, which ends when it gets no
+        # more of them. User code is held by its own kernel, which counts this container alone.
+        most = resources.max_processes + OWN_PROCESSES
+        host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
+        host["PidsLimit"] = KERNEL_THREADS + KERNEL_SHARE * host["PidsLimit"]
     return {
         "Image": container.image,
         "Hostname": "sandbox",
@@ -121,14 +133,14 @@ def _temporary(container: Container) -> set[str]:
     return {*TEMPORARY, *(posixpath.normpath(path) for path in container.volumes)} - mounted
 
 
-def limits(resources: Resources) -> dict[str, Any]:
+def limits(resources: Resources, *, relays: int) -> dict[str, Any]:
     """What can be changed while it runs, too."""
     return {
         "Memory": resources.memory,
         # With swap the same, there is none.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
-        "PidsLimit": resources.max_processes + OWN_PROCESSES,
+        "PidsLimit": resources.max_processes + OWN_PROCESSES + relays,
     }
 
 
@@ -136,15 +148,20 @@ def config(
     *,
     token: str,
     listen: str,
+    peer: int | None,
     journal: tuple[str, ...],
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
 ) -> dict[str, Any]:
-    """What the executor is told on its standard input."""
+    """
+    What the executor is told on its standard input. `peer` is the user of the processes inside that
+    may connect to it; without, none may.
+    """
     return {
         "token": token,
         "listen": listen,
+        "peer": peer,
         "journal": list(journal),
         "preload": list(preload),
         "hooks": True,

@@ -25,14 +25,19 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import containers, links
+from atoll.drivers.docker.choice import obstacle
+from atoll.drivers.docker.drafts import Drafts
 from atoll.drivers.docker.engine import Engine, translated
 from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
-from atoll.drivers.docker.storage import SOCKET, Directories
+from atoll.drivers.docker.storage import Directories
+from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
@@ -52,10 +57,10 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
+    from atoll.drivers.base import Places
     from atoll.drivers.docker.images import Image
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
-    from atoll.drivers.local.places import Places
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
     from atoll.model.template import Template
@@ -95,9 +100,12 @@ class DockerDriver:
         self._engine = Engine(settings)
         self._images = Images(self._engine, settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=True, tree=self._no_tree)
-        self._directories = Directories(self._node, local, bucket, self.environments.place)
-        self._storage: Storage = self._directories
+        self.environments = LocalEnvironments(
+            self._node, root=os.geteuid() == 0, tree=self._no_tree
+        )
+        self._bucket = bucket
+        self._storage: Storage
+        """Chosen when the engine is known."""
         self._held: dict[str, Stream] = {}
         """Standard inputs of ephemeral instances: these end with them."""
         self._new: set[str] = set()
@@ -108,20 +116,41 @@ class DockerDriver:
 
     @property
     def places(self) -> Places:
-        return self._directories.places
+        return self._storage.places
 
     async def open(self) -> None:
-        await self._engine.open()
-        await self._storage.open()
         await asyncio.to_thread(self._open)
+        await self._engine.open()
+        self._storage = await self._chosen_storage()
+        await self._storage.open()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
+        self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
 
     def _open(self) -> None:
+        self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.environments.open(None)
         self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
+
+    async def _chosen_storage(self) -> Storage:
+        drafts = Drafts(self._engine, self._name)
+        wanted, why = self._settings.storage, "the settings say so"
+        if wanted == "auto":
+            trouble = await obstacle(self._engine, drafts, self._node)
+            wanted = "directories" if trouble is None else "volumes"
+            why = trouble or "the engine is here, and sees them"
+        log.info("storage.chosen", storage=wanted, why=why)
+        if wanted == "volumes":
+            return Volumes(self._engine, drafts, self._name, self._node)
+        if os.geteuid() != 0:
+            raise PermanentError(
+                "Workspaces in directories take root: run Atoll as root, or set "
+                "ATOLL_DOCKER__STORAGE=volumes.",
+                code="engine_refused",
+            )
+        return Directories(self._node, self._local, self._bucket, self.environments.place)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -136,8 +165,10 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
-        return Capabilities(provides, missing, frozenset(features))
+        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
+        return Capabilities(
+            provides, missing, frozenset(name for name, there in features.items() if there)
+        )
 
     async def close(self) -> None:
         for stream in self._held.values():
@@ -213,8 +244,11 @@ class DockerDriver:
 
     def _is_usable(self, found: dict[str, Any]) -> bool:
         """Whether it came so far that it was told what to do."""
-        socket = self._storage.socket(found["Config"]["Labels"][containers.INSTANCE_LABEL])
-        return socket is None or (socket / SOCKET).exists()
+        labels = found["Config"]["Labels"]
+        if labels.get(containers.LINK_LABEL) == links.RELAY:
+            return True  # One that was not told has ended: its standard input did.
+        directory = self._storage.socket(labels[containers.INSTANCE_LABEL])
+        return directory is not None and (directory / links.FILE).exists()
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
@@ -264,10 +298,14 @@ class DockerDriver:
     def _container(
         self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
     ) -> containers.Container:
+        runtime = self._settings.runtime
+        own_kernel = self._is_gvisor(runtime)
+        relayed = own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
+            containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
         }
         return containers.Container(
             image=image.id,
@@ -277,11 +315,19 @@ class DockerDriver:
             mounts=tuple(mounts),
             resources=spec.resources,
             volumes=image.volumes,
-            runtime=self._settings.runtime,
+            runtime=runtime,
+            relays=links.RELAYS if relayed else 0,
+            own_kernel=own_kernel,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
         )
+
+    def _is_gvisor(self, runtime: str) -> bool:
+        """Whether its kernel is its own: sockets are not shared with us then."""
+        name = runtime or self._engine.info.get("DefaultRuntime", "")
+        about = (self._engine.info.get("Runtimes") or {}).get(name) or {}
+        return any("runsc" in str(word) for word in (name, *about.values()))
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
@@ -293,8 +339,11 @@ class DockerDriver:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         config = containers.config(
             token=self._token(spec.instance_id),
-            listen=f"{containers.LINK}/{SOCKET}",
-            journal=tuple(f"{containers.JOURNAL}/{number}" for number in (0, 1)),
+            listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
+            peer=links.RELAY_UID if wanted.relays else None,
+            journal=tuple(
+                f"{containers.JOURNAL}/{number}" for number in (0, 1) if self._storage.journals
+            ),
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
@@ -342,35 +391,47 @@ class DockerDriver:
         data: dict[str, str | int] = {
             "container": container_id,
             "workspace": labels[containers.WORKSPACE_LABEL],
+            "link": labels[containers.LINK_LABEL],
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
     # What it is like
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
+        """A container; none when it is not there, or of another node on this engine."""
         with translated():
             try:
-                return dict(await self._engine.docker.containers.container(name).show())
+                found = dict(await self._engine.docker.containers.container(name).show())
             except DockerError as error:
                 if error.status == NOT_THERE:
                     return None
                 raise
+        is_ours = (found["Config"]["Labels"] or {}).get(containers.NODE_LABEL) == self._name
+        return found if is_ours else None
 
     async def observe(self, handle: Handle) -> Observation:
         try:
-            found = await self._inspect(_name(handle.instance_id))
+            return (await self._looked_at(handle))[1]
         except TemporaryError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
             return Observation(State.UNKNOWN)
+
+    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
+        found = await self._inspect(_name(handle.instance_id))
         if found is None or found["Id"] != handle.data["container"]:
-            return Observation(State.GONE)
-        return _observed(found)
+            return {}, Observation(State.GONE)
+        return found, _observed(found)
 
     async def connect(self, handle: Handle) -> Link:
-        observed = await self.observe(handle)
+        try:
+            found, observed = await self._looked_at(handle)
+        except TemporaryError as error:
+            raise LinkLost(
+                f"Instance {handle.instance_id} cannot be reached. {error.message}"
+            ) from error
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
-        link = await self._link(handle)
+        link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
             await self._storage.seal(handle.instance_id, self.workspace_of(handle))
@@ -384,33 +445,41 @@ class DockerDriver:
         self._new.discard(handle.instance_id)
         return link
 
-    async def _link(self, handle: Handle) -> Link:
+    async def _link(self, handle: Handle, entry: list[str]) -> Link:
         settings = self._link_settings
         new = handle.instance_id in self._new
         timeout = settings.start_timeout if new else settings.connect_timeout
+        token = self._token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
-        assert directory is not None
-        try:
-            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
-        try:
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
-            path = f"/proc/self/fd/{fd}/{SOCKET}"
-            token = self._token(handle.instance_id)
-            return await Link.connect(path, settings, timeout=timeout, token=token)
-        finally:
-            os.close(fd)
+        if handle.data["link"] == links.SOCKET and directory is not None:
+            return await links.by_socket(directory, settings, timeout=timeout, token=token)
+        return await links.by_relay(
+            self._engine,
+            str(handle.data["container"]),
+            entry[: entry.index("-I")],
+            EXECUTOR,
+            settings,
+            timeout=timeout,
+            token=token,
+        )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
+        found, _ = await self._looked_at(handle)
+        if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            return False  # Its own kernel was told its limits at its start.
         with translated():
             async with self._engine.query(
                 f"containers/{handle.data['container']}/update",
                 method="POST",
-                data=json.dumps(containers.limits(resources)),
+                data=json.dumps(
+                    containers.limits(
+                        resources, relays=links.RELAYS * (handle.data["link"] == links.RELAY)
+                    )
+                ),
             ):
+                self._load.forget(str(handle.data["container"]))
                 return True
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
@@ -445,13 +514,8 @@ class DockerDriver:
             raise
 
     async def _post(self, handle: Handle, verb: str) -> None:
-        before = (await self.observe(handle)).state
-        if before is not (State.RUNNING if verb == "pause" else State.PAUSED):
-            if before is State.UNKNOWN:
-                raise TemporaryError(
-                    f"What has become of instance {handle.instance_id} is not known.",
-                    code="instance_not_observed",
-                )
+        _, before = await self._looked_at(handle)
+        if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
             return
         with translated(), contextlib.suppress(_Settled):
             await self._call(f"containers/{handle.data['container']}/{verb}")
@@ -469,7 +533,10 @@ class DockerDriver:
     # The end
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        if grace and (await self.observe(handle)).state is State.RUNNING:
+        found, observed = await self._looked_at(handle)
+        if not found:
+            return
+        if grace and observed.state is State.RUNNING:
             # Whatever keeps it from ending by itself, the kernel does not ask.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
@@ -479,17 +546,10 @@ class DockerDriver:
                         await link.closed
                     finally:
                         link.close()
-        await self._kill(handle)
-
-    async def _kill(self, handle: Handle) -> None:
-        container = handle.data["container"]
-        if not container:
-            return
         with translated():
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/kill")
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/wait")
+            for verb in ("kill", "wait"):
+                with contextlib.suppress(_Settled):
+                    await self._call(f"containers/{found['Id']}/{verb}")
 
     async def destroy(self, handle: Handle) -> None:
         await self._remove(_name(handle.instance_id))
@@ -503,18 +563,17 @@ class DockerDriver:
     async def _remove(self, name: str) -> None:
         """The container with whatever runs in it, and until it is gone."""
         deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        with translated():
-            while True:
-                with contextlib.suppress(_Settled):
+        while (found := await self._inspect(name)) is not None:
+            if asyncio.get_running_loop().time() > deadline:
+                raise TemporaryError(
+                    f"Container {name} is not removed by its engine.", code="instance_stuck"
+                )
+            try:
+                with translated():
                     await self._call(
-                        f"containers/{name}", "DELETE", params={"force": "1", "v": "1"}
+                        f"containers/{found['Id']}", "DELETE", params={"force": "1", "v": "1"}
                     )
-                if await self._inspect(name) is None:
-                    return
-                if asyncio.get_running_loop().time() > deadline:
-                    raise TemporaryError(
-                        f"Container {name} is not removed by its engine.", code="instance_stuck"
-                    )
+            except _Settled:
                 # Somebody else is removing it.
                 await asyncio.sleep(REMOVE_LOOK)
 
@@ -552,7 +611,9 @@ class DockerDriver:
         for name in names:
             if name not in found and ids.is_instance_id(name):
                 # The rest of a start that was interrupted.
-                nothing: dict[str, str | int] = {"container": "", "workspace": name}
+                nothing: dict[str, str | int] = {
+                    "container": "", "workspace": name, "link": links.SOCKET,
+                }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         return [found[name] for name in sorted(found)]
 
@@ -566,7 +627,9 @@ class DockerDriver:
         return await self._engine.ping() or self._failure
 
     async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._machine.metrics)
+        if self._engine.is_local:
+            return await asyncio.to_thread(self._machine.metrics)
+        return await self._load.metrics()
 
 
 class _Settled(Exception):

@@ -8,6 +8,7 @@ has trouble of its own, is a `TemporaryError` with code `engine_unavailable`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import ssl
@@ -31,6 +32,8 @@ UNREACHABLE = 900
 """The status by which aiodocker tells that it could not connect."""
 OLDEST_API = (1, 41)
 """That of engine 20.10."""
+API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
+PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
 
 
@@ -42,6 +45,7 @@ class Engine:
         """To be called inside `translated` only."""
         self.info: dict[str, Any] = {}
         """What the engine told of itself when it was opened."""
+        self._context: ssl.SSLContext | None = None
 
     @property
     def is_local(self) -> bool:
@@ -56,18 +60,18 @@ class Engine:
             )
             url = "unix://localhost"
         else:
-            context = self._tls()
+            context = self._context = self._tls()
             connector = aiohttp.TCPConnector(ssl=context if context is not None else False, limit=0)
             scheme = "http" if context is None else "https"
-            url = f"{scheme}://{self.url.removeprefix('tcp://')}"
+            host, port = self._address
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         # The version of `OLDEST_API` is asked for, and understood by every engine since.
-        version = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
         self.docker = aiodocker.Docker(
             url,
             connector=connector,
             session=aiohttp.ClientSession(connector=connector, timeout=timeout),
             timeout=timeout,
-            api_version=version,
+            api_version=API,
         )
         try:
             with translated():
@@ -81,7 +85,7 @@ class Engine:
             await self.close()
             raise PermanentError(
                 f"The Docker engine at {self.url} is too old: it has API {told['ApiVersion']}, and "
-                f"{version} is needed (engine 20.10 or newer).",
+                f"{API} is needed (engine 20.10 or newer).",
                 code="engine_too_old",
             )
 
@@ -107,6 +111,20 @@ class Engine:
                 code="engine_insecure",
             ) from error
         return context
+
+    async def dial(self, protocol: asyncio.Protocol) -> None:
+        """A connection of its own to the engine, for what is not a request and an answer."""
+        loop = asyncio.get_running_loop()
+        if self.is_local:
+            await loop.create_unix_connection(lambda: protocol, self.url.removeprefix("unix://"))
+            return
+        await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        """Host and port of an engine at tcp://; the ports are those that engines have by custom."""
+        told = urlsplit(self.url)
+        return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
 
     async def close(self) -> None:
         docker = getattr(self, "docker", None)

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from atoll.drivers import base
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
-
-SOCKET = "link.sock"
 
 
 class Storage(Protocol):
@@ -41,6 +40,11 @@ class Storage(Protocol):
     """Whether results that nobody has taken outlive their instance."""
     quota: bool
     """Whether the engine holds the size of a workspace."""
+    copies: bool
+    """Whether there is `copy`."""
+
+    @property
+    def places(self) -> base.Places: ...
 
     async def open(self) -> None: ...
 
@@ -75,6 +79,7 @@ class Storage(Protocol):
 class Directories:
     journals = True
     quota = False
+    copies = True
 
     def __init__(
         self, node: Path, settings: LocalSettings, bucket: Bucket | None, packages: Path
@@ -116,6 +121,8 @@ class Directories:
         directory = self._instances / spec.instance_id
         directory.mkdir(mode=0o700, exist_ok=True)
         link, journal = directory / "link", self._journal(workspace)
+        # Of an instance whose container somebody else has removed: nothing listens there.
+        shutil.rmtree(link, ignore_errors=True)
         for place in (link, journal):
             place.mkdir(mode=0o700, exist_ok=True)
             for file in os.scandir(place):
