@@ -28,7 +28,7 @@ from atoll import ids
 from atoll.drivers.docker import containers, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import Engine, translated
+from atoll.drivers.docker.engine import UNAVAILABLE, Engine, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
@@ -218,7 +218,8 @@ class DockerDriver:
         try:
             return await self._ensure(spec)
         except TemporaryError as error:
-            self._failure = error.message
+            if error.code != UNAVAILABLE:  # Which is asked for each time.
+                self._failure = error.message
             raise
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:

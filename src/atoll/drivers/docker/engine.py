@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+UNAVAILABLE = "engine_unavailable"
 UNREACHABLE = 900
 """The status by which aiodocker tells that it could not connect."""
 OLDEST_API = (1, 41)
@@ -163,7 +164,7 @@ def translated() -> Iterator[None]:
             full = NO_SPACE in str(error.message).lower()
             raise TemporaryError(
                 f"The Docker engine: {error.message}",
-                code="node_full" if full else "engine_unavailable",
+                code="node_full" if full else UNAVAILABLE,
             ) from error
         raise PermanentError(
             f"The Docker engine refused: {error.message}", code="engine_refused"
@@ -171,7 +172,7 @@ def translated() -> Iterator[None]:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         words = str(error) or type(error).__name__
         raise TemporaryError(
-            f"The Docker engine does not answer: {words}", code="engine_unavailable"
+            f"The Docker engine does not answer: {words}", code=UNAVAILABLE
         ) from error
 
 
