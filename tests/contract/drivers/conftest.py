@@ -46,18 +46,10 @@ def on(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("node", kinds, indirect=True)
 
 
-def make_driver(kind: str, data_dir: Path, engine: Dockerd | None) -> Driver:
-    """`engine` is for a kind that has one; that of `remote` is spoken to as if it was elsewhere."""
-    if engine is None:
+def make_driver(kind: str, data_dir: Path, where: dict[str, Any]) -> Driver:
+    """`where` is how the engine is reached, of a kind that has one."""
+    if kind == "local":
         return LocalDriver(data_dir, LocalSettings(), LinkSettings())
-    where: dict[str, Any] = {"url": engine.url}
-    if kind == "remote":
-        where = {
-            "url": engine.tcp_url,
-            "tls_ca": engine.ca,
-            "tls_cert": engine.cert,
-            "tls_key": engine.key,
-        }
     settings = DockerSettings(image=PYTHON, runtime=RUNTIMES[kind], **where)
     return DockerDriver(data_dir, settings, LinkSettings(), LocalSettings())
 
@@ -97,8 +89,15 @@ class Node:
         assert self._engine is not None, f"{self.kind} has none"
         return self._engine
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """As settings. The engine of `remote` is spoken to as if it was on another machine."""
+        if self._engine is None:
+            return {}
+        return self._engine.over_tls if self.kind == "remote" else {"url": self._engine.url}
+
     def _make(self) -> Driver:
-        return make_driver(self.kind, self.data_dir, self._engine)
+        return make_driver(self.kind, self.data_dir, self.where)
 
     async def take_over(self) -> Driver:
         """As after the end of the process: a new driver that knows only what the node knows."""

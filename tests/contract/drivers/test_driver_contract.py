@@ -172,8 +172,9 @@ async def test_an_instance_whose_supervisor_ran_out_of_memory_is_told_as_that(no
     if "cgroup_memory" not in node.driver.capabilities.provides:
         pytest.skip("the kernel does not count memory here")
     handle, link = await started(node.driver, spec())
-    # The least that a Docker engine takes is 6 MiB, and its containers have ours in it too.
-    least = MiB if node.kind == "local" else 24 * MiB
+    # The least that a Docker engine takes is 6 MiB, and its containers have ours in it too; relays
+    # as well, where those are.
+    least = {"local": MiB, "docker": 24 * MiB}.get(node.kind, 64 * MiB)
     assert await node.driver.resize(handle, replace(LIMITS, memory=least))
     # More than there is for the supervisor, which holds a request until it has all of it.
     others = [await node.driver.connect(handle) for _ in range(4)]
@@ -262,7 +263,7 @@ sys.path.insert(0, {checkout!r})
 from tests.contract.drivers.conftest import make_driver, spec, started
 
 async def main():
-    driver = make_driver({kind!r}, Path({data_dir!r}), {url!r})
+    driver = make_driver({kind!r}, Path({data_dir!r}), {where!r})
     await driver.open()
     for ephemeral in (False, True):
         handle, link = await started(driver, spec(ephemeral=ephemeral))
@@ -278,7 +279,7 @@ async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node
         checkout=str(unprivileged.CHECKOUT),
         kind=node.kind,
         data_dir=str(node.data_dir),
-        url=node.url,
+        where=node.where,
     )
     maker = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
     assert maker.stdout is not None
@@ -370,7 +371,7 @@ async def test_metrics_are_within_their_bounds(node: Node) -> None:
         metrics = await node.driver.metrics()
         assert 0 <= metrics.cpu_usage <= 1
         assert 0 <= metrics.mem_usage <= 1
-        assert metrics.disk_free > 0
+        assert metrics.disk_free > 0 or node.kind == "remote"
 
 
 # Workspaces

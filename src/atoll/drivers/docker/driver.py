@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -53,7 +54,6 @@ from atoll.model.template import REQUIREMENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
-    from pathlib import Path
 
     from aiodocker.stream import Stream
 
@@ -143,6 +143,7 @@ class DockerDriver:
             why = trouble or "the engine is here, and sees them"
         log.info("storage.chosen", storage=wanted, why=why)
         if wanted == "volumes":
+            self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
             return Volumes(self._engine, drafts, self._name, self._node)
         if os.geteuid() != 0:
             raise PermanentError(

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import ssl
+import weakref
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -47,6 +48,7 @@ class Engine:
         self.info: dict[str, Any] = {}
         """What the engine told of itself when it was opened."""
         self._context: ssl.SSLContext | None = None
+        self._dialled: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
     @property
     def is_local(self) -> bool:
@@ -117,9 +119,13 @@ class Engine:
         """A connection of its own to the engine, for what is not a request and an answer."""
         loop = asyncio.get_running_loop()
         if self.is_local:
-            await loop.create_unix_connection(lambda: protocol, self.url.removeprefix("unix://"))
-            return
-        await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
+            path = self.url.removeprefix("unix://")
+            transport, _ = await loop.create_unix_connection(lambda: protocol, path)
+        else:
+            transport, _ = await loop.create_connection(
+                lambda: protocol, *self._address, ssl=self._context
+            )
+        self._dialled.add(transport)
 
     @property
     def _address(self) -> tuple[str, int]:
@@ -128,6 +134,8 @@ class Engine:
         return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
 
     async def close(self) -> None:
+        for transport in self._dialled:
+            transport.abort()
         docker = getattr(self, "docker", None)
         if docker is not None:
             await docker.session.close()
