@@ -19,7 +19,18 @@ from atoll.link.client import ExecutorError, Link, LinkLost
 from atoll.model.instance import Handle, Observation, State
 from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
-from tests.contract.drivers.conftest import Node, on, printed, spec, started, template
+from tests.contract.drivers.conftest import (
+    LIMITS,
+    Heard,
+    MiB,
+    Node,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+    template,
+)
 from tests.contract.drivers.test_docker_isolation import build
 from tests.contract.drivers.test_driver_contract import until
 from tests.servers.images import PYTHON, SHELL
@@ -34,10 +45,8 @@ UNAVAILABLE = "engine_unavailable"
 
 @pytest.fixture
 async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with an engine of its own, which is not waited for long."""
+    """A node with an engine of its own."""
     node = Node("docker", tmp_path / "data", own_dockerd)
-    settings = DockerSettings(url=own_dockerd.url, image=PYTHON, timeout=timedelta(seconds=3))
-    node.driver = DockerDriver(node.data_dir, settings, LinkSettings(), LocalSettings())
     await node.driver.open()
     yield node
     await node.clear()
@@ -260,20 +269,26 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
 
 async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) -> None:
     handle, link = await started(mortal.driver, spec())
+    settings = DockerSettings(url=mortal.engine.url, image=PYTHON, timeout=timedelta(seconds=2))
+    hasty = DockerDriver(mortal.data_dir, settings, LinkSettings(), LocalSettings())
+    await hasty.open()
     mortal.engine.pause()
     try:
-        assert (await mortal.driver.observe(handle)).state is State.UNKNOWN
-        assert "does not answer" in (await mortal.driver.health() or "")
-        with pytest.raises(TemporaryError) as caught:
-            await mortal.driver.ensure(spec())
-        assert caught.value.code == UNAVAILABLE
+        seen, health, made = await asyncio.gather(
+            hasty.observe(handle), hasty.health(), hasty.ensure(spec()), return_exceptions=True
+        )
+        assert seen == Observation(State.UNKNOWN)
+        assert "does not answer" in str(health)
+        assert isinstance(made, TemporaryError)
+        assert made.code == UNAVAILABLE
         # What runs does not need it.
         assert await printed(mortal.driver, link, "print(1)") == "1"
     finally:
         mortal.engine.resume()
-    assert (await mortal.driver.observe(handle)).state is State.RUNNING
     assert await mortal.driver.health() is None
+    assert (await mortal.driver.observe(handle)).state is State.RUNNING
     link.close()
+    await hasty.close()
 
 
 async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mortal: Node) -> None:
@@ -304,6 +319,31 @@ async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:
     assert caught.value.code == UNAVAILABLE
     assert "nothing.sock" in caught.value.message
     await driver.close()
+
+
+# Limits
+
+
+@on("docker")
+async def test_less_memory_than_is_in_use_is_refused_and_changes_nothing(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
+    heard = Heard()
+    request = job(node.driver, code, stdin_open=True)
+    running = asyncio.create_task(link.run(request, heard))
+
+    async def begun() -> bool:
+        return b"on" in heard.stdout
+
+    await until(begun, "its first word")
+    if await node.driver.resize(handle, replace(LIMITS, memory=40 * MiB)):
+        pytest.skip("the kernel makes room here, by ending what has too much")
+    await link.call("stdin", id=request["id"], data="Cg==", end=True)
+    assert (await running)["exit_code"] == 0
+    assert await node.driver.resize(handle, LIMITS)
+    link.close()
+    await node.driver.destroy(handle)
+    assert not await node.driver.resize(handle, LIMITS)
 
 
 # Images

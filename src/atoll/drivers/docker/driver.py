@@ -76,6 +76,8 @@ MOST_SAID = 4000
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 NOT_THERE, IS_SO_ALREADY, BUSY = 404, 304, 409
+CANNOT_UPDATE = "Cannot update container"
+"""Said of one that has more memory already than it shall have, with the status of a fault."""
 REMOVE_SECONDS = 30.0
 REMOVE_LOOK = 0.05
 
@@ -471,18 +473,24 @@ class DockerDriver:
         found, _ = await self._looked_at(handle)
         if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
             return False  # Its own kernel was told its limits at its start.
+        container = handle.data["container"]
+        relays = links.RELAYS * (handle.data["link"] == links.RELAY)
         with translated():
-            async with self._engine.query(
-                f"containers/{handle.data['container']}/update",
-                method="POST",
-                data=json.dumps(
-                    containers.limits(
-                        resources, relays=links.RELAYS * (handle.data["link"] == links.RELAY)
+            try:
+                async with self._engine.query(
+                    f"containers/{container}/update",
+                    method="POST",
+                    data=json.dumps(containers.limits(resources, relays=relays)),
+                ):
+                    self._load.forget(str(container))
+                    return True
+            except DockerError as error:
+                if error.status in (NOT_THERE, BUSY) or CANNOT_UPDATE in str(error.message):
+                    log.info(
+                        "instance.not_resized", instance_id=handle.instance_id, error=str(error)
                     )
-                ),
-            ):
-                self._load.forget(str(handle.data["container"]))
-                return True
+                    return False
+                raise
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
