@@ -345,6 +345,21 @@ async def test_memory_kills_are_told_once(node: Node) -> None:
     link.close()
 
 
+async def test_memory_kills_are_told_to_a_new_driver_too(node: Node) -> None:
+    if "cgroup_memory" not in node.driver.capabilities.provides:
+        pytest.skip("the kernel does not count memory here")
+    handle, link = await started(node.driver, spec())
+    link.close()
+    driver = await node.take_over()
+    link = await driver.connect(handle)
+    assert not await driver.out_of_memory(handle)
+    request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
+    assert (await link.run(request, Heard()))["exit_code"] != 0
+    assert await driver.out_of_memory(handle)
+    assert 1 * MiB < (await driver.memory_used(handle) or 0) < LIMITS.memory
+    link.close()
+
+
 async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
     limits, watch = node.driver.run_limits(LIMITS)
     provides = node.driver.capabilities.provides

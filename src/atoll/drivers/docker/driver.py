@@ -435,6 +435,8 @@ class DockerDriver:
             ) from error
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
+        # Another driver may have made it.
+        self._memory.note(handle.instance_id, found["Id"], int(found["State"]["Pid"]))
         link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
