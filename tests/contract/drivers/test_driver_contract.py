@@ -259,6 +259,8 @@ MAKER = """
 import asyncio, json, sys
 from dataclasses import asdict
 from pathlib import Path
+import structlog
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 sys.path.insert(0, {checkout!r})
 from tests.contract.drivers.conftest import make_driver, spec, started
 
