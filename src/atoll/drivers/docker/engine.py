@@ -39,6 +39,12 @@ PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
 
 
+class Dialled(asyncio.Protocol):
+    def abort(self) -> None:
+        """End the connection at once, if there is one."""
+        raise NotImplementedError
+
+
 class Engine:
     def __init__(self, settings: DockerSettings) -> None:
         self._settings = settings
@@ -48,7 +54,7 @@ class Engine:
         self.info: dict[str, Any] = {}
         """What the engine told of itself when it was opened."""
         self._context: ssl.SSLContext | None = None
-        self._dialled: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._dialled: weakref.WeakSet[Dialled] = weakref.WeakSet()
 
     @property
     def is_local(self) -> bool:
@@ -115,17 +121,15 @@ class Engine:
             ) from error
         return context
 
-    async def dial(self, protocol: asyncio.Protocol) -> None:
+    async def dial(self, protocol: Dialled) -> None:
         """A connection of its own to the engine, for what is not a request and an answer."""
+        self._dialled.add(protocol)
         loop = asyncio.get_running_loop()
         if self.is_local:
             path = self.url.removeprefix("unix://")
-            transport, _ = await loop.create_unix_connection(lambda: protocol, path)
+            await loop.create_unix_connection(lambda: protocol, path)
         else:
-            transport, _ = await loop.create_connection(
-                lambda: protocol, *self._address, ssl=self._context
-            )
-        self._dialled.add(transport)
+            await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
 
     @property
     def _address(self) -> tuple[str, int]:
@@ -134,8 +138,8 @@ class Engine:
         return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
 
     async def close(self) -> None:
-        for transport in self._dialled:
-            transport.abort()
+        for protocol in list(self._dialled):
+            protocol.abort()
         docker = getattr(self, "docker", None)
         if docker is not None:
             await docker.session.close()

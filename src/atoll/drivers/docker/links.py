@@ -20,7 +20,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.bundle import PACKAGE
-from atoll.drivers.docker.engine import API, translated
+from atoll.drivers.docker.engine import API, Dialled, translated
 from atoll.errors import AtollError
 from atoll.link.client import Link, LinkLost
 
@@ -114,7 +114,7 @@ async def _begun(engine: Engine, number: str, link: Link) -> None:
         raise
 
 
-class Hijacked(asyncio.Transport, asyncio.Protocol):
+class Hijacked(Dialled, asyncio.Transport):
     """
     A request to the engine that becomes a connection to a process, as a transport: what is written
     is its standard input, what comes is its standard output. Flow is the connection's own both
