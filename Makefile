@@ -18,7 +18,7 @@ WORKERS ?= 3
 
 test: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300
