@@ -370,10 +370,12 @@ async def test_an_interpreter_that_fails_is_told_in_its_own_words(node: Node) ->
 async def test_an_image_that_is_not_there_is_named(node: Node) -> None:
     reference = f"atoll-test/{ids.instance_id().lower()}:1"
     assert not await node.driver.built(template(image=reference))
-    with pytest.raises(PermanentError, match=reference) as caught:
+    with pytest.raises(TemporaryError, match=reference) as caught:
         await node.driver.ensure(spec(template=template(image=reference)))
-    assert caught.value.code == "image_not_found"
+    assert caught.value.code == "image_missing"
     assert await node.driver.handles() == []
+    # Others can be started.
+    assert await node.driver.health() is None
 
 
 async def settled(node: Node, handle: Handle) -> bool:

@@ -35,7 +35,7 @@ from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
-from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.docker.templates import MISSING, ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
@@ -235,7 +235,8 @@ class DockerDriver:
         try:
             return await self._ensure(spec)
         except TemporaryError as error:
-            if error.code != UNAVAILABLE:  # Which is asked for each time.
+            # One is asked for each time, the other keeps nothing but this template's from starting.
+            if error.code not in (UNAVAILABLE, MISSING):
                 self._failure = error.message
             raise
 
