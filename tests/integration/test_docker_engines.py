@@ -137,7 +137,7 @@ def test_an_engine_that_is_lost_is_told_and_left_and_heals(
         eventually(lambda: problem_of(nodes, other, lost)["status"] == "unhealthy", LONG)
         assert "Docker engine" in problem_of(nodes, other, lost)["problem"]
         # Its own control plane lives, and says the same.
-        assert lost.api.http.get("/health/live").status_code == 200
+        assert lost.api.http.get("/health").status_code == 200
         assert problem_of(nodes, lost, lost)["status"] == "unhealthy"
         # New ones go where there is an engine, whoever is asked.
         for asked in (lost, other):
