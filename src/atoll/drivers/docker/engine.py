@@ -26,6 +26,8 @@ from atoll.errors import PermanentError, TemporaryError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from aiodocker.stream import Stream
+
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
@@ -153,8 +155,11 @@ class Engine:
         What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
         response that is not read to its end, and the connection with it, to the garbage collector.
         """
-        async with self.docker._query(path, method, **options) as response, response:
-            yield response
+        async with self.docker._query(path, method, **options) as response:
+            try:
+                yield response
+            finally:
+                _cut(response)
 
     async def ping(self) -> str | None:
         """Why the engine cannot be used at the moment; none when it can."""
@@ -164,6 +169,23 @@ class Engine:
                     return None
         except TemporaryError as error:
             return error.message
+
+
+async def end(stream: Stream) -> None:
+    """Close a stream of a container, in both directions."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
+    await stream.close()
+    if transport is not None:
+        transport.abort()
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """Over TLS the other side's goodbye would be waited for, which has more to say instead."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    response.close()
 
 
 @contextlib.contextmanager
