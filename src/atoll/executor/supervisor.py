@@ -610,6 +610,8 @@ def same(token: str, told: object) -> bool:
 def main() -> None:
     text = sys.argv[1].encode()
     config = _told_by_stdin() if text == b"-" else minijson.loads(text)
+    # The kernel keeps from PID 1 only what it has no handler for, and Python has one for this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote.warm(bool(config.get("hooks", True)))
     system.set_dumpable(False)
     system.set_name("atoll")

@@ -46,6 +46,10 @@ def on(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("node", kinds, indirect=True)
 
 
+everywhere = on(*USUAL, "gvisor", "remote")
+"""For what may differ with the runtime, or with the way to the engine; these take longer."""
+
+
 def make_driver(kind: str, data_dir: Path, where: dict[str, Any]) -> Driver:
     """`where` is how the engine is reached, of a kind that has one."""
     if kind == "local":

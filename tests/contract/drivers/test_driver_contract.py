@@ -25,6 +25,7 @@ from tests.contract.drivers.conftest import (
     LIMITS,
     Heard,
     MiB,
+    everywhere,
     job,
     on,
     printed,
@@ -53,6 +54,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: fl
 # Instances
 
 
+@everywhere
 async def test_ensuring_twice_gives_the_same_instance(node: Node) -> None:
     wanted = spec()
     first = await node.driver.ensure(wanted)
@@ -81,6 +83,7 @@ async def test_two_at_once_are_two(node: Node) -> None:
     assert sorted(await node.driver.handles(), key=str) == sorted(handles, key=str)
 
 
+@everywhere
 async def test_a_dead_instance_is_made_anew_by_ensure(node: Node) -> None:
     wanted = spec()
     first = await node.driver.ensure(wanted)
@@ -140,6 +143,7 @@ async def test_a_cancelled_ensure_leaves_nothing_once_its_handle_is_destroyed(
     await until(node.alone, "the end of what was cancelled")
 
 
+@everywhere
 async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     os.kill(node.pid_1(handle), signal.SIGKILL)
@@ -154,6 +158,7 @@ async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
         await node.driver.connect(handle)
 
 
+@everywhere
 async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     await link.call("shutdown")
@@ -259,6 +264,8 @@ MAKER = """
 import asyncio, json, sys
 from dataclasses import asdict
 from pathlib import Path
+import structlog
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 sys.path.insert(0, {checkout!r})
 from tests.contract.drivers.conftest import make_driver, spec, started
 
@@ -274,6 +281,7 @@ asyncio.run(main())
 """
 
 
+@everywhere
 async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node: Node) -> None:
     code = MAKER.format(
         checkout=str(unprivileged.CHECKOUT),
@@ -300,6 +308,7 @@ async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node
     link.close()
 
 
+@everywhere
 async def test_a_new_driver_finds_what_the_old_one_made(node: Node) -> None:
     handles = [await node.driver.ensure(spec()) for _ in range(2)]
     driver = await node.take_over()
@@ -345,6 +354,22 @@ async def test_memory_kills_are_told_once(node: Node) -> None:
     link.close()
 
 
+async def test_memory_kills_are_told_to_a_new_driver_too(node: Node) -> None:
+    if "cgroup_memory" not in node.driver.capabilities.provides:
+        pytest.skip("the kernel does not count memory here")
+    handle, link = await started(node.driver, spec())
+    link.close()
+    driver = await node.take_over()
+    link = await driver.connect(handle)
+    assert not await driver.out_of_memory(handle)
+    request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
+    assert (await link.run(request, Heard()))["exit_code"] != 0
+    assert await driver.out_of_memory(handle)
+    assert 1 * MiB < (await driver.memory_used(handle) or 0) < LIMITS.memory
+    link.close()
+
+
+@everywhere
 async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
     limits, watch = node.driver.run_limits(LIMITS)
     provides = node.driver.capabilities.provides
@@ -377,6 +402,7 @@ async def test_metrics_are_within_their_bounds(node: Node) -> None:
 # Workspaces
 
 
+@everywhere
 async def test_a_workspace_goes_from_one_instance_to_the_next(node: Node) -> None:
     first, link = await started(node.driver, spec())
     await printed(node.driver, link, "open('kept', 'w').write('kept')")
@@ -418,6 +444,7 @@ async def test_a_discarded_workspace_is_gone(node: Node) -> None:
 # The link
 
 
+@everywhere
 async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.002)"
@@ -483,6 +510,7 @@ async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node
     second.close()
 
 
+@everywhere
 async def test_two_links_at_once_serve_two_runs(node: Node) -> None:
     handle, one = await started(node.driver, spec())
     two = await node.driver.connect(handle)
@@ -514,6 +542,7 @@ async def test_a_file_larger_than_the_window_travels_both_ways(node: Node) -> No
 # Templates
 
 
+@everywhere
 async def test_a_module_that_is_preloaded_is_there_before_the_code(node: Node) -> None:
     _, link = await started(node.driver, spec(template=template(preload=("decimal", "sqlite3"))))
     code = "import sys; print('decimal' in sys.modules, 'sqlite3' in sys.modules)"

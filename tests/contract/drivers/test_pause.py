@@ -18,7 +18,7 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import Heard, Node, job, on, printed, spec, started
+from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
 
@@ -115,6 +115,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
     link.close()
 
 
+@everywhere
 async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(
@@ -148,6 +149,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
     link.close()
 
 
+@everywhere
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
@@ -200,6 +202,7 @@ async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
     assert await pausing.driver.handles() == []
 
 
+@everywhere
 async def test_destroying_a_paused_instance_leaves_nothing(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     await pausing.driver.pause(handle)

@@ -7,6 +7,7 @@ health check are set aside, and the executor is the first process of the contain
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 UID = 1000
 WORKSPACE = "/workspace"
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
 LINK = "/run/atoll/link"
 """Directory, inside, of the socket on which the executor listens."""
 JOURNAL = "/run/atoll/journal"
@@ -56,6 +58,8 @@ class Base:
     """Whether the runtime brings a kernel of its own, such as gVisor's."""
     mounts: tuple[dict[str, Any], ...] = ()
     """What the interpreter needs, where it is not the image's."""
+    volumes: tuple[str, ...] = ()
+    """Paths inside for which the image wants volumes."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def _body(
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "ReadonlyRootfs": True,
-        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},  # noqa: S108 - inside
+        "Tmpfs": dict.fromkeys(sorted(_temporary(container)), tmpfs),
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
@@ -161,6 +165,15 @@ def _body(
         "Tty": False,
         "HostConfig": host,
     }
+
+
+def _temporary(container: Container | Installation) -> set[str]:
+    """
+    What the image wants volumes for is a temporary place too: those that the engine would make
+    could be written to without a limit.
+    """
+    mounted = {str(mount["Target"]) for mount in container.mounts}
+    return {*TEMPORARY, *(posixpath.normpath(path) for path in container.base.volumes)} - mounted
 
 
 def limits(resources: Resources, *, relays: int) -> dict[str, Any]:

@@ -30,13 +30,13 @@ from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, translated
+from atoll.drivers.docker.engine import BUSY, NOT_THERE, UNAVAILABLE, Engine, end, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
-from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.docker.templates import MISSING, ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
@@ -84,6 +84,8 @@ MOST_SAID = 4000
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 IS_SO_ALREADY = 304
+CANNOT_UPDATE = "Cannot update container"
+"""Said of one that has more memory already than it shall have, with the status of a fault."""
 
 log = structlog.get_logger(__name__)
 
@@ -185,16 +187,13 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        has_feature = {
-            "pause": info.get("CgroupDriver") != "none",
-            "copy": self._storage.copies,
-        }
-        features = {name for name, there in has_feature.items() if there}
-        return Capabilities(provides, missing, frozenset(features) | self._templates.features)
+        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
+        found = frozenset(name for name, there in features.items() if there)
+        return Capabilities(provides, missing, found | self._templates.features)
 
     async def close(self) -> None:
         for stream in self._held.values():
-            await stream.close()
+            await end(stream)
         memory = getattr(self, "_memory", None)
         if memory is not None:
             await memory.close()
@@ -245,7 +244,9 @@ class DockerDriver:
         try:
             return await self._ensure(spec)
         except TemporaryError as error:
-            self._failure = error.message
+            # One is asked for each time, the other keeps nothing but this template's from starting.
+            if error.code not in (UNAVAILABLE, MISSING):
+                self._failure = error.message
             raise
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:
@@ -314,7 +315,9 @@ class DockerDriver:
         own_kernel = self._is_gvisor(runtime)
         python = await self._templates.python(template)
         if python is not None:
-            return containers.Base(image.id, (python,), python, path, runtime, own_kernel)
+            return containers.Base(
+                image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
+            )
         if template.python:
             raise PermanentError(
                 f"The image of template {template.id} has no {template.python}, which the template "
@@ -329,6 +332,7 @@ class DockerDriver:
             runtime,
             own_kernel,
             (await self._storage.interpreter(),),
+            image.volumes,
         )
 
     def _container(
@@ -388,12 +392,12 @@ class DockerDriver:
                     await stream.write_in(json.dumps(config).encode() + b"\n")
                     await self._await_ready(spec.instance_id, stream)
         except BaseException:
-            await stream.close()
+            await end(stream)
             raise
         if spec.ephemeral:
             self._held[spec.instance_id] = stream
         else:
-            await stream.close()
+            await end(stream)
 
     @staticmethod
     async def _await_ready(instance_id: str, stream: Stream) -> None:
@@ -427,31 +431,41 @@ class DockerDriver:
     # What it is like
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
+        """A container; none when it is not there, or of another node on this engine."""
         with translated():
             try:
-                return dict(await self._engine.docker.containers.container(name).show())
+                found = dict(await self._engine.docker.containers.container(name).show())
             except DockerError as error:
                 if error.status == NOT_THERE:
                     return None
                 raise
+        is_ours = (found["Config"]["Labels"] or {}).get(containers.NODE_LABEL) == self._name
+        return found if is_ours else None
 
     async def observe(self, handle: Handle) -> Observation:
-        return (await self._looked_at(handle))[1]
-
-    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
         try:
-            found = await self._inspect(_name(handle.instance_id))
+            return (await self._looked_at(handle))[1]
         except TemporaryError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
-            return {}, Observation(State.UNKNOWN)
+            return Observation(State.UNKNOWN)
+
+    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
+        found = await self._inspect(_name(handle.instance_id))
         if found is None or found["Id"] != handle.data["container"]:
             return {}, Observation(State.GONE)
         return found, _observed(found)
 
     async def connect(self, handle: Handle) -> Link:
-        found, observed = await self._looked_at(handle)
+        try:
+            found, observed = await self._looked_at(handle)
+        except TemporaryError as error:
+            raise LinkLost(
+                f"Instance {handle.instance_id} cannot be reached. {error.message}"
+            ) from error
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
+        # Another driver may have made it.
+        self._memory.note(handle.instance_id, found["Id"], int(found["State"]["Pid"]))
         link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
@@ -490,18 +504,24 @@ class DockerDriver:
         found, _ = await self._looked_at(handle)
         if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
             return False  # Its own kernel was told its limits at its start.
+        container = handle.data["container"]
+        relays = links.RELAYS * (handle.data["link"] == links.RELAY)
         with translated():
-            async with self._engine.query(
-                f"containers/{handle.data['container']}/update",
-                method="POST",
-                data=json.dumps(
-                    containers.limits(
-                        resources, relays=links.RELAYS * (handle.data["link"] == links.RELAY)
+            try:
+                async with self._engine.query(
+                    f"containers/{container}/update",
+                    method="POST",
+                    data=json.dumps(containers.limits(resources, relays=relays)),
+                ):
+                    self._load.forget(str(container))
+                    return True
+            except DockerError as error:
+                if error.status in (NOT_THERE, BUSY) or CANNOT_UPDATE in str(error.message):
+                    log.info(
+                        "instance.not_resized", instance_id=handle.instance_id, error=str(error)
                     )
-                ),
-            ):
-                self._load.forget(str(handle.data["container"]))
-                return True
+                    return False
+                raise
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
@@ -535,13 +555,8 @@ class DockerDriver:
             raise
 
     async def _post(self, handle: Handle, verb: str) -> None:
-        before = (await self.observe(handle)).state
-        if before is not (State.RUNNING if verb == "pause" else State.PAUSED):
-            if before is State.UNKNOWN:
-                raise TemporaryError(
-                    f"What has become of instance {handle.instance_id} is not known.",
-                    code="instance_not_observed",
-                )
+        _, before = await self._looked_at(handle)
+        if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
             return
         with translated(), contextlib.suppress(_Settled):
             await self._call(f"containers/{handle.data['container']}/{verb}")
@@ -559,7 +574,10 @@ class DockerDriver:
     # The end
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        if grace and (await self.observe(handle)).state is State.RUNNING:
+        found, observed = await self._looked_at(handle)
+        if not found:
+            return
+        if grace and observed.state is State.RUNNING:
             # Whatever keeps it from ending by itself, the kernel does not ask.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
@@ -569,23 +587,16 @@ class DockerDriver:
                         await link.closed
                     finally:
                         link.close()
-        await self._kill(handle)
-
-    async def _kill(self, handle: Handle) -> None:
-        container = handle.data["container"]
-        if not container:
-            return
         with translated():
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/kill")
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/wait")
+            for verb in ("kill", "wait"):
+                with contextlib.suppress(_Settled):
+                    await self._call(f"containers/{found['Id']}/{verb}")
 
     async def destroy(self, handle: Handle) -> None:
         await self._engine.remove(_name(handle.instance_id))
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
-            await stream.close()
+            await end(stream)
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)

@@ -26,9 +26,12 @@ from atoll.errors import PermanentError, TemporaryError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from aiodocker.stream import Stream
+
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+UNAVAILABLE = "engine_unavailable"
 UNREACHABLE = 900
 """The status by which aiodocker tells that it could not connect."""
 OLDEST_API = (1, 41)
@@ -155,8 +158,11 @@ class Engine:
         What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
         response that is not read to its end, and the connection with it, to the garbage collector.
         """
-        async with self.docker._query(path, method, **options) as response, response:
-            yield response
+        async with self.docker._query(path, method, **options) as response:
+            try:
+                yield response
+            finally:
+                _cut(response)
 
     async def remove(self, container: str) -> None:
         """A container with whatever runs in it, and until it is gone."""
@@ -192,6 +198,23 @@ class Engine:
             return error.message
 
 
+async def end(stream: Stream) -> None:
+    """Close a stream of a container, in both directions."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
+    await stream.close()
+    if transport is not None:
+        transport.abort()
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """Over TLS the other side's goodbye would be waited for, which has more to say instead."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    response.close()
+
+
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """What goes wrong between us and the engine, as an error of ours."""
@@ -202,7 +225,7 @@ def translated() -> Iterator[None]:
             full = NO_SPACE in str(error.message).lower()
             raise TemporaryError(
                 f"The Docker engine: {error.message}",
-                code="node_full" if full else "engine_unavailable",
+                code="node_full" if full else UNAVAILABLE,
             ) from error
         raise PermanentError(
             f"The Docker engine refused: {error.message}", code="engine_refused"
@@ -210,7 +233,7 @@ def translated() -> Iterator[None]:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         words = str(error) or type(error).__name__
         raise TemporaryError(
-            f"The Docker engine does not answer: {words}", code="engine_unavailable"
+            f"The Docker engine does not answer: {words}", code=UNAVAILABLE
         ) from error
 
 

@@ -130,6 +130,8 @@ class Directories:
         directory = self._instances / spec.instance_id
         directory.mkdir(mode=0o700, exist_ok=True)
         link, journal = directory / "link", self._journal(workspace)
+        # Of an instance whose container somebody else has removed: nothing listens there.
+        shutil.rmtree(link, ignore_errors=True)
         for place in (link, journal):
             place.mkdir(mode=0o700, exist_ok=True)
             for file in os.scandir(place):
