@@ -38,7 +38,7 @@ from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
 from atoll.drivers.docker.templates import MISSING, ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
-from atoll.drivers.local import cgroups
+from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import uv_binary
@@ -118,6 +118,8 @@ class DockerDriver:
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
         self.capabilities = Capabilities(frozenset())
+        self._filter: bytes | None = None
+        """Of system calls: that of local instances, beside the engine's own."""
 
     @property
     def places(self) -> Places:
@@ -136,6 +138,8 @@ class DockerDriver:
         self._memory.open()
         self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
+        if "seccomp" in self.capabilities.provides:
+            self._filter = seccomp.program(self._engine.info.get("Architecture"))
 
     def _open(self) -> None:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -380,6 +384,7 @@ class DockerDriver:
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
+            seccomp=self._filter,
         )
         container = self._engine.docker.containers.container(container_id)
         stream = container.attach(stdin=True, stdout=True, stderr=True)
