@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: run test chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle lock clean
+.PHONY: run test chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -18,7 +18,7 @@ WORKERS ?= 3
 
 test: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300
@@ -38,7 +38,7 @@ bench: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench $(ARGS)
 
-bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle: $(STAMP)
+bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker: $(STAMP)
 	@scripts/system-packages test
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 

@@ -16,6 +16,7 @@ from tests.servers.docker import Dockerd
 from tests.servers.images import Archives, make_archives
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
+from tests.servers.registry import Registry
 from tests.servers.s3 import S3Server
 
 LONGEST = 300
@@ -114,6 +115,13 @@ def own_dockerd(image_archives: Archives, tmp_path: Path) -> Iterator[Dockerd]:
     """One for a test to kill."""
     with Dockerd(tmp_path) as running:
         yield image_archives.load(running)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """Empty, of the test's own."""
+    with Registry(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

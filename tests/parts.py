@@ -27,6 +27,7 @@ from atoll.service.ends import Ends
 from atoll.service.executions import Executions
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.materials import Materials
 from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
@@ -109,8 +110,9 @@ def put_together(
     driver = driver or LocalDriver(place, settings.local, settings.link)
     leases = Leases(coordination, leases_clock or clock, settings.coordination)
     pool = Pool(store, driver, clock, NODE, leases.replica, ephemeral=False, settings=settings.pool)
-    templates = Templates(store, driver, coordination, clock, settings)
     blobs = LocalObjects(place / "blobs")
+    materials = Materials(blobs, Sealing())
+    templates = Templates(store, driver, materials, coordination, clock, settings)
     checkpoints = Checkpoints(store, blobs, leases, clock, NODE)
     lives = Lives(
         store, driver, pool, templates, leases, tasks, clock, settings.session, NODE, checkpoints
@@ -163,8 +165,9 @@ def put_together(
         NODE,
     )
     builds = Builds(
-        store, driver, templates, packages, leases, tasks, blobs, clock, settings.template, NODE
-    )
+        store, driver, templates, packages, materials, leases, tasks, blobs, clock,
+        settings.template, NODE,
+    )  # fmt: skip
     saves = Saves(checkpoints, store, driver, lives, tasks, clock, settings.workspace, remote=False)
     sessions.saves = saves
     saves.resting = steps.save_resting

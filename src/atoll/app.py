@@ -77,6 +77,7 @@ from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.materials import Materials
 from atoll.service.moves import Moves
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
@@ -209,7 +210,9 @@ async def application(
         await driver.open()
         feed = Feed(store, coordination, clock)
         store.told = feed.written
-        templates = Templates(store, driver, coordination, clock, settings)
+        sealing = _sealing(settings, own=own)
+        materials = Materials(blobs, sealing)
+        templates = Templates(store, driver, materials, coordination, clock, settings)
         templates.told = feed.written
         await templates.ensure_default()
         tokens = None if embedded else await _tokens(store, clock, settings)
@@ -229,6 +232,7 @@ async def application(
             driver,
             templates,
             packages,
+            materials,
             leases,
             tasks,
             blobs,
@@ -254,7 +258,6 @@ async def application(
             node_id,
             checkpoints,
         )
-        sealing = _sealing(settings, own=own)
         sealed = Secrets(sealing)
         sender = Sender(sealing, clock, settings.event)
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
@@ -409,6 +412,7 @@ async def application(
             checkpoints=checkpoints,
             saves=saves,
             templates=templates,
+            materials=materials,
             builds=builds,
             volumes=volumes,
             secrets=SessionSecrets(store, lives, sealed, clock),

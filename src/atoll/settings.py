@@ -305,6 +305,15 @@ class DockerSettings(Group):
     """Image of the template `python`."""
     runtime: str = ""
     """OCI runtime of templates that name none, such as runc or runsc; the engine's own if empty."""
+    build_network: str = Field("none", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """
+    Network of the commands of Dockerfiles, by the engine's name for it, such as bridge. With none,
+    Dockerfiles that have the engine fetch something by URL are refused too.
+    """
+    build_memory: int = Field(2 * GiB, ge=64 * MiB)
+    """Memory of each command of a Dockerfile, in bytes."""
+    build_args: dict[str, str] = Field({}, repr=False)
+    """Arguments (ARG) of every Dockerfile, such as https_proxy; the image's history shows them."""
     storage: Literal["auto", "directories", "volumes"] = "auto"
     """
     Where workspaces are: in `data_dir`, which the engine must see at the same path and which takes

@@ -56,6 +56,7 @@ ROUTES = {
     f"GET {V1}/templates/{{template_id}}/versions",
     f"GET {V1}/templates/{{template_id}}/versions/{{number}}",
     f"GET {V1}/templates/{{template_id}}/log", f"POST {V1}/templates/{{template_id}}/build",
+    f"GET {V1}/build-contexts/{{digest}}", f"PUT {V1}/build-contexts/{{digest}}",
     f"GET {V1}/pools", f"GET {V1}/runtimes", f"GET {V1}/runtimes/{{runtime_id}}/health",
     f"GET {V1}/runtimes/{{runtime_id}}/metrics", "GET /health", "GET /ready", "GET /metrics",
     f"GET {V1}/executions", f"POST {V1}/executions/{{execution_id}}/inject",

@@ -210,6 +210,9 @@ def test_the_terminal_does_not_answer_what_was_asked_before(
     told = screen.wait("ended with 0\n")
     execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", told.replace("\n", ""))
     assert execution is not None
+    # Else what is there already would be taken for what is told anew.
+    screen.type("clear; echo cl''ear")
+    screen.wait("clear\n")
     screen.type(shell("--attach", execution[0]))
     screen.wait("asked\n")
     screen.keys("Up", "q")

@@ -94,6 +94,8 @@ class Known:
     """What may be wanted of it now."""
     files: set[str] = dataclasses.field(default_factory=set)
     """Written for sure."""
+    waits: bool = False
+    """Whether work was accepted that had not ended when it was last looked at: it may start it."""
     deleted: bool = False
 
 
@@ -172,6 +174,7 @@ class Life:
             ended = await self._tried(executions.await_end(running, 3.0))
             if ended is not None and ended.status is ExecutionStatus.COMPLETED:
                 known.files.add(name)
+            known.waits = known.waits or ended is None or not ended.status.ended
         await self._note(known)
 
     async def patch(self, slot: int, replica: int) -> None:
@@ -280,7 +283,8 @@ class Life:
                 assert (session.instance_id, session.workspace) == (None, None)
                 continue
             assert not session.status.ended, session
-            assert session.wanted in known.wanted or session.idle_timeout is not None, session
+            wanted = known.wanted | ({Wanted.RUNNING} if known.waits else set())
+            assert session.wanted in wanted or session.idle_timeout is not None, session
             _check_consistent(session)
         await self._use_all()
         await self.settle()

@@ -1,5 +1,8 @@
 """`atoll template …`."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,9 +22,11 @@ from atoll.cli.options import (
     connect,
     environment,
 )
-from atoll.errors import NotFound
+from atoll.errors import InvalidRequest, NotFound
 
 app = typer.Typer(help="What sessions start from.", no_args_is_help=True, rich_markup_mode=None)
+
+PASSWORD = "ATOLL_REGISTRY_PASSWORD"  # noqa: S105 - the name of a variable
 
 TemplateId = Annotated[
     str, typer.Argument(metavar="TEMPLATE", help="Its id.", autocompletion=template_ids)
@@ -70,7 +75,27 @@ def create(
         str | None, typer.Option("--id", help="By which sessions ask for it.")
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Root file system directory on the node.")
+        str | None,
+        typer.Option(help="Root file system directory on the node, or the name of an image."),
+    ] = None,
+    dockerfile: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Dockerfile to build the image from."),
+    ] = None,
+    context: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory that the Dockerfile copies."),
+    ] = None,
+    runtime: Annotated[str | None, typer.Option(help="OCI runtime, such as runsc.")] = None,
+    registry_server: Annotated[
+        str | None, typer.Option(help="Registry of the credentials; the image's by default.")
+    ] = None,
+    registry_user: Annotated[
+        str | None,
+        typer.Option(
+            help="Name at the registry; the password is ATOLL_REGISTRY_PASSWORD, or read from "
+            "stdin."
+        ),
     ] = None,
     base_image: Annotated[str | None, typer.Option(help="What the image was made from.")] = None,
     package: Annotated[
@@ -100,6 +125,8 @@ def create(
 ) -> None:
     """Make a template and print its id."""
     variables = environment(env)
+    registry = _credentials(registry_server, registry_user)
+    text = None if dockerfile is None else dockerfile.read_text(encoding="utf-8")
     with connect(url, api_key) as atoll:
         template = atoll.templates.create(
             name,
@@ -117,8 +144,29 @@ def create(
             disk=disk,
             max_processes=max_processes,
             require=require,
+            runtime=runtime,
+            dockerfile=text,
+            context=context,
+            registry=registry,
         )
     output.as_json(template) if json else output.line(template.id)
+
+
+def _credentials(server: str | None, user: str | None) -> dict[str, str] | None:
+    """Never from the command line, which other users of this machine can see."""
+    if user is None:
+        if server is not None:
+            raise InvalidRequest("--registry-server: give --registry-user too.")
+        return None
+    password = os.environ.get(PASSWORD)
+    if password is None and sys.stdin.isatty():
+        password = typer.prompt(f"Password of {user}", hide_input=True, err=True)
+    elif password is None:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        raise InvalidRequest(f"No password: set {PASSWORD}, or write it to stdin.")
+    found = {"username": user, "password": password}
+    return found if server is None else {**found, "server": server}
 
 
 @app.command()

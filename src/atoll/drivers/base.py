@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import datetime, timedelta
 
     from atoll.link.client import Link
+    from atoll.model.image import ImageInfo
     from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation
     from atoll.model.node import NodeMetrics
     from atoll.model.packages import EnvironmentInfo, Interpreter, PackageSet
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
+    from atoll.model.template import Layer, Template
     from atoll.model.volume import Volume
 
     Answer = Callable[[StreamReader, StreamWriter], Awaitable[None]]
@@ -70,6 +71,37 @@ class InstallSpec:
     exact: bool = False
     """Whether the requirements are all that is needed, each in one version."""
     source_builds: bool = False
+
+
+@dataclass(frozen=True)
+class RegistryAuth:
+    """By what right images of a registry are pulled: a name and a password, or a token."""
+
+    server: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """The files that a Dockerfile copies, as a tar."""
+
+    digest: str
+    """SHA-256 of its bytes, in hexadecimal."""
+    open: Callable[[], Awaitable[AsyncIterator[bytes]]]
+    """Its bytes; as often as needed."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the build of an image is given beside its template."""
+
+    auth: RegistryAuth | None = None
+    context: BuildContext | None = None
+
+
+NO_MATERIAL = Material()
 
 
 class Environments(Protocol):
@@ -143,13 +175,27 @@ class Driver(Protocol):
     async def built(self, template: Template) -> bool:
         """Whether all that its instances need is on this node."""
 
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        """
+        The layer that is the template's image, like no other with another `fresh`; none where
+        templates are directories of the node.
+        """
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        """What is to be recorded of its image, which is there; none where it has none."""
+
     async def build(
-        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
     ) -> None:
         """
-        Make what `built` misses, telling what is printed on the way. Raises `PermanentError` with
-        code `build_failed`, or `TemporaryError` when the same may go well later. No other call may
-        build the same at the same time.
+        Make what `built` misses, telling what is printed on the way. Raises `PermanentError`, with
+        code `build_failed` or one that says more, or `TemporaryError` when the same may go well
+        later. No other call may build the same at the same time.
         """
 
     async def layers(self) -> list[str]:

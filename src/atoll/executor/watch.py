@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import time
 
 from . import processes, removal
@@ -21,6 +20,8 @@ DISK_PAUSE = 4
 MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
+OWN_FILES = 256 * 1024
+"""Bytes that a run in a full workspace may add: its program, a file of its shell."""
 BLOCK = 4096
 
 
@@ -39,9 +40,11 @@ class Watch:
         """Watch for these (0 or absent: not) as long as user code runs."""
         self._memory = limits.get("memory", 0)
         self._disk = limits.get("disk", 0)
+        if self._disk:
+            # What was written before is not the growth of a run that begins now.
+            self._disk_used, _ = disk_use(self._root)
         if (self._memory or self._disk) and not self._scheduled:
             self._scheduled = True
-            self._disk_used, _ = disk_use(self._root)
             self._loop.after(TURN_SECONDS, self._turn)
 
     def room(self, disk: int | None = None) -> int | None:
@@ -70,11 +73,9 @@ class Watch:
         if self._disk and now >= self._disk_due:
             used, whole = disk_use(self._root)
             # Growing, not only too large: code that makes room again must be able to run.
-            if not whole or (used > self._disk and used > self._disk_used):
+            if not whole or used > max(self._disk, self._disk_used + OWN_FILES):
                 self._end_all("disk")
-                # What they wrote since is not the growth of a run that begins now.
-                used = sys.maxsize
-            self._disk_used = used
+            self._disk_used = min(self._disk_used, used)
             # A small tree every turn; a large one takes at most a part of our time.
             self._disk_due = now + DISK_PAUSE * (time.monotonic() - now)
 

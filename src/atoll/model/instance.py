@@ -86,6 +86,7 @@ class Instance:
 FEATURES = {
     "pause": "instances stand still and go on, with their memory",
     "copy": "a workspace is copied on the node, sharing what the file system can share",
+    "image": "templates are images, by name or from a Dockerfile",
 }
 
 
@@ -97,4 +98,7 @@ class Capabilities:
     """Names of `template.REQUIREMENTS`."""
     missing: dict[str, str] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
-    """What the driver can do with them beside: names of `FEATURES`."""
+    """
+    What the driver can do with them beside: names of `FEATURES`, and `runtime.` with the name of
+    each OCI runtime that a template may ask for.
+    """

@@ -33,7 +33,7 @@ class Demand:
     require: frozenset[str] = frozenset()
     """Names of `template.REQUIREMENTS`."""
     features: frozenset[str] = frozenset()
-    """Names of `instance.FEATURES`, and `MOUNT`."""
+    """What `instance.Capabilities.features` may have, and `MOUNT`."""
     labels: dict[str, str] = field(default_factory=dict)
     """Those of a node that must be just so."""
     node_id: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from atoll.model.image import ImageInfo, Registry
     from atoll.model.resources import Resources
 
 DEFAULT_TEMPLATE = "python"
@@ -16,6 +17,11 @@ BASE_TEMPLATE = "template:"
 """What a `base_image` begins with that is another template's root file system."""
 MOST_PACKAGES = 200
 """Debian packages that a template may name."""
+
+LONGEST_DOCKERFILE = 65_536
+"""Characters."""
+IMAGE = "image"
+"""Among the features of a node: its instances are made from images."""
 
 REQUIREMENTS = {
     "own_uid": "each instance has a host uid of its own",
@@ -42,11 +48,15 @@ class TemplateStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Debian packages on top of a root file system; a node that lacks it makes it."""
+    """
+    Debian packages on top of a root file system, or an image; a node that lacks it makes it.
+    """
 
     name: str
     """A digest of all that it is made from: the same for templates that ask for the same."""
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    image: bool = False
+    """Whether it is an image: pulled, or built from a Dockerfile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +68,15 @@ class Build:
     python_packages: tuple[str, ...] = ()
     """Requirements (PEP 508); those of a template that it is based on are among them."""
     root: str = ""
-    """The base: a root file system directory; empty for this machine's /usr."""
+    """The base: a root file system directory or an image; empty for the node's own."""
     layers: tuple[Layer, ...] = ()
     """What lies on it, lowest first; the last is this build's own."""
     environment: str | None = None
     """The driver's name for the directory with the Python packages, once it is there."""
     installed: tuple[str, ...] = ()
     """The Python packages in it, as `name==version`."""
+    image: ImageInfo | None = None
+    """What is known of the image, once it is there; none of a directory."""
     anew: bool = False
     """Whether packages are looked up anew, whatever is remembered of the same request."""
     attempts: int = 0
@@ -87,7 +99,7 @@ class Template:
     updated_at: datetime
     default_resources: Resources
     image: str = ""
-    """Root file system directory; empty for the one built from this machine's /usr."""
+    """Root file system directory, or an image by name; empty for the node's own."""
     base_image: str = ""
     pre_installed_packages: tuple[str, ...] = ()
     """Python packages that the image has, by name; told, not installed."""
@@ -104,6 +116,14 @@ class Template:
     """Ready instances to keep at least."""
     pool_max: int | None = None
     """Ready instances to keep at most, when many are created; as the settings say when none."""
+    runtime: str = ""
+    """OCI runtime of its instances, by the engine's name for it; empty for the node's choice."""
+    dockerfile: str = ""
+    """What its image is built from, in place of one that has a name."""
+    build_context: str | None = None
+    """Digest (SHA-256) of the tar with the files that the Dockerfile copies."""
+    registry: Registry | None = None
+    """By what right its image, or that image's base, is pulled."""
     number: int = 1
     """Which version it is: one more each time the template is replaced or built again."""
     status: TemplateStatus = TemplateStatus.READY
@@ -118,9 +138,20 @@ class Template:
 
     @property
     def root(self) -> str:
-        """Root file system directory, without what was built on it; empty for this machine's."""
+        """Root file system directory or image, without what was built on it."""
         return self.image or (self.build.root if self.build is not None else "")
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         return () if self.build is None else self.build.layers
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a node must be able to do to make its instances."""
+        found = {IMAGE} if any(layer.image for layer in self.layers) else set()
+        return frozenset(found | ({runtime_feature(self.runtime)} if self.runtime else set()))
+
+
+def runtime_feature(name: str) -> str:
+    """Among the features of a node: it has the OCI runtime of this name."""
+    return f"runtime.{name}"

@@ -89,7 +89,7 @@ class BuildLoop:
         after = ""
         while batch := await self._store.templates.unbuilt(limit=BATCH, after=after):
             for template in batch:
-                if template.id in self._running:
+                if template.id in self._running or not self._builds.fits(template):
                     continue
                 if len(self._running) >= self._most:
                     return pause  # Looked at again when one of them has ended.
@@ -163,6 +163,8 @@ class LayerSweep:
         needed: set[str] = set()
         async for template in versions_needed(self._store):
             needed |= {layer.name for layer in template.layers}
+            if template.build is None and (own := self._driver.image_layer(template)) is not None:
+                needed.add(own.name)
         await self._discard([name for name in there if name not in needed])
         await self._forget_versions()
 

@@ -2,8 +2,9 @@
 The sweep of orphaned blobs: what nothing refers to any more, and nobody is about to refer to.
 
 An object goes when its session or execution is not in the store, or is over and has let go of it,
-or when none of its session's kept backups names it; and never before it is as old as the grace, by
-the back-end's own clock: whoever creates something puts its blobs first and records it after.
+when none of its session's kept backups names it, or when it is a build context and no template
+names it; and never before it is as old as the grace, by the back-end's own clock: whoever creates
+something puts its blobs first and records it after.
 Nothing of a session is removed while one of its backups is being taken, nor while it cannot be told
 what they need, nor what waits on this node for a store that was away. Each record is read right
 before what it does not name is removed.
@@ -24,6 +25,7 @@ from atoll.blobs.base import PAGE
 from atoll.errors import PermanentError, TemporaryError
 from atoll.reconcile.sweep import alone, sweep
 from atoll.service.checkpoints import lease_of
+from atoll.service.materials import CONTEXTS
 from atoll.service.objects import data_of
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ PAUSE = 60.0
 """Seconds between two turns."""
 PAGES = 4
 """Pages of a list that a turn looks at."""
+TEMPLATES = 100
+"""Templates, and versions of one, that are read at a time."""
 ROUND = 3600.0
 """Seconds from one time that all was looked at to the next."""
 OWNER = "cluster/owner"
@@ -46,7 +50,7 @@ OWNER = "cluster/owner"
 SESSIONS = ("workspaces/", "exports/", "uploads/")
 EXECUTIONS = "executions/"
 REQUESTS = "requests/"
-KINDS = (*SESSIONS, EXECUTIONS, REQUESTS)
+KINDS = (*SESSIONS, EXECUTIONS, REQUESTS, CONTEXTS)
 
 
 class OrphanSweep:
@@ -75,6 +79,8 @@ class OrphanSweep:
         self._request_ttl = request_ttl
         self._kind = 0
         self._after: str | None = None
+        self._contexts: set[str] = set()
+        """Build contexts that a template has."""
         self._rest_until = float("-inf")
 
     async def run(self) -> None:
@@ -91,6 +97,8 @@ class OrphanSweep:
         for _ in range(PAGES):
             kind = KINDS[self._kind]
             page = await self._blobs.list(kind, after=self._after)
+            if kind == CONTEXTS and page:
+                self._contexts = await self._contexts_named()
             for owner, group in itertools.groupby(page, lambda info: _owner(info.key)):
                 try:
                     await self._look(kind, owner, [info for info in group if self._is_old(info)])
@@ -129,10 +137,31 @@ class OrphanSweep:
             return
         if kind == EXECUTIONS:
             await self._remove(await self._of_execution(owner, old))
+        elif kind == CONTEXTS:
+            if owner not in self._contexts:
+                await self._remove(old)
         elif kind == REQUESTS:
             await self._remove([info for info in old if self._is_old(info, self._request_ttl)])
         else:
             await self._of_session(kind, owner, old)
+
+    async def _contexts_named(self) -> set[str]:
+        """Build contexts that a version of a template has; a node may have to build it again."""
+        found: set[str] = set()
+        cursor: str | None = None
+        while True:
+            page = await self._store.templates.page(cursor=cursor, limit=TEMPLATES)
+            for newest in page.items:
+                versions, below = [newest], newest.number
+                while versions:
+                    found |= {each.build_context for each in versions if each.build_context}
+                    versions = await self._store.templates.before(
+                        newest.id, number=below, limit=TEMPLATES
+                    )
+                    below = versions[-1].number if versions else 0
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
 
     async def _of_execution(self, execution_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
         execution = await self._store.executions.get(execution_id)

@@ -1243,6 +1243,10 @@ class Templates:
         require: Sequence[str] | None = None,
         debian_packages: Sequence[str] | None = None,
         python_packages: Sequence[str] | None = None,
+        runtime: str | None = None,
+        dockerfile: str | None = None,
+        context: str | os.PathLike[str] | None = None,
+        registry: Mapping[str, str] | None = None,
     ) -> TemplateInfo:
         """
         A new template.
@@ -1253,6 +1257,12 @@ class Templates:
         able to give. `debian_packages` and `python_packages` are installed on `base_image`: a root
         file system directory, `template:` and another template's id, or nothing for the node's own
         Python. That takes a while: see `wait_ready`.
+
+        Where sessions are made by Docker, `image` is the name of an image, or `dockerfile` the text
+        of a Dockerfile, and `context` a directory of this machine that it copies from; it is sent
+        as it is. `registry` has the credentials for pulling: `username` and `password`, or
+        `identity_token`, and the `server` if it is not that of the image. `runtime` is an OCI
+        runtime such as `runsc`.
         """
         return self._portal.call(
             self._async.create,
@@ -1273,6 +1283,10 @@ class Templates:
             require=require,
             debian_packages=debian_packages,
             python_packages=python_packages,
+            runtime=runtime,
+            dockerfile=dockerfile,
+            context=context,
+            registry=registry,
         )
 
     def get(self, template_id: str) -> TemplateInfo:
@@ -1301,6 +1315,10 @@ class Templates:
         require: Sequence[str] | None = None,
         debian_packages: Sequence[str] | None = None,
         python_packages: Sequence[str] | None = None,
+        runtime: str | None = None,
+        dockerfile: str | None = None,
+        context: str | os.PathLike[str] | None = None,
+        registry: Mapping[str, str] | None = None,
     ) -> TemplateInfo:
         """
         Change what is given and keep the rest, as a new version; sessions that exist already keep
@@ -1325,7 +1343,18 @@ class Templates:
             require=require,
             debian_packages=debian_packages,
             python_packages=python_packages,
+            runtime=runtime,
+            dockerfile=dockerfile,
+            context=context,
+            registry=registry,
         )
+
+    def send_context(self, source: str | os.PathLike[str]) -> str:
+        """
+        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. All of
+        it is sent; a `.dockerignore` is not looked at.
+        """
+        return self._portal.call(self._async.send_context, source)
 
     def versions(self, template_id: str) -> Iterator[TemplateInfo]:
         """What it is and was, newest first."""

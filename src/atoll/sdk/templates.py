@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import tempfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.sdk.decode import decode
@@ -15,9 +18,11 @@ from atoll.sdk.patience import Patience
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
+    from atoll.sdk.packing import Packer
 
 _READ_ONLY = (
     "id",
@@ -26,9 +31,15 @@ _READ_ONLY = (
     "message",
     "attempts",
     "installed_packages",
+    "image_digest",
+    "entrypoint",
+    "command",
     "created_at",
     "updated_at",
 )
+_PIECE = 1024 * 1024
+_CONTEXT_WAIT = 600.0
+"""Seconds for which a server may be busy with a context beyond what one answer may take."""
 _SILENCE = 45.0
 """Seconds without an event or a ping after which a line counts as dead; pings come every 15."""
 
@@ -59,6 +70,10 @@ class AsyncTemplates:
         require: Sequence[str] | None = None,
         debian_packages: Sequence[str] | None = None,
         python_packages: Sequence[str] | None = None,
+        runtime: str | None = None,
+        dockerfile: str | None = None,
+        context: str | os.PathLike[str] | None = None,
+        registry: Mapping[str, str] | None = None,
     ) -> TemplateInfo:
         """
         A new template.
@@ -69,12 +84,20 @@ class AsyncTemplates:
         able to give. `debian_packages` and `python_packages` are installed on `base_image`: a root
         file system directory, `template:` and another template's id, or nothing for the node's own
         Python. That takes a while: see `wait_ready`.
+
+        Where sessions are made by Docker, `image` is the name of an image, or `dockerfile` the text
+        of a Dockerfile, and `context` a directory of this machine that it copies from; it is sent
+        as it is. `registry` has the credentials for pulling: `username` and `password`, or
+        `identity_token`, and the `server` if it is not that of the image. `runtime` is an OCI
+        runtime such as `runsc`.
         """
         body = {"name": name, "id": template_id}
         changes = _changes(
             image, base_image, packages, python, preload, env, pool_size, pool_max,
-            require, debian_packages, python_packages,
+            require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
+        if context is not None:
+            changes["build_context"] = await self.send_context(context)
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
         given = {name: value for name, value in body.items() if value is not None}
@@ -108,6 +131,10 @@ class AsyncTemplates:
         require: Sequence[str] | None = None,
         debian_packages: Sequence[str] | None = None,
         python_packages: Sequence[str] | None = None,
+        runtime: str | None = None,
+        dockerfile: str | None = None,
+        context: str | os.PathLike[str] | None = None,
+        registry: Mapping[str, str] | None = None,
     ) -> TemplateInfo:
         """
         Change what is given and keep the rest, as a new version; sessions that exist already keep
@@ -118,8 +145,10 @@ class AsyncTemplates:
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
         changes = _changes(
             image, base_image, packages, python, preload, env, pool_size, pool_max,
-            require, debian_packages, python_packages,
+            require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
+        if context is not None:
+            changes["build_context"] = await self.send_context(context)
         body |= {key: value for key, value in changes.items() if value is not None}
         body["default_resources"] = {
             **stored["default_resources"],
@@ -127,6 +156,24 @@ class AsyncTemplates:
         }
         body["name"] = stored["name"] if name is None else name
         return decode(TemplateInfo, await self._connection.call("PUT", path, body=body))
+
+    async def send_context(self, source: str | os.PathLike[str]) -> str:
+        """
+        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. All of
+        it is sent; a `.dockerignore` is not looked at.
+        """
+        from atoll.sdk.packing import Packer
+
+        with await asyncio.to_thread(tempfile.TemporaryFile) as file:
+            digest = await asyncio.to_thread(_pack, Packer(Path(source)), file)
+            await self._connection.call(
+                "PUT",
+                f"build-contexts/{digest}",
+                content=_pieces(file),
+                headers={"content-type": "application/x-tar"},
+                wait=_CONTEXT_WAIT,
+            )
+        return digest
 
     async def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
         """What it is and was, newest first."""
@@ -210,6 +257,9 @@ def _changes(
     require: Sequence[str] | None,
     debian_packages: Sequence[str] | None,
     python_packages: Sequence[str] | None,
+    runtime: str | None,
+    dockerfile: str | None,
+    registry: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     return {
         "image": image,
@@ -222,8 +272,25 @@ def _changes(
         "pool_max": pool_max,
         "debian_packages": None if debian_packages is None else list(debian_packages),
         "python_packages": None if python_packages is None else list(python_packages),
+        "runtime": runtime,
+        "dockerfile": dockerfile,
+        "registry": None if registry is None else dict(registry),
         "security_context": None if require is None else {"require": list(require)},
     }
+
+
+def _pack(packer: Packer, file: IO[bytes]) -> str:
+    found = hashlib.sha256()
+    for piece in packer:
+        found.update(piece)
+        file.write(piece)
+    file.seek(0)
+    return found.hexdigest()
+
+
+async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(file.read, _PIECE):
+        yield piece
 
 
 def _limits(

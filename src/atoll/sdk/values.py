@@ -557,6 +557,13 @@ class SecurityContext:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryInfo:
+    """That a template has credentials, and for which registry."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class TemplateInfo:
     """What sessions start from."""
 
@@ -581,6 +588,16 @@ class TemplateInfo:
     python_packages: tuple[str, ...] = ()
     installed_packages: tuple[str, ...] = ()
     """The Python packages that these came to, as `name==version`."""
+    runtime: str = ""
+    dockerfile: str | None = None
+    build_context: str | None = None
+    """The digest of the files that the Dockerfile copies."""
+    registry: RegistryInfo | None = None
+    image_digest: str | None = None
+    """Of the image in its registry, once it was pulled."""
+    entrypoint: tuple[str, ...] | None = None
+    """The image's own, once it is known; what runs is Atoll's executor."""
+    command: tuple[str, ...] | None = None
     status: str = "ready"
     """pending, building, ready or failed; sessions start from the newest version that is ready."""
     message: str | None = None

@@ -1,10 +1,10 @@
 """
-Builds of templates: packages put on a base, on this node.
+Builds of templates: packages put on a base, or an image pulled or built, on this node.
 
-A version that has packages is `pending` until some replica takes it, `building` while one is at it,
-and then `ready` or `failed`. A fault that may pass is followed by another attempt, a second later
-each time; any other ends it. An attempt that was cut short is made again by whoever finds it. What
-was built before, here, is not built again.
+A version that has packages, or an image that is not there, is `pending` until some replica takes
+it, `building` while one is at it, and then `ready` or `failed`. A fault that may pass is followed
+by another attempt, a second later each time; any other ends it. An attempt that was cut short is
+made again by whoever finds it. What was built before, here, is not built again.
 
 A version that is ready was built on some node. Another one builds it when it needs it.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import Conflict, PermanentError, RequestError, TemporaryError
+from atoll.errors import AtollError, Conflict, PermanentError, RequestError, TemporaryError
 from atoll.model.event import template_event
 from atoll.model.template import TemplateStatus
 from atoll.service.build_logs import BuildLogs
@@ -26,15 +26,16 @@ from atoll.service.leases import LeaseLost
 from atoll.service.story import Event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.event import Event as Change
-    from atoll.model.template import Build, Template
+    from atoll.model.template import Build, Layer, Template
     from atoll.service.build_logs import BuildLog
     from atoll.service.leases import Leases
+    from atoll.service.materials import Materials
     from atoll.service.packages import Packages
     from atoll.service.tasks import Tasks
     from atoll.service.templates import Templates
@@ -45,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 LONGEST_MESSAGE = 2000
 """Characters: it is in every list of templates."""
+FAILED_SECONDS = 10.0
+"""How long it is told that a build on this node failed, before it is tried again."""
 FOLLOW_SECONDS = 1.0
 """Time between two looks at a build that another replica runs."""
 
@@ -56,6 +59,7 @@ class Builds:
         driver: Driver,
         templates: Templates,
         packages: Packages,
+        materials: Materials,
         leases: Leases,
         tasks: Tasks,
         blobs: Blobs,
@@ -67,6 +71,7 @@ class Builds:
         self._driver = driver
         self._templates = templates
         self._packages = packages
+        self._materials = materials
         self._leases = leases
         self._tasks = tasks
         self._clock = clock
@@ -77,12 +82,19 @@ class Builds:
         """Versions that are being built because this node lacks them."""
         self._tried_here: set[tuple[str, int]] = set()
         """Versions that are being built for the first time."""
+        self._failed_here: dict[tuple[str, int], tuple[float, AtollError]] = {}
+        """Why the last of these failed, and how long that is told in place of another try."""
         templates.removed = self._logs.forget
 
     @property
     def building(self) -> list[tuple[str, int]]:
         """Versions that this process is making, by template and number."""
         return sorted(self._here | self._tried_here)
+
+    def fits(self, template: Template) -> bool:
+        """Whether this node can build it: one with images has other layers than one without."""
+        of_image = any(layer.image for layer in template.layers)
+        return not template.layers or of_image == (self._driver.image_layer(template) is not None)
 
     async def attempt(self, template_id: str) -> None:
         """One attempt at a template's newest version, if it is to be built."""
@@ -144,13 +156,11 @@ class Builds:
         build = template.build
         assert build is not None
         if build.layers:
-            async with self._layer(template):
+            async with self._layer(build.layers[-1], template):
                 if await self._driver.built(template):
-                    said.line("Its Debian packages are there already.")
+                    said.line("Its layers are there already.")
                 else:
-                    await self._driver.build(
-                        template, timeout=self._settings.build_timeout, say=said.say
-                    )
+                    await self._make(template, said.say)
         await self._driver.check(template)
         environment, installed = None, build.installed
         if build.python_packages:
@@ -162,22 +172,35 @@ class Builds:
                 anew=build.anew,
             )
             said.line(f"Python packages: {' '.join(installed)}")
-        return dataclasses.replace(build, environment=environment, installed=installed)
+        image = await self._driver.image(template)
+        return dataclasses.replace(build, environment=environment, installed=installed, image=image)
 
-    def _layer(self, template: Template) -> Any:
-        """The right to build the template's layers on this node."""
-        key = f"layer:{self._node_id}:{template.layers[-1].name}"
+    async def _make(self, template: Template, say: Callable[[bytes], None]) -> None:
+        await self._driver.build(
+            template,
+            timeout=self._settings.build_timeout,
+            say=say,
+            material=await self._materials.of(template),
+        )
+
+    def _layer(self, layer: Layer, template: Template) -> Any:
+        """The right to build the template's layers, of which this is the last, on this node."""
+        key = f"layer:{self._node_id}:{layer.name}"
         return self._leases.lease(key, f"{self._leases.replica}/{key}/{template.edition}")
 
     async def provide(self, template: Template) -> None:
         """
         Raise `TemporaryError` when this node has yet to build the template, which it then begins.
         """
-        if template.build is None:
+        layer = self._last_layer(template)
+        if template.build is None and layer is None:
             return
         if await self._driver.built(template) and await self._packages.provided(template):
             return
         key = (template.id, template.number)
+        failed = self._failed_here.get(key)
+        if failed is not None and self._clock.monotonic() < failed[0]:
+            raise _repeated(failed[1])
         if key not in self._here:
             self._here.add(key)
             building = self._tasks.start(self._build_here(template), f"build {template.id} here")
@@ -187,12 +210,24 @@ class Builds:
             code="template_not_here",
         )
 
+    def _last_layer(self, template: Template) -> Layer | None:
+        """What is built last of a template that is ready; an image may be the node's own."""
+        return template.layers[-1] if template.layers else self._driver.image_layer(template)
+
     async def _build_here(self, template: Template) -> None:
         timeout = self._settings.build_timeout
-        if template.layers:
-            async with self._layer(template):
-                await self._driver.build(template, timeout=timeout, say=lambda data: None)
-        await self._packages.provide(template, timeout)
+        key, layer = (template.id, template.number), self._last_layer(template)
+        try:
+            if layer is not None:
+                async with self._layer(layer, template):
+                    await self._make(template, lambda data: None)
+            await self._packages.provide(template, timeout)
+        except (RequestError, PermanentError) as error:
+            # Whoever needs it is told, and after a while it is tried again.
+            until = self._clock.monotonic() + FAILED_SECONDS
+            self._failed_here[key] = (until, error)
+            raise
+        self._failed_here.pop(key, None)
         self._templates.changed()
 
     # What is told of it
@@ -236,6 +271,10 @@ class Builds:
         """Forget a version that nobody uses, and what its build printed."""
         await self._store.templates.drop(template.id, template.number)
         await self._logs.drop(template)
+
+
+def _repeated(error: AtollError) -> PermanentError:
+    return PermanentError(error.message, code=error.code)
 
 
 def _failed(template: Template, build: Build, words: str, said: BuildLog) -> Template:

@@ -188,7 +188,9 @@ class Nodes:
     async def _is_here(self, template: Template, environments: set[str]) -> bool:
         build = template.build
         if build is None:
-            return True
+            # One that is an image all the same is the node's own.
+            has_image = self._driver.image_layer(template) is not None
+            return not has_image or await self._driver.built(template)
         if build.environment is not None and build.environment not in environments:
             return False
         return not build.layers or await self._driver.built(template)

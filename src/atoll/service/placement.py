@@ -127,7 +127,7 @@ class Placements:
             template=edition(session.template_id, session.template_version),
             resources=session.resources,
             require=frozenset(template.require),
-            features=mounts(session.workspace_mode, volumes),
+            features=mounts(session.workspace_mode, volumes) | template.features,
             labels=session.node_labels,
             node_id=pinned(volumes),
         )

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.drivers.base import Driver
+    from atoll.drivers.base import Driver, RegistryAuth
     from atoll.model.event import Event
     from atoll.model.page import Page
+    from atoll.service.materials import Materials
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
@@ -54,11 +55,13 @@ class Templates:
         self,
         store: Store,
         driver: Driver,
+        materials: Materials,
         coordination: Coordination,
         clock: Clock,
         settings: Settings,
     ) -> None:
         self._store = store
+        self._materials = materials
         self._coordination = coordination
         self._driver = driver
         self._clock = clock
@@ -108,7 +111,10 @@ class Templates:
                     found, wanted, event=self._event(wanted, "changed")
                 )
 
-    async def create(self, template: Template) -> Template:
+    async def create(
+        self, template: Template, *, credentials: RegistryAuth | None = None
+    ) -> Template:
+        template = await self._supplied(template, credentials, None)
         template = await self._settled(template)
         await self._check(template)
         await self._store.templates.add(template, event=self._event(template, "created"))
@@ -180,7 +186,9 @@ class Templates:
     async def list(self, *, cursor: str | None, limit: int) -> Page[Template]:
         return await self._store.templates.page(cursor=cursor, limit=limit)
 
-    async def replace(self, template: Template) -> Template:
+    async def replace(
+        self, template: Template, *, credentials: RegistryAuth | None = None
+    ) -> Template:
         """PUT: all fields anew, as a new version. Sessions that run keep theirs."""
         old = await self.get(template.id)
         if template.id == DEFAULT_TEMPLATE:
@@ -189,6 +197,7 @@ class Templates:
                 code="template_built_in",
             )
         template = dataclasses.replace(template, created_at=old.created_at)
+        template = await self._supplied(template, credentials, old)
         template = await self._settled(template)
         if _built_alike(old, template):
             template = dataclasses.replace(template, status=old.status, build=old.build)
@@ -200,7 +209,7 @@ class Templates:
         old = await self.get(template_id)
         if old.build is None:
             raise Conflict(
-                f"Template {template_id} has no packages to install.", code="template_not_built"
+                f"Template {template_id} has nothing to be built.", code="template_not_built"
             )
         fresh = f"{old.id}/{old.created_at}/{old.number + 1}"
         template = await self._settled(
@@ -225,6 +234,15 @@ class Templates:
         await self.tell()
         return template
 
+    async def _supplied(
+        self, template: Template, credentials: RegistryAuth | None, old: Template | None
+    ) -> Template:
+        """With what its image is made from beside it."""
+        await self._materials.check(template)
+        before = None if old is None else old.registry
+        registry = await self._materials.sealed(template, credentials, before)
+        return dataclasses.replace(template, registry=registry)
+
     async def _settled(self, template: Template, *, fresh: str = "") -> Template:
         """
         With its base looked up and its layers named, so that nothing which happens to another
@@ -232,6 +250,8 @@ class Templates:
         like no other.
         """
         build = template.build
+        if self._driver.image_layer(template) is not None:
+            return await self._with_image(template, build or Build(), fresh)
         if build is None:
             return template
         if template.image:
@@ -260,6 +280,64 @@ class Templates:
                 anew=bool(fresh),
             ),
         )
+
+    async def _with_image(self, template: Template, build: Build, fresh: str) -> Template:
+        """The same where templates are images: to be built unless all of it is there already."""
+        base = await self._base_with_image(template, build)
+        inherited: tuple[str, ...] = ()
+        layers: tuple[Layer, ...] = ()
+        if base is not None and base.build is not None:
+            inherited, layers = base.build.python_packages, base.layers
+        found = Build(
+            debian_packages=build.debian_packages,
+            python_packages=_requirements(inherited, build.python_packages),
+            root="" if base is None or template.dockerfile else base.root,
+            layers=layers,
+            anew=bool(fresh),
+        )
+        template = dataclasses.replace(
+            template,
+            python=template.python or ("" if base is None else base.python),
+            status=TemplateStatus.PENDING,
+            build=found,
+        )
+        if not layers or fresh:
+            layer = self._driver.image_layer(template, fresh=fresh)
+            assert layer is not None
+            found = dataclasses.replace(found, layers=(layer,))
+            template = dataclasses.replace(template, build=found)
+        await self._driver.check(template)
+        if found.python_packages:
+            await self._driver.environments.check()
+            return template
+        try:
+            if not await self._driver.built(template):
+                return template
+            image = await self._driver.image(template)
+        except TemporaryError as error:
+            log.info("template.not_looked_up", template_id=template.id, error=error.message)
+            return template
+        return dataclasses.replace(
+            template,
+            status=TemplateStatus.READY,
+            build=dataclasses.replace(found, image=image),
+        )
+
+    async def _base_with_image(self, template: Template, build: Build) -> Template | None:
+        """What it is put on, when it has neither an image nor a Dockerfile of its own."""
+        if template.image or template.dockerfile:
+            return None
+        of_template = template.base_image.startswith(BASE_TEMPLATE)
+        if not of_template and not build.python_packages:
+            return None
+        base = await self._base(template)
+        if of_template and (base.dockerfile or base.registry is not None):
+            raise InvalidRequest(
+                f"base_image: {base.id} has a Dockerfile or credentials of its own, and is no base "
+                "for another template here; give this one the same.",
+                field="base_image",
+            )
+        return base
 
     async def _base(self, template: Template) -> Template:
         """What it is put on, as a template."""

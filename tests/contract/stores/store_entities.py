@@ -23,6 +23,7 @@ from atoll.model.execution import (
     Outcome,
     Request,
 )
+from atoll.model.image import ImageInfo, Registry
 from atoll.model.instance import Handle, Instance
 from atoll.model.key import Key, Scope
 from atoll.model.packages import Dependency, Install, InstallStatus
@@ -348,7 +349,14 @@ builds = st.builds(
     debian_packages=tuples_of_text,
     python_packages=tuples_of_text,
     root=texts,
-    layers=st.lists(st.builds(Layer, texts, tuples_of_text), max_size=2).map(tuple),
+    layers=st.lists(st.builds(Layer, texts, tuples_of_text, st.booleans()), max_size=2).map(tuple),
+    image=st.none()
+    | st.builds(
+        ImageInfo,
+        digest=st.none() | texts,
+        entrypoint=tuples_of_text,
+        command=tuples_of_text,
+    ),
     environment=st.none() | texts,
     installed=tuples_of_text,
     attempts=st.integers(0, 100),
@@ -370,6 +378,10 @@ templates = st.builds(
     env=environments,
     pool_size=st.integers(0, 2**31 - 1),
     pool_max=st.none() | st.integers(0, 2**31 - 1),
+    runtime=st.from_regex(r"\A[A-Za-z0-9._-]{0,64}\Z"),
+    dockerfile=texts,
+    build_context=st.none() | st.from_regex(r"\A[0-9a-f]{64}\Z"),
+    registry=st.none() | st.builds(Registry, server=texts, sealed=texts),
     number=st.integers(1, 2**31 - 4),
     status=st.sampled_from(TemplateStatus),
     build=st.none() | builds,

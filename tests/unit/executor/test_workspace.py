@@ -184,7 +184,10 @@ def deep(root: Path, levels: int) -> None:
     os.close(here)
 
 
-def test_a_tree_of_any_depth_is_removed(root: Path, workspace: Workspace) -> None:
+def test_a_tree_of_any_depth_is_removed(
+    root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "REMOVE_SECONDS", 250.0)
     (root / "deep").mkdir()
     deep(root / "deep", 5000)
     workspace.remove("deep", True)

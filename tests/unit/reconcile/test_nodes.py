@@ -23,11 +23,13 @@ from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
 from atoll.service.builds import Builds
+from atoll.service.materials import Materials
 from atoll.service.moves import WAITS, Moves
 from atoll.service.nodes import Nodes
 from atoll.service.packages import Packages
 from atoll.service.placement import Placements
 from atoll.service.probing import LIFE, Probing
+from atoll.service.sealing import Sealing
 from atoll.settings import BlobSettings, Settings
 from tests.contract.stores.store_entities import (
     RESOURCES,
@@ -162,14 +164,16 @@ class Ground:
 
 def builds(place: Path, found: Parts, machine: Machine, clock: MovedClock) -> Builds:
     packages = Packages(machine, found.leases, clock, found.settings.packages, SECRET, NODE)
+    blobs = LocalObjects(place / "blobs")
     return Builds(
         found.store,
         machine,
         found.templates,
         packages,
+        Materials(blobs, Sealing()),
         found.leases,
         found.tasks,
-        LocalObjects(place / "blobs"),
+        blobs,
         clock,
         found.settings.template,
         NODE,

@@ -30,7 +30,12 @@ from atoll.service.objects import data_of, digest, manifest_of
 from atoll.settings import BlobSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
-from tests.contract.stores.store_entities import NOW, make_execution, make_session
+from tests.contract.stores.store_entities import (
+    NOW,
+    make_execution,
+    make_session,
+    make_template,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -313,3 +318,20 @@ async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
         assert await spool.catch_up()
         await ground.later()
         assert await ground.keys() == set()
+
+
+async def test_a_build_context_stays_as_long_as_a_version_of_a_template_has_it(
+    ground: Ground,
+) -> None:
+    first, second, lost = (digest(text) for text in (b"1", b"2", b"3"))
+    await ground.put(*(f"build-contexts/{name}" for name in (first, second, lost)))
+    template = make_template(dockerfile="FROM a", build_context=first)
+    await ground.store.templates.add(template)
+    newer = dataclasses.replace(template, build_context=second)
+    newer = await ground.store.templates.supersede(template, newer)
+
+    await ground.later(DAY + timedelta(hours=1))
+    assert await ground.keys() == {f"build-contexts/{name}" for name in (first, second)}
+    await ground.store.templates.drop(template.id, template.number)
+    await ground.later(timedelta(hours=2))
+    assert await ground.keys() == {f"build-contexts/{second}"}

@@ -18,6 +18,7 @@ from atoll.model.session import SessionStatus
 from atoll.reconcile.orphans import YOUNG, Orphans
 from atoll.service.leases import Leases
 from atoll.service.lives import Lives
+from atoll.service.materials import Materials
 from atoll.service.packages import Packages
 from atoll.service.pool import Pool
 from atoll.service.provision import Provision
@@ -93,7 +94,8 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, node, clock, "local", ME, ephemeral=False, settings=settings.pool)
-    templates = Templates(store, node, coordination, clock, settings)
+    materials = Materials(LocalObjects(place / "blobs"), Sealing())
+    templates = Templates(store, node, materials, coordination, clock, settings)
     lives = Lives(store, node, pool, templates, leases, tasks, clock, settings.session, "local")
     packages = Packages(node, leases, clock, settings.packages, "secret", "local")
     provision = Provision(

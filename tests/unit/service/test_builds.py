@@ -18,7 +18,9 @@ from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.reconcile.builds import YOUNG, BuildLoop, LayerSweep
 from atoll.service.builds import Builds
 from atoll.service.leases import Leases
+from atoll.service.materials import Materials
 from atoll.service.packages import Packages
+from atoll.service.sealing import Sealing
 from atoll.service.tasks import Tasks
 from atoll.service.templates import Templates
 from atoll.settings import Settings
@@ -88,12 +90,14 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     await coordination.open()
     await leases.start()
     await driver.open()
-    templates = Templates(store, driver, coordination, clock, settings)
-    packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")
     blobs = LocalObjects(place / "blobs")
+    materials = Materials(blobs, Sealing())
+    templates = Templates(store, driver, materials, coordination, clock, settings)
+    packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")
     builds = Builds(
-        store, driver, templates, packages, leases, tasks, blobs, clock, settings.template, "local"
-    )
+        store, driver, templates, packages, materials, leases, tasks, blobs, clock,
+        settings.template, "local",
+    )  # fmt: skip
     loop = BuildLoop(store, builds, leases, clock, settings.template)
     sweep = LayerSweep(store, driver, builds, leases, clock, settings.template, "local")
     try:

@@ -286,6 +286,7 @@ def execution_out(
 
 def template_out(template: Template) -> dict[str, Any]:
     build = template.build or NO_BUILD
+    registry, image = template.registry, build.image
     return {
         "id": template.id,
         "name": template.name,
@@ -302,6 +303,13 @@ def template_out(template: Template) -> dict[str, Any]:
         "debian_packages": list(build.debian_packages),
         "python_packages": list(build.python_packages),
         "installed_packages": list(build.installed),
+        "runtime": template.runtime,
+        "dockerfile": template.dockerfile or None,
+        "build_context": template.build_context,
+        "registry": None if registry is None else {"server": registry.server},
+        "image_digest": None if image is None else image.digest,
+        "entrypoint": None if image is None else list(image.entrypoint),
+        "command": None if image is None else list(image.command),
         "version": template.number,
         "status": template.status.value,
         "message": build.message,

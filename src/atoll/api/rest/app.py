@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from atoll.api.rest import (
+    build_contexts,
     checkpoints,
     contexts,
     dependencies,
@@ -80,6 +81,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         signed,
         checkpoints,
         templates,
+        build_contexts,
         volumes,
         nodes,
         runtimes,

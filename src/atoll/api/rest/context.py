@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.service.executions import Executions
     from atoll.service.files import Files
     from atoll.service.invocations import Invocations
+    from atoll.service.materials import Materials
     from atoll.service.nodes import Nodes
     from atoll.service.peers import Peers
     from atoll.service.placement import Placements
@@ -57,6 +58,7 @@ class Services:
     checkpoints: Checkpoints
     saves: Saves
     templates: Templates
+    materials: Materials
     secrets: SessionSecrets
     volumes: Volumes
     builds: Builds

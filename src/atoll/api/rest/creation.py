@@ -132,7 +132,7 @@ class Creation:
             template=edition(template.id, template.number),
             resources=body.limits(template.default_resources),
             require=frozenset(template.require),
-            features=mounts(body.workspace_mode, volumes),
+            features=mounts(body.workspace_mode, volumes) | template.features,
             labels=body.node_labels,
             node_id=pinned(volumes),
             pooled=not volumes

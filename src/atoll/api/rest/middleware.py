@@ -200,9 +200,12 @@ def _too_large(limit: int) -> TooLarge:
     )
 
 
+CONTEXTS = "/api/v1/build-contexts/"
+
+
 def _is_upload(scope: Any) -> bool:
     path: str = scope["path"]
-    if path.startswith(SIGNED):
+    if path.startswith((SIGNED, CONTEXTS)):
         return bool(scope["method"] == "PUT")
     if "/files" not in path or not path.startswith("/api/v1/sessions/"):
         return False

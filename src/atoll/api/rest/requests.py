@@ -18,11 +18,13 @@ from pydantic import (
 )
 
 from atoll.api.rest.names import decoded
+from atoll.drivers.base import RegistryAuth
 from atoll.model.execution import Language, Mode, Request
+from atoll.model.image import SERVER
 from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.session import Durability, WorkspaceMode
-from atoll.model.template import MOST_PACKAGES, REQUIREMENTS, Build
+from atoll.model.template import LONGEST_DOCKERFILE, MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
 from atoll.service.provision import NOTHING, Extras
 from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
@@ -63,6 +65,8 @@ MAX_MESSAGE = 64 * 1024
 """The same of a message."""
 
 
+LONGEST_CREDENTIAL = 16 * 1024
+"""Characters of a registry's password or token: it goes to the engine in a header."""
 MAX_METADATA = 8 * 1024
 """Bytes of an invocation's metadata as JSON: they stay in its row."""
 
@@ -691,9 +695,55 @@ PythonPackage = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A requirement of PEP 508 without URL and marker; the service reads it."""
 
 
+def _fits_a_header(value: SecretStr) -> SecretStr:
+    if not 1 <= len(value.get_secret_value()) <= LONGEST_CREDENTIAL:
+        raise ValueError(f"1 to {LONGEST_CREDENTIAL} characters")
+    return value
+
+
+Credential = Annotated[SecretStr, AfterValidator(_fits_a_header)]
+
+
+class RegistryIn(Wire):
+    """
+    Credentials of a registry: `username` and `password`, or `identity_token`. With `server` alone,
+    those that the template has for it already.
+    """
+
+    server: Annotated[str, StringConstraints(max_length=255, pattern=SERVER)] | None = Field(
+        None,
+        description="Host, with port if need be; that of `image` when left out.",
+        examples=["registry.example.com:5000"],
+    )
+    username: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
+    password: Credential | None = Field(None, json_schema_extra={"writeOnly": True})
+    identity_token: Credential | None = Field(None, json_schema_extra={"writeOnly": True})
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("registry: username and password go together")
+        if self.username is not None and self.identity_token is not None:
+            raise ValueError("registry: give username and password, or identity_token")
+        return self
+
+    def credentials(self) -> RegistryAuth:
+        return RegistryAuth(
+            self.server or "",
+            self.username or "",
+            "" if self.password is None else self.password.get_secret_value(),
+            "" if self.identity_token is None else self.identity_token.get_secret_value(),
+        )
+
+
 class TemplateIn(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    image: str = Field("", max_length=4096, description="Root file system directory on the node.")
+    image: str = Field(
+        "",
+        max_length=4096,
+        description="Root file system directory on the node; on nodes with Docker, the name of an "
+        "image, which is pulled if it is not there.",
+    )
     base_image: str = Field(
         "",
         max_length=4096,
@@ -707,8 +757,26 @@ class TemplateIn(Wire):
     python_packages: Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)] = Field(
         [], description="To be installed, as requirements (PEP 508)."
     )
-    dockerfile: str | None = Field(
-        None, max_length=65_536, description="Not yet: it needs a node with Docker."
+    dockerfile: Annotated[str, StringConstraints(max_length=LONGEST_DOCKERFILE)] | None = Field(
+        None,
+        description="What the image is built from, in place of `image`. On nodes with Docker.",
+        examples=["FROM python:3.12-slim\nRUN pip install polars\n"],
+    )
+    build_context: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None,
+        description="Files for the Dockerfile: the SHA-256 of a tar that was put to "
+        "`/build-contexts/{digest}`.",
+    )
+    registry: RegistryIn | None = Field(
+        None,
+        description="Credentials by which the image, or the Dockerfile's base, is pulled. Stored "
+        "encrypted; answers tell the server alone.",
+    )
+    runtime: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = Field(
+        "",
+        description="OCI runtime of its instances by the engine's name for it; the node's choice "
+        "when empty. On nodes with Docker.",
+        examples=["runc", "runsc"],
     )
     pre_installed_packages: Annotated[list[str], Field(max_length=1000)] = []
     default_resources: ResourcesIn = ResourcesIn()

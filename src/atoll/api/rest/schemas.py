@@ -354,6 +354,17 @@ class EntryPage(BaseModel):
     next_cursor: str | None
 
 
+class RegistryOut(BaseModel):
+    """That there are credentials, and for whom."""
+
+    server: str
+
+
+class BuildContextOut(BaseModel):
+    digest: str = Field(description="Its SHA-256, by which a template names it.")
+    size: int = Field(description="Bytes.")
+
+
 class TemplateOut(BaseModel):
     id: str
     name: str
@@ -370,6 +381,17 @@ class TemplateOut(BaseModel):
     debian_packages: list[str]
     python_packages: list[str]
     installed_packages: list[str]
+    runtime: str
+    dockerfile: str | None
+    build_context: str | None
+    registry: RegistryOut | None = Field(description="That there are credentials; never they.")
+    image_digest: str | None = Field(
+        description="Of the image in its registry, once it was pulled."
+    )
+    entrypoint: list[str] | None = Field(
+        description="The image's own, once it is known. What runs is Atoll's executor."
+    )
+    command: list[str] | None = Field(description="The same of its CMD.")
     version: int
     status: TemplateStatus
     message: str | None

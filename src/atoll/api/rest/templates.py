@@ -13,22 +13,17 @@ from atoll.api.rest.answers import template_out
 from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateTemplate, TemplateIn
 from atoll.api.rest.schemas import TemplateOut, TemplatePage
-from atoll.errors import Conflict, InvalidRequest
+from atoll.errors import Conflict
 from atoll.model.template import Template
 
 if TYPE_CHECKING:
     from atoll.api.rest.context import Services
+    from atoll.drivers.base import RegistryAuth
 
 router = APIRouter(prefix="/templates", tags=["templates"])
 
 
 def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
-    if body.dockerfile is not None:
-        raise InvalidRequest(
-            "dockerfile: no node here has Docker; give base_image and packages, or an image.",
-            code="dockerfile_unsupported",
-            field="dockerfile",
-        )
     now = found.clock.now()
     return Template(
         id=template_id,
@@ -45,21 +40,28 @@ def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
         env=body.env,
         pool_size=body.pool_size,
         pool_max=body.pool_max,
+        runtime=body.runtime,
+        dockerfile=body.dockerfile or "",
+        build_context=body.build_context,
         build=body.build(),
     )
+
+
+def _credentials(body: TemplateIn) -> RegistryAuth | None:
+    return None if body.registry is None else body.registry.credentials()
 
 
 @router.post("", status_code=201, responses={201: {"model": TemplateOut}})
 async def create_template(request: Request, body: CreateTemplate) -> Answer:
     """
     Create a template. What it demands and this node cannot give is refused, not weakened. With
-    packages it is built first: its `status` tells.
+    packages, a Dockerfile or an image that is not there it is built first: its `status` tells.
     """
     found = services(request)
     seed = request.scope.get("atoll.seed")
     wanted = _template(body.id or ids.template_id(seed), body, found)
     try:
-        template = await found.templates.create(wanted)
+        template = await found.templates.create(wanted, credentials=_credentials(body))
     except Conflict:
         if body.id is not None or seed is None:
             raise
@@ -85,7 +87,9 @@ async def get_template(request: Request, template_id: str) -> Answer:
 async def replace_template(request: Request, template_id: str, body: TemplateIn) -> Answer:
     """All fields anew, as a new version. Sessions that run keep what they started with."""
     found = services(request)
-    return Answer(template_out(await found.templates.replace(_template(template_id, body, found))))
+    wanted = _template(template_id, body, found)
+    template = await found.templates.replace(wanted, credentials=_credentials(body))
+    return Answer(template_out(template))
 
 
 @router.get("/{template_id}/versions", responses={200: {"model": TemplatePage}})
@@ -133,7 +137,7 @@ async def get_log(
 
 @router.post("/{template_id}/build", status_code=202, responses={202: {"model": TemplateOut}})
 async def build_template(request: Request, template_id: str) -> Answer:
-    """Build the same again as a new version, with the packages that there are now."""
+    """Build the same again as a new version, with the packages and images that there are now."""
     return Answer(template_out(await services(request).templates.build(template_id)), 202)
 
 

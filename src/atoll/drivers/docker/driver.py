@@ -26,6 +26,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
+from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
@@ -34,6 +35,7 @@ from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
+from atoll.drivers.docker.templates import ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
@@ -57,13 +59,14 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.base import Places
+    from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.images import Image
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
+    from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
+    from atoll.model.template import Layer, Template
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
@@ -98,7 +101,6 @@ class DockerDriver:
         self._local = local
         self._node = data_dir / NODE
         self._engine = Engine(settings)
-        self._images = Images(self._engine, settings)
         self._machine = Machine(self._node)
         self.environments = LocalEnvironments(
             self._node, root=os.geteuid() == 0, tree=self._no_tree
@@ -123,6 +125,9 @@ class DockerDriver:
         await self._engine.open()
         self._storage = await self._chosen_storage()
         await self._storage.open()
+        images = Images(self._engine, self._settings, self._name)
+        self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
+        await self._templates.open()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self._load = Load(self._engine, self._name)
@@ -166,10 +171,9 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
-        return Capabilities(
-            provides, missing, frozenset(name for name, there in features.items() if there)
-        )
+        has_feature = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
+        features = {name for name, there in has_feature.items() if there}
+        return Capabilities(provides, missing, frozenset(features) | self._templates.features)
 
     async def close(self) -> None:
         for stream in self._held.values():
@@ -191,27 +195,37 @@ class DockerDriver:
                 code="isolation_unavailable",
                 missing=missing,
             )
+        await self._templates.check(template)
 
     async def built(self, template: Template) -> bool:
-        return await self._images.find(self._reference(template)) is not None
+        return await self._templates.built(template)
+
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        return self._templates.image_layer(template, fresh=fresh)
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        return await self._templates.image(template)
 
     async def build(
-        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
     ) -> None:
-        raise PermanentError("Not yet.", code="build_failed")
+        await self._templates.build(template, timeout=timeout, say=say, material=material)
 
     async def layers(self) -> list[str]:
-        return []
+        return await self._templates.layers()
 
-    async def discard_layer(self, name: str) -> None: ...
+    async def discard_layer(self, name: str) -> None:
+        await self._templates.discard_layer(name)
 
     async def _no_tree(self, template: Template) -> Any:
         raise PermanentError(
             "Packages cannot be installed on this node.", code="packages_not_configured"
         )
-
-    def _reference(self, template: Template) -> str:
-        return template.image or self._settings.image
 
     # Instances
 
@@ -282,24 +296,19 @@ class DockerDriver:
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
     async def _image(self, template: Template) -> tuple[Image, str]:
-        reference = self._reference(template)
-        image = await self._images.find(reference)
-        if image is None:
-            raise PermanentError(
-                f"Image {reference} is not on this node, and was not pulled.",
-                code="image_not_found",
-            )
-        python = await self._images.python(image, template.python)
+        image = await self._templates.find(template)
+        python = await self._templates.python(template)
         if python is None:
             raise PermanentError(
-                f"Image {reference} has no Python 3.8 or newer.", code="interpreter_missing"
+                f"The image of template {template.id} has no Python 3.8 or newer.",
+                code="interpreter_missing",
             )
         return image, python
 
     def _container(
         self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
     ) -> containers.Container:
-        runtime = self._settings.runtime
+        runtime = spec.template.runtime or self._settings.runtime
         own_kernel = self._is_gvisor(runtime)
         relayed = own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {

@@ -27,6 +27,7 @@ import structlog
 
 from atoll import ids
 from atoll.drivers import bundle
+from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
 from atoll.drivers.local.confinement import Confinement
@@ -56,10 +57,12 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from pathlib import Path
 
+    from atoll.drivers.base import Material
     from atoll.drivers.local.buckets import Bucket
+    from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
-    from atoll.model.template import Template
+    from atoll.model.template import Layer, Template
     from atoll.settings import LinkSettings, LocalSettings
 
 NODE = "node"
@@ -193,6 +196,7 @@ class LocalDriver:
     # Templates
 
     async def check(self, template: Template) -> None:
+        _check_no_image(template)
         missing = [name for name in template.require if name in self.capabilities.missing]
         if missing:
             words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
@@ -212,8 +216,19 @@ class LocalDriver:
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
 
+    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
+        return None
+
+    async def image(self, template: Template) -> ImageInfo | None:
+        return None
+
     async def build(
-        self, template: Template, *, timeout: timedelta, say: Callable[[bytes], None]
+        self,
+        template: Template,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+        material: Material = NO_MATERIAL,
     ) -> None:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):
@@ -730,6 +745,22 @@ class LocalDriver:
 
     async def metrics(self) -> NodeMetrics:
         return await asyncio.to_thread(self._machine.metrics)
+
+
+def _check_no_image(template: Template) -> None:
+    given = {
+        "dockerfile": bool(template.dockerfile),
+        "runtime": bool(template.runtime),
+        "registry": template.registry is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidRequest(
+                f"{name}: this node has no Docker (ATOLL_DRIVER=docker); give base_image and "
+                "packages, or a root file system directory as image.",
+                code=f"{name}_unsupported",
+                field=name,
+            )
 
 
 def _parse(text: str) -> Handle:

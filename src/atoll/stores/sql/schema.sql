@@ -25,6 +25,10 @@ CREATE TABLE templates (
     status VARCHAR(32) DEFAULT 'ready' NOT NULL,
     build TEXT,
     pool_max INTEGER,
+    runtime VARCHAR(64),
+    dockerfile TEXT,
+    build_context VARCHAR(64),
+    registry TEXT,
     PRIMARY KEY (id)
 );
 

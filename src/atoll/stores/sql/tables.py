@@ -70,6 +70,10 @@ templates = Table(
     Column("status", WORD, nullable=False, server_default=text("'ready'")),
     Column("build", JSON),
     Column("pool_max", Integer),
+    Column("runtime", ID),
+    Column("dockerfile", JSON),
+    Column("build_context", ID),
+    Column("registry", JSON),
     Index("templates_created", "created_at", "id"),
     Index("templates_status", "status", "id"),
 )

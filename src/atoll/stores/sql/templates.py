@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from atoll.model.image import ImageInfo, Registry
 from atoll.model.resources import Resources
 from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.stores.sql.events import tell
@@ -36,11 +37,11 @@ _ADD = """
     INSERT INTO templates (
         id, version, created_at, updated_at, cpu, memory, disk, max_processes, pool_size, name,
         image, base_image, pre_installed_packages, requirements, python, preload, env,
-        number, status, build, pool_max
+        number, status, build, pool_max, runtime, dockerfile, build_context, registry
     ) VALUES (
         :id, :version, :created_at, :updated_at, :cpu, :memory, :disk, :max_processes, :pool_size,
         :name, :image, :base_image, :pre_installed_packages, :requirements, :python, :preload, :env,
-        :number, :status, :build, :pool_max
+        :number, :status, :build, :pool_max, :runtime, :dockerfile, :build_context, :registry
     )
 """
 _GET = "SELECT * FROM templates WHERE id = :id"
@@ -51,7 +52,8 @@ _SAVE = """
         image = :image, base_image = :base_image, pre_installed_packages = :pre_installed_packages,
         requirements = :requirements, python = :python, preload = :preload, env = :env,
         number = :number, status = :status, build = :build, pool_max = :pool_max,
-        version = :version + 1
+        runtime = :runtime, dockerfile = :dockerfile, build_context = :build_context,
+        registry = :registry, version = :version + 1
     WHERE id = :id AND version = :version
 """
 _REMOVE = "DELETE FROM templates WHERE id = :id"
@@ -75,6 +77,8 @@ _UNBUILT = """
     ORDER BY id LIMIT :limit
 """
 _LARGEST = 2**31 - 1
+_LATER = dict.fromkeys(("pool_max", "runtime", "dockerfile", "build_context", "registry"))
+"""Columns that there were not always."""
 
 
 class SqlTemplates:
@@ -222,6 +226,10 @@ def _row(template: Template) -> dict[str, Any]:
         "number": template.number,
         "status": str(template.status),
         "build": None if template.build is None else encode(_build_fields(template.build)),
+        "runtime": template.runtime or None,
+        "dockerfile": encode(template.dockerfile) if template.dockerfile else None,
+        "build_context": template.build_context,
+        "registry": None if template.registry is None else encode(asdict(template.registry)),
     }
 
 
@@ -230,7 +238,11 @@ def _build_fields(build: Build) -> dict[str, Any]:
 
 
 def _build(fields: dict[str, Any]) -> Build:
-    layers = [Layer(layer["name"], tuple(layer["packages"])) for layer in fields["layers"]]
+    layers = [
+        Layer(layer["name"], tuple(layer["packages"]), layer.get("image", False))
+        for layer in fields["layers"]
+    ]
+    image = fields.get("image")
     return Build(
         **{
             **fields,
@@ -239,13 +251,18 @@ def _build(fields: dict[str, Any]) -> Build:
             "layers": tuple(layers),
             "installed": tuple(fields["installed"]),
             "retry_at": optional_moment(fields["retry_at"]),
+            "image": None if image is None else _image(image),
         }
     )
 
 
+def _image(fields: dict[str, Any]) -> ImageInfo:
+    return ImageInfo(fields["digest"], tuple(fields["entrypoint"]), tuple(fields["command"]))
+
+
 def _kept(row: Row) -> Template:
     # One that was written before there was such a column lacks it.
-    return _template({"pool_max": None, **decode(row["template"])})
+    return _template({**_LATER, **decode(row["template"])})
 
 
 def _template(row: Row) -> Template:
@@ -267,5 +284,9 @@ def _template(row: Row) -> Template:
         number=row["number"],
         status=TemplateStatus(row["status"]),
         build=None if row["build"] is None else _build(decode(row["build"])),
+        runtime=row["runtime"] or "",
+        dockerfile="" if row["dockerfile"] is None else decode(row["dockerfile"]),
+        build_context=row["build_context"],
+        registry=None if row["registry"] is None else Registry(**decode(row["registry"])),
         version=row["version"],
     )

@@ -1,0 +1,242 @@
+"""
+`make bench-docker`: sessions in containers, beside sessions of bubblewrap and beside plain Docker.
+
+One engine of the benchmark's own, one image, the same limits everywhere; Atoll over its REST API
+with auth and durable records, Docker by its command line, as one would use it without Atoll. Needs
+root, and an otherwise idle machine to mean anything; with few rounds, p99 is the slowest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.servers.docker import Dockerd
+from tests.servers.images import PYTHON, make_archives
+
+from bench.__main__ import create, delete, run, wait_for_pool
+from bench.measure import samples
+from bench.report import Report, Way
+from bench.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.client import Client
+
+LOCAL, DOCKER, GVISOR = "atoll, local", "atoll, docker", "atoll, gvisor"
+CODE = "print(1)"
+LIMITS = (
+    "--network=none", "--memory=512m", "--memory-swap=512m", "--cpus=1", "--pids-limit=136",
+    "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--user=1000:1000",
+)  # fmt: skip
+"""What an instance of Atoll has, too."""
+POOL = 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.docker", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--executions", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=20)
+    parser.add_argument("--idle", type=int, default=20, help="sessions that wait, for their memory")
+    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
+    return parser.parse_args()
+
+
+class Plain:
+    """Docker as it is, by its command line."""
+
+    def __init__(self, engine: Dockerd, runtime: str) -> None:
+        self._host = engine.url
+        self._runtime = runtime
+
+    def call(self, *command: str) -> str:
+        done = subprocess.run(
+            ["docker", f"--host={self._host}", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"docker {command[0]}: {done.stderr.strip()[-300:]}")
+        return done.stdout.strip()
+
+    def run(self, *options: str, command: tuple[str, ...] = ("python3", "-c", CODE)) -> str:
+        runtime = f"--runtime={self._runtime}"
+        return self.call("run", runtime, *LIMITS, *options, PYTHON, *command)
+
+    def start(self) -> str:
+        return self.run("--detach", command=("sleep", "86400"))
+
+    def remove(self, *containers: str) -> None:
+        self.call("rm", "--force", *containers)
+
+
+class Ground:
+    """The servers, one for each driver, and the engine that two of them use."""
+
+    def __init__(self, stack: ExitStack, place: Path) -> None:
+        self.engine = stack.enter_context(Dockerd(place))
+        make_archives(place).load(self.engine)
+        self.plain = Plain(self.engine, "runc")
+        self.drivers: dict[str, dict[str, str]] = {LOCAL: {}, DOCKER: self._docker("runc")}
+        if shutil.which("runsc") is not None:
+            self.drivers[GVISOR] = self._docker("runsc")
+
+    def _docker(self, runtime: str) -> dict[str, str]:
+        return {
+            "ATOLL_DRIVER": "docker",
+            "ATOLL_DOCKER__URL": self.engine.url,
+            "ATOLL_DOCKER__IMAGE": PYTHON,
+            "ATOLL_DOCKER__RUNTIME": runtime,
+        }
+
+    def servers(self, stack: ExitStack, pool: int) -> dict[str, Server]:
+        most = {"ATOLL_POOL__SIZE": str(pool), "ATOLL_POOL__MAX_SIZE": str(max(pool, 1))}
+        return {
+            name: stack.enter_context(Server(**most, **env)) for name, env in self.drivers.items()
+        }
+
+
+def cold(report: Report, ground: Ground, rounds: int) -> None:
+    report.section("from nothing to the first result: create cold, then print(1)")
+    with ExitStack() as stack:
+        ways = []
+        for name, server in ground.servers(stack, 0).items():
+            ways.append(Way(name, _first(server.client()), ours=True))
+        ways.append(Way("docker run", lambda: ground.plain.run("--rm")))
+        report.turns(ways, rounds, sync=False)
+
+
+def _first(client: Client) -> Callable[[], None]:
+    def work() -> None:
+        session = create(client)
+        run(client, session, CODE)
+        delete(client, session)
+
+    return work
+
+
+def warm(report: Report, ground: Ground, rounds: int) -> None:
+    report.section("the same from a warm pool; docker exec has a container that runs already")
+    with ExitStack() as stack:
+        ways = []
+        for name, server in ground.servers(stack, POOL).items():
+            client = server.client()
+
+            def ready(client: Client = client) -> None:
+                wait_for_pool(client, "python", POOL)
+
+            ways.append(Way(name, _first(client), ready, ours=True))
+        container = ground.plain.start()
+        stack.callback(ground.plain.remove, container)
+        ways.append(_exec(ground.plain, container))
+        report.turns(ways, rounds, sync=False)
+
+
+def _exec(plain: Plain, container: str) -> Way:
+    return Way("docker exec", lambda: plain.call("exec", container, "python3", "-c", CODE))
+
+
+def executes(report: Report, ground: Ground, count: int) -> None:
+    report.section("print(1) in a session that runs")
+    with ExitStack() as stack:
+        ways = []
+        for name, server in ground.servers(stack, 0).items():
+            client = server.client()
+            session = create(client)
+            run(client, session, CODE)
+
+            def work(client: Client = client, session: str = session) -> None:
+                run(client, session, CODE)
+
+            ways.append(Way(name, work, ours=True))
+        container = ground.plain.start()
+        stack.callback(ground.plain.remove, container)
+        ways.append(_exec(ground.plain, container))
+        report.turns(ways, count, sync=False)
+
+
+def together(report: Report, ground: Ground, count: int) -> None:
+    report.section(f"{count} creates at once, cold: until each has run print(1)")
+    found = {}
+
+    def crowd(name: str, one: Callable[[int], object]) -> None:
+        def timed(number: int) -> float:
+            start = time.perf_counter()
+            one(number)
+            return (time.perf_counter() - start) * 1000
+
+        with ThreadPoolExecutor(count) as threads:
+            found[name] = samples(name, list(threads.map(timed, range(count))))
+
+    with ExitStack() as stack:
+        servers = ground.servers(stack, 0)
+        for name, server in servers.items():
+            crowd(name, partial(_one, server))
+    crowd("docker run", lambda _: ground.plain.run("--rm"))
+    report.show(found, list(servers))
+
+
+def _one(server: Server, number: int) -> None:
+    _first(server.client())()
+
+
+def idle(report: Report, ground: Ground, count: int) -> None:
+    report.section(f"memory of the machine that {count} idle ones take, each")
+    figures = {}
+    with ExitStack() as stack:
+        for name, server in ground.servers(stack, 0).items():
+            client = server.client()
+            run(client, create(client), CODE)  # What is made once is there then.
+            before = _available()
+            made = [create(client) for _ in range(count)]
+            figures[name] = (before - _available()) / count
+            for session in made:
+                delete(client, session)
+    before = _available()
+    containers = [ground.plain.start() for _ in range(count)]
+    figures["docker run sleep"] = (before - _available()) / count
+    ground.plain.remove(*containers)
+    for name, size in figures.items():
+        print(f"{name:<46} {size / 2**20:9.2f} MiB", flush=True)
+        report.rows.append({"section": "idle", "name": name, "bytes": size})
+
+
+def _available() -> int:
+    """Bytes; after a moment, so that what has just ended is not counted."""
+    time.sleep(2)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("the kernel does not tell")
+
+
+def main() -> None:
+    given = arguments()
+    report = Report()
+    print(report.machine())
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, ExitStack() as stack:
+        ground = Ground(stack, Path(place))
+        if GVISOR not in ground.drivers:
+            report.skip(GVISOR, "runsc is not installed")
+        cold(report, ground, given.rounds)
+        warm(report, ground, given.rounds)
+        executes(report, ground, given.executions)
+        together(report, ground, given.at_once)
+        idle(report, ground, given.idle)
+    if given.json is not None:
+        report.write(given.json)
+
+
+if __name__ == "__main__":
+    main()

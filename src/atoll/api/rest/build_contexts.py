@@ -1,0 +1,57 @@
+"""Routes of build contexts: the files that Dockerfiles of templates copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Path, Request
+from starlette.requests import ClientDisconnect
+
+from atoll.api.rest.context import Answer, services
+from atoll.api.rest.schemas import BuildContextOut
+from atoll.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PLACE = "/build-contexts"
+router = APIRouter(prefix=PLACE, tags=["templates"])
+
+Digest = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the tar, in hexadecimal.")
+]
+_TAR = {
+    "requestBody": {
+        "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+        "required": True,
+    }
+}
+
+
+@router.put(
+    "/{digest}",
+    status_code=201,
+    responses={201: {"model": BuildContextOut}},
+    openapi_extra=_TAR,
+)
+async def put_build_context(request: Request, digest: Digest) -> Answer:
+    """
+    Put a tar, not compressed, with the files that a Dockerfile copies. A template names it as
+    `build_context`; one that no template names is removed after a while.
+    """
+    size = await services(request).materials.put(digest, _body(request))
+    return Answer({"digest": digest, "size": size}, 201)
+
+
+@router.get("/{digest}", responses={200: {"model": BuildContextOut}})
+async def get_build_context(request: Request, digest: Digest) -> Answer:
+    """Whether it is there."""
+    return Answer({"digest": digest, "size": await services(request).materials.size(digest)})
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for piece in request.stream():
+            yield piece
+    except ClientDisconnect:
+        raise InvalidRequest("The upload was broken off.", code="upload_aborted") from None

@@ -1,0 +1,473 @@
+"""Images of a real engine, and a real registry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tarfile
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from atoll.drivers.base import BuildContext, Material, RegistryAuth
+from atoll.drivers.docker.engine import Engine
+from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.templates import ImageTemplates
+from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
+from atoll.model.template import Build, Layer
+from atoll.settings import DockerSettings
+from tests.contract.stores.store_entities import make_template
+from tests.servers.images import PYTHON, SHELL
+from tests.servers.registry import PASSWORD, USER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from atoll.model.template import Template
+    from tests.servers.docker import Dockerd
+    from tests.servers.registry import Registry
+
+pytestmark = pytest.mark.anyio
+LONG = timedelta(seconds=120)
+NODE = "n0de"
+SIZE = 3_000_000
+
+
+class Ground(NamedTuple):
+    images: Images
+    templates: ImageTemplates
+    said: list[bytes]
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.said).decode()
+
+
+@pytest.fixture
+async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
+    settings = DockerSettings(url=dockerd.url, image=PYTHON)
+    engine = Engine(settings)
+    await engine.open()
+    images = Images(engine, settings, NODE)
+    yield Ground(images, ImageTemplates(engine, images, settings, tmp_path), [])
+    for name in await images.names_held():
+        await images.let_go(name)
+    await engine.close()
+
+
+@pytest.fixture
+def tiny(dockerd: Dockerd, tmp_path: Path) -> str:
+    """An image of which nobody else has the layer; its name on the engine."""
+    archive, name = tmp_path / "tiny.tar", f"tiny:{os.urandom(4).hex()}"
+    archive.write_bytes(tar_of({"data": os.urandom(SIZE), "bin/tool": b"#!"}))
+    dockerd.import_image(archive, name, 'ENTRYPOINT ["/bin/tool"]', 'CMD ["--help"]')
+    return name
+
+
+@pytest.fixture
+def pulled(dockerd: Dockerd, registry: Registry, tiny: str) -> str:
+    """The name of an image that is in the registry alone."""
+    reference = registry.put(dockerd, tiny, "team/tiny:1")
+    dockerd.ask("DELETE", f"/images/{tiny}")
+    return reference
+
+
+def tar_of(files: dict[str, bytes], *links: tarfile.TarInfo) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
+        for link in links:
+            tar.addfile(link)
+    return made.getvalue()
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def context_of(data: bytes) -> BuildContext:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    async def opened() -> AsyncIterator[bytes]:
+        return pieces()
+
+    return BuildContext(hashlib.sha256(data).hexdigest(), opened)
+
+
+def right(registry: Registry, password: str = PASSWORD) -> RegistryAuth:
+    return RegistryAuth(registry.server, USER, password)
+
+
+def images_of(dockerd: Dockerd) -> list[str]:
+    found = dockerd.ask("GET", "/images/json").json()
+    return sorted(tag for image in found for tag in image["RepoTags"] or ())
+
+
+@contextlib.contextmanager
+def refused(kind: type[AtollError], code: str) -> Any:
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert caught.value.code == code
+
+
+# What is there
+
+
+async def test_an_image_tells_of_itself(ground: Ground, tiny: str) -> None:
+    found = await ground.images.find(tiny)
+
+    assert found is not None
+    assert found.id.startswith("sha256:")
+    assert (found.entrypoint, found.cmd) == (("/bin/tool",), ("--help",))
+    assert found.size >= SIZE
+    assert await ground.images.find("nobody/nothing:1") is None
+
+
+async def test_the_interpreter_is_found_without_running_the_image(
+    ground: Ground, dockerd: Dockerd
+) -> None:
+    python, shell = await ground.images.find(PYTHON), await ground.images.find(SHELL)
+    assert python is not None
+    assert shell is not None
+
+    assert (await ground.images.python(python) or "").rpartition("/")[2] in ("python3", "python")
+    assert await ground.images.python(python, "/no/python") is None
+    assert await ground.images.python(python, "/usr") is None
+    assert await ground.images.python(shell) is None
+    assert dockerd.containers(label=["atoll.probe"]) == []
+
+
+async def test_a_search_that_is_cancelled_leaves_no_container(
+    ground: Ground, dockerd: Dockerd
+) -> None:
+    image = await ground.images.find(PYTHON)
+    assert image is not None
+    for turns in range(0, 40, 4):
+        looking = asyncio.ensure_future(ground.images.python(image, f"/not/there/{turns}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        looking.cancel()
+        await asyncio.wait([looking])
+
+    await ground.images.remove_probes()
+    assert dockerd.containers(label=["atoll.probe"]) == []
+
+
+# Pulls
+
+
+async def test_a_pull_brings_an_image_and_leaves_no_other_name(
+    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
+) -> None:
+    found = await ground.images.bring(
+        pulled, "abc", right(registry), timeout=LONG, say=ground.said.append
+    )
+
+    assert found.entrypoint == ("/bin/tool",)
+    assert await ground.images.names_held() == ["abc"]
+    assert pulled not in images_of(dockerd)
+    assert 3 <= ground.text.count("\n") <= 20, ground.text
+    assert "Pull complete" in ground.text
+    assert PASSWORD not in ground.text
+    assert await ground.images.let_go("abc")
+    assert await ground.images.find(found.id) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "code"),
+    [
+        ("team/tiny:1", "wrong", "image_denied"),
+        ("team/tiny:1", None, "image_denied"),
+        ("team/tiny:2", PASSWORD, "image_not_found"),
+        ("team/nothing:1", PASSWORD, "image_not_found"),
+    ],
+)
+async def test_a_pull_that_cannot_be_says_why(
+    ground: Ground, registry: Registry, pulled: str, name: str, password: str | None, code: str
+) -> None:
+    auth = None if password is None else right(registry, password)
+    with refused(PermanentError, code) as caught:
+        await ground.images.pull(
+            f"{registry.server}/{name}", auth, timeout=LONG, say=ground.said.append
+        )
+    assert PASSWORD not in str(caught.value)
+
+
+async def test_a_registry_that_is_gone_may_come_back(
+    ground: Ground, registry: Registry, pulled: str
+) -> None:
+    registry.stop()
+    with refused(TemporaryError, "registry_unavailable"):
+        await ground.images.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+    registry.start()
+    await ground.images.bring(pulled, "a", right(registry), timeout=LONG, say=ground.said.append)
+
+
+async def test_a_pull_ends_when_it_is_cancelled_or_takes_too_long(
+    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
+) -> None:
+    registry.pause()
+    short = timedelta(milliseconds=200)
+    with refused(PermanentError, "build_failed"):
+        await ground.images.pull(pulled, right(registry), timeout=short, say=ground.said.append)
+    pulling = asyncio.ensure_future(
+        ground.images.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+    )
+    await asyncio.sleep(0.2)
+    pulling.cancel()
+    await asyncio.wait([pulling])
+    assert pulling.cancelled()
+    registry.resume()
+    assert pulled not in images_of(dockerd)
+
+
+# Builds
+
+
+def building(ground: Ground, dockerfile: str, data: bytes | None = None, **given: Any) -> Any:
+    options: dict[str, Any] = {
+        "args": {}, "auth": None, "anew": False, "timeout": LONG, "say": ground.said.append,
+        "scratch": ground.templates._scratch,
+    }  # fmt: skip
+    context = None if data is None else context_of(data)
+    return ground.images.build(dockerfile, context, "built", **options | given)
+
+
+async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
+    data = tar_of({"a/b": b"1", "Dockerfile": b"FROM nothing"}, link("l", "a/b"))
+
+    await building(
+        ground,
+        f"FROM {SHELL}\nARG WORD\nCOPY a /a\nRUN echo said-$WORD\nENTRYPOINT []\nCMD ls\n",
+        data,
+        args={"WORD": "something"},
+    )
+
+    found = await ground.images.held("built")
+    assert found is not None
+    assert found.cmd == ("/bin/sh", "-c", "ls")
+    assert "said-something" in ground.text
+
+
+async def test_a_build_that_fails_says_its_last_lines(ground: Ground, dockerd: Dockerd) -> None:
+    with refused(PermanentError, "build_failed") as caught:
+        await building(ground, f"FROM {SHELL}\nRUN echo so far; exit 7\n")
+
+    assert "so far" in caught.value.message
+    assert "7" in caught.value.message
+    assert await ground.images.held("built") is None
+    assert dockerd.containers() == []
+
+
+async def test_commands_of_a_build_have_no_network(ground: Ground) -> None:
+    with refused(PermanentError, "build_failed"):
+        await building(ground, f"FROM {SHELL}\nRUN exec 3<>/dev/tcp/127.0.0.1/9\n")
+
+
+@pytest.mark.parametrize("timeout", [timedelta(seconds=1.5), None], ids=["late", "cancelled"])
+async def test_a_build_that_is_not_wanted_ends(
+    ground: Ground, dockerd: Dockerd, timeout: timedelta | None
+) -> None:
+    begun = asyncio.Event()
+
+    def say(data: bytes) -> None:
+        if b"Running in" in data:
+            begun.set()
+
+    made = asyncio.ensure_future(
+        building(ground, f"FROM {SHELL}\nRUN sleep 600\n", say=say, timeout=timeout or LONG)
+    )
+    await begun.wait()
+    if timeout is None:
+        made.cancel()
+    await asyncio.wait([made])
+    assert made.cancelled() if timeout is None else made.exception().code == "build_failed"
+    async with asyncio.timeout(30):
+        while await asyncio.to_thread(dockerd.containers):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "above": lambda: tar_of({"../x": b""}),
+    "above_later": lambda: tar_of({"a/../../x": b""}),
+    "absolute": lambda: tar_of({"/etc/x": b""}),
+    "beneath_a_link": lambda: tar_of({}, link("a", "/etc"), tarfile.TarInfo("a/passwd")),
+    "hard_link_out": lambda: tar_of({}, link("a", "../../etc/passwd", tarfile.LNKTYPE)),
+    "device": lambda: tar_of({}, link("a", "", tarfile.CHRTYPE)),
+    "longer_than_it_is": lambda: tar_of({"a": bytes(4096)})[:1024],
+    "no_tar": lambda: b"hello" * 1000,
+    "empty": lambda: b"",
+    "compressed": lambda: __import__("gzip").compress(tar_of({"a": b""})),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_context_that_reaches_out_is_refused(
+    ground: Ground, hostile: Callable[[], bytes]
+) -> None:
+    with refused(PermanentError, "build_context_invalid"):
+        await building(ground, f"FROM {SHELL}\nCOPY . /x\n", hostile())
+
+
+async def test_a_context_that_is_not_what_was_stored_is_not_built(ground: Ground) -> None:
+    given = context_of(tar_of({"a": b""}))
+    wrong = BuildContext("0" * 64, given.open)
+    with refused(TemporaryError, "blobs_unavailable"):
+        await ground.images.build(
+            f"FROM {SHELL}\n", wrong, "built", args={}, auth=None, anew=False,
+            scratch=ground.templates._scratch, timeout=LONG, say=ground.said.append,
+        )  # fmt: skip
+
+
+# Templates
+
+
+def settled(ground: Ground, template: Template, fresh: str = "") -> Template:
+    from dataclasses import replace
+
+    layer = ground.templates.image_layer(template, fresh=fresh)
+    return replace(template, build=Build(layers=(layer,), anew=bool(fresh)))
+
+
+async def build(ground: Ground, template: Template, material: Material | None = None) -> None:
+    await ground.templates.build(
+        template, timeout=LONG, say=ground.said.append, material=material or Material()
+    )
+
+
+async def test_an_image_that_somebody_else_brought_is_there(ground: Ground, tiny: str) -> None:
+    template = settled(ground, make_template(image=tiny))
+
+    assert await ground.templates.built(template)
+    assert await ground.templates.layers() == [template.layers[-1].name]
+    found = await ground.templates.image(template)
+    assert (found.digest, found.entrypoint, found.command) == (None, ("/bin/tool",), ("--help",))
+
+
+async def test_a_template_keeps_its_image_when_the_name_goes(
+    ground: Ground, dockerd: Dockerd, tiny: str
+) -> None:
+    template = settled(ground, make_template(image=tiny))
+    before = await ground.templates.find(template)
+    dockerd.ask("DELETE", f"/images/{tiny}")
+
+    assert await ground.templates.find(template) == before
+
+
+async def test_another_node_gets_the_image_by_its_digest(
+    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    template = settled(ground, make_template(image=pulled))
+    assert not await ground.templates.built(template)
+    await build(ground, template, Material(right(registry)))
+    info = await ground.templates.image(template)
+    assert info.digest is not None
+    first = await ground.templates.find(template)
+    await ground.templates.discard_layer(template.layers[-1].name)
+    # The tag moves.
+    archive = tmp_path / "other.tar"
+    archive.write_bytes(tar_of({"other": b""}))
+    dockerd.import_image(archive, "other:1")
+    registry.put(dockerd, "other:1", "team/tiny:1")
+
+    assert template.build is not None
+    elsewhere = replace(template, build=replace(template.build, image=info))
+    await build(ground, elsewhere, Material(right(registry)))
+    assert (await ground.templates.find(elsewhere)).id == first.id
+    again = settled(ground, make_template(image=pulled), fresh="2")
+    await build(ground, again, Material(right(registry)))
+    assert (await ground.templates.find(again)).id != first.id
+
+
+async def test_the_same_is_not_built_twice(ground: Ground) -> None:
+    text = f"FROM {SHELL}\nRUN echo once-{os.urandom(4).hex()}\n"
+    one, two = (settled(ground, make_template(dockerfile=text)) for _ in range(2))
+    await build(ground, one)
+    printed = len(ground.said)
+    await build(ground, two)
+
+    assert one.layers == two.layers
+    assert len(ground.said) == printed
+    other = settled(ground, make_template(dockerfile=text, build_context="0" * 64))
+    assert other.layers != one.layers
+
+
+async def test_two_builds_at_once_are_both_there(ground: Ground) -> None:
+    texts = [f"FROM {SHELL}\nRUN echo {number} {os.urandom(4).hex()}\n" for number in range(2)]
+    templates = [settled(ground, make_template(dockerfile=text)) for text in (*texts, texts[0])]
+    await asyncio.gather(*(build(ground, template) for template in templates))
+
+    found = [await ground.templates.find(template) for template in templates]
+    assert found[0].id == found[2].id != found[1].id
+
+
+async def test_an_image_is_let_go_when_no_container_has_it(
+    ground: Ground, dockerd: Dockerd, tiny: str
+) -> None:
+    template = settled(ground, make_template(image=tiny))
+    assert await ground.templates.built(template)
+    name = template.layers[-1].name
+    container = dockerd.create(ground.images.held_as(name), "x")
+    dockerd.ask("DELETE", f"/images/{tiny}")
+
+    await ground.templates.discard_layer(name)
+    assert name in await ground.templates.layers()
+    dockerd.remove(container)
+    await ground.templates.discard_layer(name)
+    await ground.templates.discard_layer(name)
+    assert await ground.templates.layers() == []
+
+
+async def test_an_image_that_is_not_there_is_missing_for_a_while(ground: Ground) -> None:
+    with refused(TemporaryError, "image_missing"):
+        await ground.templates.find(make_template(image="nobody/nothing:1"))
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"image": "/srv/rootfs"}, "invalid_request"),
+        ({"image": "Not An Image"}, "invalid_request"),
+        ({"image": "a:1", "dockerfile": "FROM a"}, "invalid_request"),
+        ({"image": "a:1", "build_context": "0" * 64}, "invalid_request"),
+        ({"dockerfile": "RUN x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nADD http://169.254.169.254/ /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nADD \\\n# x\n ftp://h/ /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nONBUILD add $URL /x"}, "dockerfile_invalid"),
+        ({"image": "a:1", "runtime": "none-such"}, "runtime_unsupported"),
+        (
+            {"image": "a:1", "build": Build(debian_packages=("curl",), layers=(Layer("x"),))},
+            "debian_packages_unsupported",
+        ),
+    ],
+    ids=lambda value: json.dumps(value, default=str)[:40],
+)
+async def test_what_cannot_be_made_is_refused(
+    ground: Ground, given: dict[str, Any], code: str
+) -> None:
+    with refused(InvalidRequest, code):
+        await ground.templates.check(make_template(**{"image": "", **given}))
+
+
+async def test_what_can_be_made_is_not(ground: Ground) -> None:
+    for given in (
+        {"image": "registry.example.com:5000/a/b:1@sha256:" + "0" * 64},
+        {"image": ""},
+        {"image": "", "dockerfile": "FROM a\nADD x /y\nRUN curl http://x"},
+        {"image": "python:3.12", "runtime": "runc"},
+    ):
+        await ground.templates.check(make_template(**given))
