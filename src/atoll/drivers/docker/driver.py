@@ -30,7 +30,7 @@ from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import Engine, translated
+from atoll.drivers.docker.engine import Engine, hang_up, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
@@ -177,7 +177,7 @@ class DockerDriver:
 
     async def close(self) -> None:
         for stream in self._held.values():
-            await stream.close()
+            await hang_up(stream)
         memory = getattr(self, "_memory", None)
         if memory is not None:
             await memory.close()
@@ -368,12 +368,12 @@ class DockerDriver:
                     await stream.write_in(json.dumps(config).encode() + b"\n")
                     await self._await_ready(spec.instance_id, stream)
         except BaseException:
-            await stream.close()
+            await hang_up(stream)
             raise
         if spec.ephemeral:
             self._held[spec.instance_id] = stream
         else:
-            await stream.close()
+            await hang_up(stream)
 
     @staticmethod
     async def _await_ready(instance_id: str, stream: Stream) -> None:
@@ -565,7 +565,7 @@ class DockerDriver:
         await self._remove(_name(handle.instance_id))
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
-            await stream.close()
+            await hang_up(stream)
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)

@@ -26,6 +26,8 @@ from atoll.errors import PermanentError, TemporaryError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from aiodocker.stream import Stream
+
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
@@ -152,8 +154,11 @@ class Engine:
         What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
         response that is not read to its end, and the connection with it, to the garbage collector.
         """
-        async with self.docker._query(path, method, **options) as response, response:
-            yield response
+        async with self.docker._query(path, method, **options) as response:
+            try:
+                yield response
+            finally:
+                _drop(response)
 
     async def ping(self) -> str | None:
         """Why the engine cannot be used at the moment; none when it can."""
@@ -163,6 +168,30 @@ class Engine:
                     return None
         except TemporaryError as error:
             return error.message
+
+
+async def hang_up(stream: Stream) -> None:
+    """End a stream at once."""
+    transport = None if stream._resp is None else _transport(stream._resp)
+    await stream.close()
+    if transport is not None:
+        transport.abort()
+
+
+def _drop(response: aiohttp.ClientResponse) -> None:
+    """
+    End its connection, if there is more to come: at once, since an engine that is still at it does
+    not answer the end of a TLS connection, which would wait for that.
+    """
+    transport = _transport(response)
+    response.close()
+    if transport is not None:
+        transport.abort()
+
+
+def _transport(response: aiohttp.ClientResponse) -> asyncio.Transport | None:
+    """None of a response that was read to its end: others use the connection."""
+    return None if response.connection is None else response.connection.transport
 
 
 @contextlib.contextmanager
