@@ -306,7 +306,7 @@ class DockerDriver:
 
     async def _give_up(self, instance_id: str) -> None:
         try:
-            await self._engine.remove(_name(instance_id))
+            await self._remove(instance_id)
             await self._storage.clear(instance_id)
         except AtollError as error:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
@@ -428,8 +428,8 @@ class DockerDriver:
     def _handle_of(self, container_id: str, labels: dict[str, str]) -> Handle:
         data: dict[str, str | int] = {
             "container": container_id,
-            "workspace": labels[containers.WORKSPACE_LABEL],
-            "link": labels[containers.LINK_LABEL],
+            "workspace": labels.get(containers.WORKSPACE_LABEL, labels[containers.INSTANCE_LABEL]),
+            "link": labels.get(containers.LINK_LABEL, ""),
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
@@ -598,13 +598,18 @@ class DockerDriver:
                     await self._call(f"containers/{found['Id']}/{verb}")
 
     async def destroy(self, handle: Handle) -> None:
-        await self._engine.remove(_name(handle.instance_id))
+        await self._remove(handle.instance_id)
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
             await end(stream)
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
+
+    async def _remove(self, instance_id: str) -> None:
+        """The container with whatever runs in it, if it is ours, and until it is gone."""
+        while (found := await self._inspect(_name(instance_id))) is not None:
+            await self._engine.remove(found["Id"])
 
     async def discard(self, workspace: str) -> None:
         await self._storage.discard(workspace)
