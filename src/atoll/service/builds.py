@@ -158,7 +158,7 @@ class Builds:
         if build.layers:
             async with self._layer(build.layers[-1], template):
                 if await self._driver.built(template):
-                    said.line("What it is based on is there already.")
+                    said.line("Its layers are there already.")
                 else:
                     await self._make(template, said.say)
         await self._driver.check(template)

@@ -27,11 +27,19 @@ from aiodocker.exceptions import DockerError
 
 from atoll import ids
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.docker import containers, links
+from atoll.drivers.docker import containers, interpreter, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import UNAVAILABLE, Engine, end, translated
+from atoll.drivers.docker.engine import (
+    BUSY,
+    NOT_THERE,
+    UNAVAILABLE,
+    Engine,
+    end,
+    translated,
+)
 from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
@@ -40,6 +48,7 @@ from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import uv_binary
 from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
@@ -60,7 +69,6 @@ if TYPE_CHECKING:
     from aiodocker.stream import Stream
 
     from atoll.drivers.base import Material, Places
-    from atoll.drivers.docker.images import Image
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.image import ImageInfo
@@ -72,17 +80,19 @@ if TYPE_CHECKING:
 NODE = "node"
 NAME, KEY = "docker-name", "docker-key"
 """Files of what the node's containers are labelled with, and of what tokens are made from."""
+NO_DIRECTORIES = (
+    "Packages cannot be installed on this node: its workspaces are volumes of a Docker engine "
+    "(ATOLL_DOCKER__STORAGE). Take an image that has them."
+)
 HANDLE_VERSION = 1
 READY = b"ready\n"
 MOST_SAID = 4000
 """Bytes of what a container says before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-NOT_THERE, IS_SO_ALREADY, BUSY = 404, 304, 409
+IS_SO_ALREADY = 304
 CANNOT_UPDATE = "Cannot update container"
 """Said of one that has more memory already than it shall have, with the status of a fault."""
-REMOVE_SECONDS = 30.0
-REMOVE_LOOK = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -104,9 +114,7 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(
-            self._node, root=os.geteuid() == 0, tree=self._no_tree
-        )
+        self.environments = LocalEnvironments(self._node, root=os.geteuid() == 0, tree=self._base)
         self._bucket = bucket
         self._storage: Storage
         """Chosen when the engine is known."""
@@ -130,6 +138,7 @@ class DockerDriver:
         images = Images(self._engine, self._settings, self._name)
         self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
         await self._templates.open()
+        await self._open_environments()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self._load = Load(self._engine, self._name)
@@ -137,7 +146,6 @@ class DockerDriver:
 
     def _open(self) -> None:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.environments.open(None)
         self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
 
@@ -159,6 +167,19 @@ class DockerDriver:
                 code="engine_refused",
             )
         return Directories(self._node, self._local, self._bucket, self.environments.place)
+
+    async def _open_environments(self) -> None:
+        uv = await asyncio.to_thread(uv_binary)
+        if not isinstance(self._storage, Directories):
+            self.environments.open(None, NO_DIRECTORIES)
+        elif uv is None:
+            self.environments.open(None)
+        else:
+            installer = Installer(
+                self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+            )
+            await installer.open()
+            self.environments.open(installer)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -224,11 +245,6 @@ class DockerDriver:
     async def discard_layer(self, name: str) -> None:
         await self._templates.discard_layer(name)
 
-    async def _no_tree(self, template: Template) -> Any:
-        raise PermanentError(
-            "Packages cannot be installed on this node.", code="packages_not_configured"
-        )
-
     # Instances
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
@@ -272,9 +288,9 @@ class DockerDriver:
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
         try:
-            image, python = await self._image(spec.template)
+            base = await self._base(spec.template)
             mounts = await self._storage.prepare(spec)
-            wanted = self._container(spec, image, python, mounts)
+            wanted = self._container(spec, base, mounts)
             with translated():
                 made = await self._engine.docker.containers.create(
                     containers.body(wanted), name=name
@@ -299,22 +315,37 @@ class DockerDriver:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
-    async def _image(self, template: Template) -> tuple[Image, str]:
+    async def _base(self, template: Template) -> containers.Base:
         image = await self._templates.find(template)
+        path = image.env.get("PATH", containers.PATH)
+        runtime = template.runtime or self._settings.runtime
+        own_kernel = self._is_gvisor(runtime)
         python = await self._templates.python(template)
-        if python is None:
+        if python is not None:
+            return containers.Base(
+                image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
+            )
+        if template.python:
             raise PermanentError(
-                f"The image of template {template.id} has no Python 3.8 or newer.",
+                f"The image of template {template.id} has no {template.python}, which the template "
+                "names as its interpreter.",
                 code="interpreter_missing",
             )
-        return image, python
+        return containers.Base(
+            image.id,
+            interpreter.command(),
+            f"{interpreter.PLACE}/bin/python3",
+            f"{path}:{interpreter.PLACE}/bin",
+            runtime,
+            own_kernel,
+            (await self._storage.interpreter(),),
+            image.volumes,
+        )
 
     def _container(
-        self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
+        self, spec: InstanceSpec, base: containers.Base, mounts: list[dict[str, Any]]
     ) -> containers.Container:
-        runtime = spec.template.runtime or self._settings.runtime
-        own_kernel = self._is_gvisor(runtime)
-        relayed = own_kernel or self._storage.socket(spec.instance_id) is None
+        relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
@@ -322,16 +353,11 @@ class DockerDriver:
             containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
         }
         return containers.Container(
-            image=image.id,
-            python=(python,),
-            path=image.env.get("PATH", containers.PATH),
+            base=base,
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
-            volumes=image.volumes,
-            runtime=runtime,
             relays=links.RELAYS if relayed else 0,
-            own_kernel=own_kernel,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
@@ -584,20 +610,9 @@ class DockerDriver:
 
     async def _remove(self, name: str) -> None:
         """The container with whatever runs in it, and until it is gone."""
-        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        while (found := await self._inspect(name)) is not None:
-            if asyncio.get_running_loop().time() > deadline:
-                raise TemporaryError(
-                    f"Container {name} is not removed by its engine.", code="instance_stuck"
-                )
-            try:
-                with translated():
-                    await self._call(
-                        f"containers/{found['Id']}", "DELETE", params={"force": "1", "v": "1"}
-                    )
-            except _Settled:
-                # Somebody else is removing it.
-                await asyncio.sleep(REMOVE_LOOK)
+        found = await self._inspect(name)
+        if found is not None:
+            await self._engine.remove(found["Id"])
 
     async def discard(self, workspace: str) -> None:
         await self._storage.discard(workspace)

@@ -36,6 +36,9 @@ UNREACHABLE = 900
 """The status by which aiodocker tells that it could not connect."""
 OLDEST_API = (1, 41)
 """That of engine 20.10."""
+NOT_THERE, BUSY = 404, 409
+REMOVE_SECONDS = 30.0
+REMOVE_LOOK = 0.05
 API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
 PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
@@ -160,6 +163,30 @@ class Engine:
                 yield response
             finally:
                 _cut(response)
+
+    async def remove(self, container: str) -> None:
+        """A container with whatever runs in it, and until it is gone."""
+        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
+        path = f"containers/{container}"
+        with translated():
+            while True:
+                try:
+                    async with self.query(path, method="DELETE", params={"force": "1", "v": "1"}):
+                        pass
+                    async with self.query(f"{path}/json"):
+                        pass
+                except DockerError as error:
+                    if error.status == NOT_THERE:
+                        return
+                    if error.status != BUSY:
+                        raise
+                    # Somebody else is removing it.
+                if asyncio.get_running_loop().time() > deadline:
+                    raise TemporaryError(
+                        f"Container {container} is not removed by its engine.",
+                        code="instance_stuck",
+                    )
+                await asyncio.sleep(REMOVE_LOOK)
 
     async def ping(self) -> str | None:
         """Why the engine cannot be used at the moment; none when it can."""

@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.local import host
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.workspaces import Workspace, Workspaces
@@ -54,6 +54,12 @@ class Storage(Protocol):
         mounted. `NotFound`, `workspace_lost`, when the one that it names is not there.
         """
 
+    async def interpreter(self) -> dict[str, Any]:
+        """
+        What is to be mounted for an image that has no Python. `PermanentError` with code
+        `interpreter_missing` when there is no such thing here.
+        """
+
     async def seal(self, instance_id: str, workspace: str) -> None:
         """The executor has opened what is its own: nobody else in the container is to."""
 
@@ -85,6 +91,9 @@ class Directories:
         self, node: Path, settings: LocalSettings, bucket: Bucket | None, packages: Path
     ) -> None:
         self._node = node
+        self._lent: Path | None = None
+        """The interpreter for images that have none, once it was needed."""
+        self._lending = asyncio.Lock()
         self._instances = node / "instances"
         self._packages = packages
         self.places = Places(node, self._instances, settings, bucket)
@@ -144,6 +153,13 @@ class Directories:
 
     def _journal(self, workspace: Workspace) -> Path:
         return self._workspaces.journal(workspace)[0].parent / "journal"
+
+    async def interpreter(self) -> dict[str, Any]:
+        async with self._lending:
+            if self._lent is None:
+                with translated("the interpreter"):
+                    self._lent = await asyncio.to_thread(interpreter.write, self._node)
+        return containers.bind(str(self._lent), interpreter.PLACE, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)

@@ -21,7 +21,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.engine import translated
 from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, NotFound, TemporaryError
@@ -88,6 +88,9 @@ class Volumes:
         self._place = place
         self.quota = False
         self.places = NoPlaces()
+        self._lent: str | None = None
+        """The volume of the interpreter for images that have none, once it was needed."""
+        self._lending = asyncio.Lock()
 
     # The node
 
@@ -97,7 +100,7 @@ class Volumes:
         self._shared = f"atoll-{self._node}-{tag}"
         with translated():
             await self._drafts.clear()
-            await self._fill()
+            await self._fill(self._shared, SHARED, self._archive)
             await self._drop_older()
             self.quota = await self._has_quota()
 
@@ -107,19 +110,33 @@ class Volumes:
         with tarfile.open(fileobj=content, mode="w") as archive:
             archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_plain)
             archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_plain)
+            place = tarfile.TarInfo(interpreter.PLACE.removeprefix(f"{SHARED}/"))
+            # What is mounted there finds no other place in a volume that is read-only.
+            place.type, place.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(_plain(place))
             archive.addfile(_plain(tarfile.TarInfo(WHOLE)))
         return content.getvalue()
 
-    async def _fill(self) -> None:
-        """Make the volume with our files, unless it is whole. Who has the draft fills it."""
-        await self._make(self._shared, {SHARED_LABEL: ""})
-        name, waited = f"atoll-fill-{self._shared}", 0.0
-        mount = _mount(self._shared, SHARED)
+    async def interpreter(self) -> dict[str, Any]:
+        async with self._lending:
+            if self._lent is None or await self._get(self._lent) is None:
+                lent = await asyncio.to_thread(interpreter.write, self._place)
+                name = f"atoll-{self._node}-{lent.name}"
+                with translated():
+                    await self._fill(name, interpreter.PLACE, await asyncio.to_thread(_tree, lent))
+                self._lent = name
+        return _mount(self._lent, interpreter.PLACE, read_only=True)
+
+    async def _fill(self, volume: str, target: str, archive: bytes) -> None:
+        """Make a volume with our files, unless it is whole. Who has the draft fills it."""
+        await self._make(volume, {SHARED_LABEL: ""})
+        name, waited = f"atoll-fill-{volume}", 0.0
+        mount = _mount(volume, target)
         while True:
             try:
                 async with self._drafts.made(mount, name=name) as draft:
-                    if await self._drafts.get(draft, f"{SHARED}/{WHOLE}") is None:
-                        await self._drafts.put(draft, SHARED, self._archive)
+                    if await self._drafts.get(draft, f"{target}/{WHOLE}") is None:
+                        await self._drafts.put(draft, target, archive)
                 return
             except DockerError as error:
                 if error.status != TAKEN:
@@ -159,7 +176,7 @@ class Volumes:
         name = spec.workspace or spec.instance_id
         with translated():
             if await self._get(self._shared) is None:
-                await self._fill()
+                await self._fill(self._shared, SHARED, self._archive)
             if spec.workspace is None:
                 await self._make_workspace(name, spec.resources.disk)
             elif await self._get(_name(name)) is None:
@@ -270,6 +287,14 @@ def _mount(volume: str, target: str, *, read_only: bool = False) -> dict[str, An
         # What an image has there is not for the volume.
         "VolumeOptions": {"NoCopy": True},
     }
+
+
+def _tree(place: Path) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.add(place, ".", filter=_plain)
+        archive.addfile(_plain(tarfile.TarInfo(WHOLE)))
+    return content.getvalue()
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
