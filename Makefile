@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: run test chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
+.PHONY: run test test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -20,13 +20,19 @@ test: $(STAMP)
 	@scripts/system-packages test
 	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# All that goes through the API, with a Docker engine in place of the local driver.
+test-docker: $(STAMP)
+	@scripts/system-packages test
+	@TEST_DRIVER=docker exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	    tests/e2e --ignore tests/e2e/on_docker $(ARGS)
+
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300
 SEED ?=
 
 chaos: $(STAMP)
 	@scripts/system-packages test
-	@exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@TEST_DRIVER=$(or $(TEST_DRIVER),local) exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

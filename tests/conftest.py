@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests import drivers
 from tests.harness import Server
 from tests.servers.docker import Dockerd
 from tests.servers.images import Archives, make_archives
@@ -46,6 +47,31 @@ def no_settings_of_the_machine() -> Iterator[None]:
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ATOLL_")}
     yield
     os.environ.update(kept)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chosen_driver(
+    no_settings_of_the_machine: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """The one that was chosen, for all servers that tests start."""
+    if drivers.CHOSEN == "local":
+        yield
+        return
+    url = drivers.URL or request.getfixturevalue("dockerd").url
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in drivers.settings(url).items():
+            patch.setenv(name, value)
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first, every = map(int, os.environ.get("TEST_SHARE", "0/1").split("/"))
+    items[:] = items[first::every]
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent)
+        name = getattr(item, "originalname", item.name)
+        if (reason := drivers.why_not(str(path), name)) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 TOOLS = (
-    "base64", "bash", "cat", "chmod", "cp", "cut", "date", "dd", "df", "du", "echo", "env", "false",
-    "find", "grep", "head", "id", "kill", "ln", "ls", "mkdir", "mv", "printf", "ps", "rm", "sed",
-    "seq", "sha256sum", "sleep", "sort", "stat", "tail", "tar", "tee", "test", "touch", "tr",
-    "true", "uname", "wc", "yes",
+    "base64", "basename", "bash", "cat", "chmod", "cmp", "cp", "cut", "date", "dd", "df", "diff",
+    "dirname", "du", "echo", "env", "expr", "false", "find", "grep", "gzip", "head", "hostname",
+    "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "nproc", "od", "printf",
+    "ps", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "setsid", "sha256sum",
+    "sleep", "sort", "stat", "stty", "tac", "tail", "tar", "tee", "test", "timeout", "touch", "tr",
+    "true", "truncate", "tty", "uname", "uniq", "wc", "whoami", "xargs", "yes",
 )  # fmt: skip
+IMAGE_USER = "somebody"
 MERGED = ("bin", "sbin", "lib", "lib64")
 LIBRARIES = ("/lib", "/usr/lib")
+LOCALE = Path("/usr/lib/locale/C.utf8")
+"""Of a C library that has not got it built in."""
 _LIBRARY = re.compile(r"(/[^ ]+) \(0x")
 
 
@@ -82,15 +87,17 @@ def build_image(place: Path, *, python: bool, tools: Iterable[str] = TOOLS) -> P
         assert found is not None, f"{name} is not installed"
         put(place, found, f"/usr/bin/{name}")
     (place / "usr/bin/sh").symlink_to("bash")
+    if LOCALE.exists():
+        shutil.copytree(LOCALE, place / LOCALE.relative_to("/"))
     if python:
         put_python(place)
-    for name in ("dev", "etc", "home/somebody", "proc", "root", "run", "sys", "tmp", "var/tmp"):
+    for name in ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp"):
         (place / name).mkdir(parents=True)
     for name in ("tmp", "var/tmp"):
         (place / name).chmod(0o1777)
     (place / "etc/passwd").write_text(
-        "root:x:0:0::/root:/bin/bash\nsomebody:x:1000:1000::/home/somebody:/bin/bash\n"
+        f"root:x:0:0::/root:/bin/bash\n{IMAGE_USER}:x:1000:1000::/home:/bin/bash\n"
     )
-    (place / "etc/group").write_text("root:x:0:\nsomebody:x:1000:\n")
+    (place / "etc/group").write_text(f"root:x:0:\n{IMAGE_USER}:x:1000:\n")
     (place / "etc/mark").write_text("from the image")
     return place

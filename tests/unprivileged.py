@@ -107,7 +107,12 @@ def run(*arguments: str, home: Path, timeout: float = 120) -> subprocess.Complet
 
 
 class UnprivilegedServer(Server):
+    """With the local driver: whoever may use a Docker engine is as good as root."""
+
     prefix = prefix()
+
+    def __init__(self, data_dir: Path, *arguments: str, **env: str) -> None:
+        super().__init__(data_dir, *arguments, **{"ATOLL_DRIVER": "local", **env})
 
 
 def available() -> str | None:

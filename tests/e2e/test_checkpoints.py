@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import Atoll
+from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 
@@ -42,15 +43,13 @@ def path_of(session_id: str) -> str:
 
 
 def kill(server: Server, instance: str) -> None:
-    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
-    os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+    os.kill(drivers.handle(server.data_dir, instance)["child"], signal.SIGKILL)
 
 
 def lose_workspace(server: Server, session: dict[str, Any]) -> None:
     """As a node does whose disk is gone."""
     instance = session["container_id"]
-    handle = server.data_dir / "node" / "instances" / instance / "handle.json"
-    workspace = json.loads(handle.read_text())["data"]["workspace"]
+    workspace = drivers.handle(server.data_dir, instance)["workspace"]
     kill(server, instance)
     found = list((server.data_dir / "node" / "workspaces").glob(f"{workspace}*"))
     assert found
@@ -170,7 +169,10 @@ def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
         "print(oct(os.stat('shut/in').st_mode))\nos.chmod('shut/in', 0o600)\n"
         "print(open('shut/in').read())"
     )
-    assert api.run(second, look)["stdout"].split() == ["0o40000", "0o100000", "kept"]
+    directory, *rest = api.run(second, look)["stdout"].split()
+    assert rest == ["0o100000", "kept"]
+    # Where a size is watched and not held, a directory has to be open to be looked into.
+    assert directory in {"0o40000", *(["0o40700"] if drivers.CHOSEN == "docker" else [])}
 
 
 def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_path: Path) -> None:

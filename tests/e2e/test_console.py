@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import drivers
 from tests.e2e.api import Api, eventually
 from tests.e2e.console import begin, console, refusal
 from tests.harness import Server
@@ -416,8 +417,7 @@ def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> No
 
 def kill_instance(server: Server, api: Api, execution: str) -> None:
     instance = api.execution(execution)["container_id"]
-    path = server.data_dir / "node" / "instances" / instance / "handle.json"
-    os.kill(json.loads(path.read_text())["data"]["child"], signal.SIGKILL)
+    os.kill(drivers.handle(server.data_dir, instance)["child"], signal.SIGKILL)
 
 
 def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import drivers
 from tests.e2e.api import V1, Api, answer
 from tests.harness import Server
 
@@ -58,8 +58,7 @@ def test_a_gigabyte_goes_both_ways_in_little_memory(capped: Server) -> None:
     with capped.client() as http:
         api = Api(http)
         session = api.create(memory="128Mi", disk="3Gi")
-        place = capped.data_dir / "node" / "instances" / session["container_id"] / "handle.json"
-        inside = int(json.loads(place.read_text())["data"]["child"])
+        inside = int(drivers.handle(capped.data_dir, session["container_id"])["child"])
         assert capped.process is not None
         before, before_inside = peak(capped.process.pid), peak(inside)
         url = f"{V1}/sessions/{session['id']}/files/big"

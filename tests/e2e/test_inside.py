@@ -13,6 +13,7 @@ import pytest
 
 from atoll.link.client import ExecutorError, Link
 from atoll.settings import LinkSettings
+from tests import drivers
 from tests.e2e.api import V1, answer, eventually, until
 
 if TYPE_CHECKING:
@@ -216,10 +217,11 @@ def test_code_cannot_change_what_is_shared(api: Api, session: str) -> None:
 
 
 async def call(server: Server, instance: str, op: str, **fields: Any) -> dict[str, Any]:
-    fd = os.open(server.data_dir / "node" / "instances" / instance, os.O_DIRECTORY)
+    directory, token = drivers.link(server.data_dir, instance)
+    fd = os.open(directory, os.O_DIRECTORY)
     try:
         path = f"/proc/self/fd/{fd}/link.sock"
-        link = await Link.connect(path, LinkSettings(), timeout=timedelta(seconds=10))
+        link = await Link.connect(path, LinkSettings(), timeout=timedelta(seconds=10), token=token)
     finally:
         os.close(fd)
     try:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from atoll import Atoll
 from atoll.errors import PermanentError
+from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, heard, problem
 from tests.harness import Server
 from tests.servers import debian
@@ -218,10 +220,9 @@ def test_a_session_keeps_its_version_whatever_becomes_of_the_template(
 
 
 def _kill_instances(server: Server) -> None:
-    for place in (server.data_dir / "node" / "instances").iterdir():
-        handle = place / "handle.json"
-        if handle.exists():
-            os.kill(json.loads(handle.read_text())["data"]["child"], signal.SIGKILL)
+    for name in os.listdir(server.data_dir / "node" / "instances"):
+        with suppress(FileNotFoundError):
+            os.kill(drivers.handle(server.data_dir, name)["child"], signal.SIGKILL)
 
 
 def test_versions_are_listed_page_by_page(api: Api, make: Make) -> None:

@@ -31,6 +31,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually
 from tests.harness import Server
 from tests.servers.redis import RedisServer
@@ -327,8 +328,7 @@ class Cluster:
 
     def init_of(self, instance_id: str) -> int:
         """The pid of an instance's first process."""
-        path = self.data_dir / "node" / "instances" / instance_id / "handle.json"
-        return int(json.loads(path.read_text())["data"]["child"])
+        return int(drivers.handle(self.data_dir, instance_id)["child"])
 
     def kill_instance(self, instance_id: str) -> None:
         """End it with all that runs in it, and wait for that."""

@@ -41,6 +41,16 @@ class Ended(NamedTuple):
     output: str
 
 
+def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
+    """One call of an engine's API; an error is raised with what the engine said."""
+    transport = httpx.HTTPTransport(uds=str(engine))
+    with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
+        answer = client.request(method, f"{API}{path}", **given)
+    if answer.is_error:
+        raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
+    return answer
+
+
 class Dockerd:
     """`config` is added to its daemon.json; with `tls` it listens on loopback over TCP too."""
 
@@ -170,13 +180,7 @@ class Dockerd:
             return False
 
     def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
-        """One call of its API; an error is raised with what the engine said."""
-        transport = httpx.HTTPTransport(uds=str(self.socket))
-        with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
-            answer = client.request(method, f"{API}{path}", **given)
-        if answer.is_error:
-            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
-        return answer
+        return ask(self.socket, method, path, **given)
 
     def import_image(self, archive: Path, reference: str, *changes: str) -> str:
         """An image of a root file system; `changes` are lines of a Dockerfile. Its id."""

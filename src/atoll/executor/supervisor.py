@@ -612,6 +612,8 @@ def main() -> None:
     config = _told_by_stdin() if text == b"-" else minijson.loads(text)
     # The kernel keeps from PID 1 only what it has no handler for, and Python has one for this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if config.get("seccomp"):
+        system.filter_calls(bytes.fromhex(config["seccomp"]))
     zygote.warm(bool(config.get("hooks", True)))
     system.set_dumpable(False)
     system.set_name("atoll")

@@ -63,7 +63,11 @@ def start(
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
         # Blocked in the supervisor, for itself alone.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        # Readable by user code, unlike the supervisor: it knows nothing that user code does not,
+        # and what it could be made to do, user code can do to its own executions anyway.
+        system.set_dumpable(True)
         if oom_score:
+            # Only now is that file its own.
             system.set_oom_score(oom_score)
         Zygote(their_control, their_jobs).run(preload, hooks, packages)
         status = 0
@@ -93,9 +97,6 @@ class Zygote:
 
     def run(self, preload: list[str], hooks: bool, packages: str) -> None:
         system.set_name("zygote")
-        # Readable by user code, unlike the supervisor: it knows nothing that user code does not,
-        # and what it could be made to do, user code can do to its own executions anyway.
-        system.set_dumpable(True)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -246,6 +246,11 @@ class Console:
         if live is None:
             return False
         moved = self._instance not in (None, live.instance.id)
+        if moved:
+            # Reaching it took its time.
+            execution = await self._executions.get(self._execution.id)
+            if self._sequence and execution.retry_count == self._attempt:
+                return False  # It is not tried again there, or not yet.
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
         self._instance = live.instance.id

@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tests import drivers
+
 RATE = 6.0
 """Jobs a second."""
 CAPACITIES = (1, 1, 2, 3)
@@ -110,6 +112,8 @@ WEIGHTS = {
 }
 LOSES_INSTANCE = frozenset(
     {Kind.KILL_BOTH, Kind.KILL_EXECUTOR, Kind.END_EXECUTOR, Kind.KILL_INSTANCE}
+    # What started a container is the engine's, which ends the container with it.
+    | ({Kind.KILL_STARTER} if drivers.CHOSEN == "docker" else set())
 )
 """After these an execution may be tried again."""
 

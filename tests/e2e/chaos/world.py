@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+from tests import drivers
 from tests.e2e.api import eventually
 from tests.e2e.chaos import processes
 from tests.e2e.chaos.history import Done, History
-from tests.e2e.chaos.plan import Fault, Kind, Plan
+from tests.e2e.chaos.plan import LOSES_INSTANCE, Fault, Kind, Plan
 from tests.integration.replicas import Cluster, Member
 
 SETTINGS = {
@@ -104,6 +104,8 @@ class World(Cluster):
             self._meanwhile(self._stand_still(fault))
         elif fault.kind is Kind.END_EXECUTOR:
             self._meanwhile(self._end(fault))
+        elif fault.kind is Kind.KILL_STARTER and fault.kind in LOSES_INSTANCE:
+            self._meanwhile(self._end(fault, "pid", signal.SIGKILL))
         elif fault.kind in (Kind.KILL_SERVER, Kind.END_SERVER, Kind.KILL_BOTH):
             await self._restart(member, fault)
         else:
@@ -157,12 +159,16 @@ class World(Cluster):
         self._history.note(f"-- in {instance_id}: {came_of_it}")
         self._record(fault, instance_id, began)
 
-    async def _end(self, fault: Fault) -> None:
+    async def _end(self, fault: Fault, told: str = "child", number: int = signal.SIGTERM) -> None:
         """Until it has: it may stand still just then, and hear of it later."""
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
-        child = self._executor(instance_id)
-        if child is None or not processes.send(*child, signal.SIGTERM):
+        handle = self._handle(instance_id)
+        if handle is None:
+            return
+        child = (handle["child"], handle["child_started"])
+        starter = (handle["pid"], handle["started"])
+        if not processes.send(*(child if told == "child" else starter), number):
             return
         while processes.started(child[0]) == child[1]:
             if time.monotonic_ns() - began > ENDING:
@@ -207,9 +213,7 @@ class World(Cluster):
         return None if handle is None else (handle["child"], handle["child_started"])
 
     def _handle(self, instance_id: str | None) -> dict[str, int] | None:
-        path = self.data_dir / "node" / "instances" / str(instance_id) / "handle.json"
         try:
-            data: dict[str, int] = json.loads(path.read_text())["data"]
+            return drivers.handle(self.data_dir, str(instance_id))
         except FileNotFoundError:
             return None
-        return data

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests import drivers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -132,8 +134,7 @@ class Box:
     @property
     def pid_1(self) -> int:
         """The host's pid of the sandbox's PID 1."""
-        place = self.server.data_dir / "node" / "instances" / self.instance / "handle.json"
-        return int(json.loads(place.read_text())["data"]["child"])
+        return int(drivers.handle(self.server.data_dir, self.instance)["child"])
 
     def processes(self) -> set[int]:
         """The host's pids of what runs in the sandbox, PID 1 not included."""
@@ -156,8 +157,7 @@ class Box:
 
     @property
     def workspace_name(self) -> str:
-        place = self.server.data_dir / "node" / "instances" / self.instance / "handle.json"
-        return str(json.loads(place.read_text())["data"]["workspace"])
+        return str(drivers.handle(self.server.data_dir, self.instance)["workspace"])
 
 
 def strict_json(text: str) -> Any:

@@ -140,15 +140,15 @@ def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: 
         + "\nexcept OSError as error:\n    print(errno.errorcode[error.errno])\n    raise"
     )
     result = fresh.run(code, timeout=15)
-    if target.privileged:
+    if target.own_disk:
         assert result["status"] == "failed"
         assert result["stdout"].strip() in ("ENOSPC", "EFBIG")
         assert disk_use(fresh.workspace) <= 34 * MiB
     elif result["stdout"].strip() not in ("ENOSPC", "EFBIG"):
         assert (result["status"], result["cause"]) == ("failed", "disk"), result
     after = os.statvfs(target.server.data_dir)
-    # The watcher of an ordinary user's server comes by ten times a second; until then all goes.
-    assert before - after.f_bavail * after.f_frsize < (64 if target.privileged else 4096) * MiB
+    # Else there is a watcher, which comes by ten times a second; until then all goes.
+    assert before - after.f_bavail * after.f_frsize < (64 if target.own_disk else 4096) * MiB
     full = fresh.client.put(f"{fresh.files}/more.bin", content=bytes(33 * MiB))
     assert (full.status_code, full.json()["code"]) == (507, "disk_full"), full.text
     cleanup = "chmod -R u+rwx . && rm -rf ./* && echo clean"
@@ -158,7 +158,7 @@ def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: 
 
 
 def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
-    if not target.privileged:
+    if not target.own_disk:
         pytest.skip("promised where the workspace is a file system of its own")
     result = fresh.run(
         "import os\nheld = []\n"
@@ -183,7 +183,7 @@ except OSError as error:
 print(made)
 """
     result = fresh.run(code, timeout=30)
-    if target.privileged:
+    if target.own_disk:
         assert result["stdout"].split()[0] == "ENOSPC"
     else:
         assert (result["status"], result["cause"]) == ("failed", "disk"), result

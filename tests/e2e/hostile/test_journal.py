@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import drivers
 from tests.e2e.hostile.host import MiB, disk_use, eventually
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ KILL_ZYGOTE = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nsignal.
 
 
 def journal(box: Box) -> list[Path]:
-    return sorted(box.workspace.glob("journal.*"))
+    first = drivers.journal(box.server.data_dir, box.instance)
+    return sorted(first.parent.glob(f"{first.name.rstrip('0')}[0-9]"))
 
 
 def identities(box: Box) -> set[tuple[int, int]]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from atoll.drivers.base import Driver
+
 pytestmark = pytest.mark.anyio
 
 ME, OTHER = "replica-me", "replica-other"
@@ -84,27 +86,30 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
+async def ground(
+    place: Path, *there: Instance, driver: Driver | None = None
+) -> AsyncIterator[Ground]:
     settings, clock, tasks = Settings(data_dir=place), MovedClock(), Tasks()
     node = Node(place, settings, *there)
+    used = driver or node
     url = f"sqlite:///{place / 'atoll.db'}"
     store = RecallingStore(
         SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
     )
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, node, clock, "local", ME, ephemeral=False, settings=settings.pool)
+    pool = Pool(store, used, clock, "local", ME, ephemeral=False, settings=settings.pool)
     materials = Materials(LocalObjects(place / "blobs"), Sealing())
-    templates = Templates(store, node, materials, coordination, clock, settings)
-    lives = Lives(store, node, pool, templates, leases, tasks, clock, settings.session, "local")
-    packages = Packages(node, leases, clock, settings.packages, "secret", "local")
+    templates = Templates(store, used, materials, coordination, clock, settings)
+    lives = Lives(store, used, pool, templates, leases, tasks, clock, settings.session, "local")
+    packages = Packages(used, leases, clock, settings.packages, "secret", "local")
     provision = Provision(
         Secrets(Sealing()),
-        Volumes(store, node, LocalObjects(place / "blobs"), clock, settings.session, "local"),
+        Volumes(store, used, LocalObjects(place / "blobs"), clock, settings.session, "local"),
         packages,
     )
     sessions = Sessions(
-        store, node, pool, templates, lives, leases, tasks, clock, settings, "local", provision
+        store, used, pool, templates, lives, leases, tasks, clock, settings, "local", provision
     )
     await store.open()
     await coordination.open()
@@ -112,7 +117,7 @@ async def ground(place: Path, *there: Instance) -> AsyncIterator[Ground]:
         for instance in there:
             await store.instances.add(instance)
         sweep = Orphans(
-            store, node, sessions, pool, coordination, leases, clock,
+            store, used, sessions, pool, coordination, leases, clock,
             settings.session, "local", await store.cluster(),
         )  # fmt: skip
         yield Ground(node, store, clock, sessions, sweep, leases)

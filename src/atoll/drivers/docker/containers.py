@@ -37,6 +37,12 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
 INSTALL_LABEL = "atoll.install"
 KERNEL_THREADS, KERNEL_SHARE = 256, 4
 """What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
+MASKED = (
+    "/sys", "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore",
+    "/proc/keys", "/proc/latency_stats", "/proc/modules", "/proc/sched_debug", "/proc/scsi",
+    "/proc/timer_list", "/proc/timer_stats",
+)  # fmt: skip
+"""What tells of the machine: all that engines mask by themselves, and more."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -127,6 +133,7 @@ def _body(
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
+        "MaskedPaths": list(MASKED),
         **limits(resources, relays=container.relays),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
@@ -197,6 +204,7 @@ def config(
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
+    seccomp: bytes | None,
 ) -> dict[str, Any]:
     """
     What the executor is told on its standard input. `peer` is the user of the processes inside that
@@ -213,6 +221,7 @@ def config(
         "packages": environment or "",
         "ephemeral": ephemeral,
         "oom_score": USER_SCORE,
+        "seccomp": "" if seccomp is None else seccomp.hex(),
     }
 
 

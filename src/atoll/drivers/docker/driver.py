@@ -30,14 +30,7 @@ from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import (
-    BUSY,
-    NOT_THERE,
-    UNAVAILABLE,
-    Engine,
-    end,
-    translated,
-)
+from atoll.drivers.docker.engine import BUSY, NOT_THERE, UNAVAILABLE, Engine, end, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
@@ -45,7 +38,7 @@ from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.storage import Directories
 from atoll.drivers.docker.templates import MISSING, ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
-from atoll.drivers.local import cgroups
+from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import uv_binary
@@ -125,6 +118,8 @@ class DockerDriver:
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
         self.capabilities = Capabilities(frozenset())
+        self._filter: bytes | None = None
+        """Of system calls: that of local instances, beside the engine's own."""
 
     @property
     def places(self) -> Places:
@@ -143,6 +138,8 @@ class DockerDriver:
         self._memory.open()
         self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
+        if "seccomp" in self.capabilities.provides:
+            self._filter = seccomp.program(self._engine.info.get("Architecture"))
 
     def _open(self) -> None:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -387,6 +384,7 @@ class DockerDriver:
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
+            seccomp=self._filter,
         )
         container = self._engine.docker.containers.container(container_id)
         stream = container.attach(stdin=True, stdout=True, stderr=True)
@@ -406,13 +404,15 @@ class DockerDriver:
         else:
             await end(stream)
 
-    @staticmethod
-    async def _await_ready(instance_id: str, stream: Stream) -> None:
+    async def _await_ready(self, instance_id: str, stream: Stream) -> None:
         said = b""
         while (message := await stream.read_out()) is not None:
             if message.stream == 1 and message.data == READY:
                 return
             said = (said + message.data)[-MOST_SAID:]
+        # Of an engine that hung up this is not known, and asking it says so.
+        with contextlib.suppress(_Settled):
+            await self._call(f"containers/{_name(instance_id)}/wait")
         words = said.decode(errors="replace").strip()
         raise PermanentError(
             f"Instance {instance_id} ended at its start: {words or 'it said nothing'}",

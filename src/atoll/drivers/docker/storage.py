@@ -182,7 +182,8 @@ class Directories:
             shutil.rmtree(self._instances / instance_id, ignore_errors=True)
 
     async def instances(self) -> list[str]:
-        return await asyncio.to_thread(lambda: sorted(os.listdir(self._instances)))
+        with translated("this node"):
+            return await asyncio.to_thread(lambda: sorted(os.listdir(self._instances)))
 
     async def discard(self, workspace: str) -> None:
         await asyncio.to_thread(self._workspaces.remove, workspace)

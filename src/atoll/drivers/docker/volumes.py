@@ -246,8 +246,10 @@ class Volumes:
             "DriverOpts": {} if size is None else {"size": str(size)},
             "Labels": {containers.NODE_LABEL: self._node, **labels},
         }
-        async with self._engine.query("volumes/create", method="POST", data=json.dumps(body)):
-            pass
+        async with self._engine.query(
+            "volumes/create", method="POST", data=json.dumps(body)
+        ) as response:
+            await response.read()
 
     async def _get(self, name: str) -> dict[str, Any] | None:
         try:

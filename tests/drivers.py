@@ -1,0 +1,127 @@
+"""
+The driver that the servers of the tests run with, and what the host sees of its instances.
+
+`TEST_DRIVER=docker` chooses a Docker engine: the one at `TEST_DOCKER_URL`, which has the image of
+`tests.servers.images`, or else one that the tests start. Where something of the local driver alone
+is tested, `LOCAL_ONLY` says why. `TEST_SHARE=1/3` takes the second of each three tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.servers import docker
+from tests.servers.images import PYTHON
+
+CHOSEN = os.environ.get("TEST_DRIVER", "local")
+URL = os.environ.get("TEST_DOCKER_URL")
+
+SPARE = 2 if CHOSEN == "local" else 8
+"""Processes that user code may have beyond the limit: those that the executor does not use."""
+
+VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
+"""What is in the environment of user code besides: that is `sandbox`."""
+
+_NAMED = "`image` is an image of the engine there, and `python` a path inside it"
+_AWAY = "bubblewrap is taken away; test_docker.py takes the engine away"
+_STARTED = "what started a container is the engine's, which ends the container with it"
+LOCAL_ONLY = {
+    "e2e/hostile/test_host_files.py::test_a_template_cannot_name_a_place_of_the_host": _NAMED,
+    "e2e/hostile/test_host_files.py::test_a_template_cannot_reach_out_by_a_link": _NAMED,
+    "e2e/test_recovery.py::test_an_instance_does_without_the_process_that_started_it": _STARTED,
+    "e2e/test_executions.py::test_javascript_runs": "the image has no Node.js",
+    "e2e/test_reports.py": "a container has no network to report by",
+    **{
+        f"e2e/test_contexts.py::test_{name}": "the image has no packages beside Python"
+        for name in (
+            "figures_are_shown_at_the_end_and_by_show_once",
+            "a_table_of_pandas_comes_as_html_and_text",
+            "magics_and_the_shell_work_where_there_is_ipython",
+        )
+    },
+    **{
+        f"e2e/test_health_at_need.py::test_{name}": _AWAY
+        for name in (
+            "without_a_driver_the_answer_says_when_to_come_back",
+            "without_a_driver_what_runs_runs_on",
+            "a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself",
+            "a_killed_one_comes_back_by_itself_once_somebody_has_missed_it",
+            "one_in_error_can_be_given_up",
+            "an_execution_waits_for_nothing_that_does_not_come",
+            "many_sessions_are_answered_in_time_while_the_driver_is_down",
+        )
+    },
+}
+"""Why a test says nothing about another driver, by `path::name` beneath `tests`."""
+
+
+def why_not(path: str, name: str) -> str | None:
+    """Why a test does not run with the driver that was chosen; none when it does."""
+    if CHOSEN == "local":
+        return None
+    return LOCAL_ONLY.get(f"{path}::{name}") or LOCAL_ONLY.get(path)
+
+
+def settings(url: str) -> dict[str, str]:
+    """For a server that is to use the engine at `url`."""
+    return {"ATOLL_DRIVER": "docker", "ATOLL_DOCKER__URL": url, "ATOLL_DOCKER__IMAGE": PYTHON}
+
+
+def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:
+    """
+    Of an instance: `child`, its first process; `pid`, the process that started that; when these
+    began; its `workspace`. `FileNotFoundError` when it is not there.
+    """
+    written = _directory(data_dir, instance_id) / "handle.json"
+    if os.environ.get("ATOLL_DRIVER") != "docker":
+        data: dict[str, Any] = json.loads(written.read_text())["data"]
+        return data
+    socket = Path(os.environ["ATOLL_DOCKER__URL"].removeprefix("unix://"))
+    try:
+        found = docker.ask(socket, "GET", f"/containers/atoll-{instance_id}/json").json()
+    except httpx.HTTPStatusError as error:
+        raise FileNotFoundError(instance_id) from error
+    child = int(found["State"]["Pid"])
+    if child == 0:
+        raise FileNotFoundError(f"{instance_id} does not run")
+    began, parent = _stat(child)
+    return {
+        "child": child,
+        "child_started": began,
+        "pid": parent,
+        "started": _stat(parent)[0],
+        "workspace": found["Config"]["Labels"]["atoll.workspace"],
+    }
+
+
+def _stat(pid: int) -> tuple[int, int]:
+    """When a process began, and its parent."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]), int(fields[1])
+
+
+def link(data_dir: Path, instance_id: str) -> tuple[Path, str | None]:
+    """The directory of an executor's socket, and the token that it asks for."""
+    directory = _directory(data_dir, instance_id)
+    if os.environ.get("ATOLL_DRIVER") != "docker":
+        return directory, None
+    key = bytes.fromhex((data_dir / "node" / "docker-key").read_text())
+    return directory / "link", hmac.new(key, instance_id.encode(), hashlib.sha256).hexdigest()
+
+
+def journal(data_dir: Path, instance_id: str) -> Path:
+    """The file that the executor of an instance begins with."""
+    workspace = data_dir / "node" / "workspaces" / handle(data_dir, instance_id)["workspace"]
+    name = "journal/0" if os.environ.get("ATOLL_DRIVER") == "docker" else "journal.0"
+    return Path(workspace / name)
+
+
+def _directory(data_dir: Path, instance_id: str) -> Path:
+    return data_dir / "node" / "instances" / instance_id

@@ -1,0 +1,444 @@
+"""What is special about a node with a Docker engine, through the API."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll import ids
+from tests import drivers
+from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
+from tests.e2e.test_lifecycle import await_state, do, post
+from tests.harness import Server
+from tests.servers.docker import Dockerd
+from tests.servers.images import PYTHON, Archives
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+
+LONG = 60.0
+"""Seconds in which anything that happens at all has happened."""
+QUICK = {
+    "ATOLL_POOL__SIZE": "0",
+    "ATOLL_SESSION__SWEEP": "0.5",
+    "ATOLL_SESSION__RETRIES": "2",
+    "ATOLL_SESSION__RETRY_BACKOFF": "0.2",
+    "ATOLL_SESSION__ERROR_RETRY": "1",
+    "ATOLL_SESSION__PROBE_INTERVAL": "0",
+    "ATOLL_NODE__PROBE": "0.5",
+    "ATOLL_NODE__UNHEALTHY_AFTER": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def server(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("docker")
+    with Server(place, **QUICK, **drivers.settings(dockerd.url)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> Iterator[Api]:
+    with calling(server) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def mortal(image_archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
+    """An engine to stop and start again."""
+    with Dockerd(tmp_path_factory.mktemp("mortal")) as running:
+        yield image_archives.load(running)
+
+
+@pytest.fixture(scope="module")
+def lone(mortal: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its server."""
+    place = tmp_path_factory.mktemp("lone")
+    with Server(place, **QUICK, **drivers.settings(mortal.url)) as running:
+        yield running
+
+
+@contextmanager
+def calling(server: Server) -> Iterator[Api]:
+    with server.client() as http:
+        yield Api(http)
+
+
+def container(api: Api, session: str) -> str:
+    return f"atoll-{api.get(session)['container_id']}"
+
+
+def read(api: Api, session: str, name: str = "kept") -> httpx.Response:
+    return api.http.get(f"{V1}/sessions/{session}/files/{name}")
+
+
+def node(api: Api) -> dict[str, Any]:
+    (found,) = answer(api.http.get(f"{V1}/nodes"))["items"]
+    return dict(found)
+
+
+def attempts(api: Api, execution: str) -> list[str | None]:
+    return [attempt["cause"] for attempt in api.execution(execution)["attempts"]]
+
+
+# What it is
+
+
+def test_the_node_tells_what_it_is_and_what_it_gives(api: Api) -> None:
+    told = node(api)
+
+    assert (told["type"], told["status"], told["problem"]) == ("docker", "healthy", None)
+    assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(told["provides"])
+    assert {"pause", "copy"} <= set(told["features"])
+    # Each with words for whoever asks why.
+    assert all(told["missing"].values())
+
+
+def test_a_session_is_a_container_of_this_node(api: Api, dockerd: Dockerd, session: str) -> None:
+    found = dockerd.inspect(container(api, session))
+
+    assert found["State"]["Running"]
+    assert found["Config"]["Labels"]["atoll.instance"] == api.get(session)["container_id"]
+    assert dockerd.image(PYTHON)["Id"] == found["Image"]
+    assert sh(api, session, "cat /etc/mark") == "from the image"
+
+
+def test_what_is_demanded_in_vain_is_refused(api: Api) -> None:
+    lacks = sorted(node(api)["missing"])
+    assert lacks
+    demanding = {"id": "demanding", "name": "x", "security_context": {"require": lacks}}
+    refused = api.http.post(f"{V1}/templates", json=demanding)
+
+    assert sorted(problem(refused, 422, "isolation_unavailable")["missing"]) == lacks
+
+
+# The server
+
+
+def test_sessions_are_found_again_by_the_next_server(dockerd: Dockerd, tmp_path: Path) -> None:
+    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)) as server:
+        with calling(server) as api:
+            sessions = {verb: str(api.create()["id"]) for verb in ("start", "pause", "stop")}
+            for verb, session in sessions.items():
+                api.put(session, "kept", b"here")
+                do(api, session, verb)
+            before = {session: api.get(session) for session in sessions.values()}
+        server.stop(signal.SIGKILL)
+        server.start()
+        with calling(server) as api:
+            for verb, session in sessions.items():
+                assert api.get(session) == before[session]
+                assert read(api, session).content == b"here"
+                found = api.get(session)["container_id"]
+                assert (found == before[session]["container_id"]) == (verb != "stop")
+                api.end(session)
+
+
+def test_two_servers_on_one_engine_leave_each_other_alone(
+    api: Api, session: str, dockerd: Dockerd, tmp_path: Path
+) -> None:
+    before = api.get(session)["container_id"]
+    with Server(tmp_path, "--stop-sessions", **QUICK, **drivers.settings(dockerd.url)) as other:
+        with calling(other) as theirs:
+            made = theirs.create()["id"]
+            assert theirs.run(made, "print(1)")["stdout"] == "1\n"
+            gone = container(theirs, made)
+        assert other.stop() == 0
+        assert gone.removeprefix("atoll-") not in names(dockerd)
+    assert api.run(session, "print(2)")["stdout"] == "2\n"
+    assert api.get(session)["container_id"] == before
+
+
+def names(dockerd: Dockerd) -> set[str]:
+    """Instances that there are on an engine, whoever's they are."""
+    found = dockerd.containers(label=["atoll.instance"])
+    return {one["Labels"]["atoll.instance"] for one in found}
+
+
+# What happens to containers behind our back
+
+FATES = {
+    "killed": ("POST", "kill"),
+    "stopped": ("POST", "stop?t=0"),
+    "removed": ("DELETE", "?force=1"),
+}
+
+
+def strike(dockerd: Dockerd, name: str, fate: str) -> None:
+    method, what = FATES[fate]
+    dockerd.ask(method, f"/containers/{name}{'' if what.startswith('?') else '/'}{what}")
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_container_that_is_ended_behind_our_back_is_replaced_at_the_next_use(
+    api: Api, dockerd: Dockerd, session: str, fate: str
+) -> None:
+    api.put(session, "kept", b"here")
+    before = api.get(session)["container_id"]
+    strike(dockerd, container(api, session), fate)
+
+    assert read(api, session).content == b"here"
+    shown = api.get(session)
+    assert (shown["status"], shown["cause"], shown["failures"]) == ("running", None, 0)
+    assert shown["container_id"] != before
+    eventually(lambda: before not in names(dockerd))
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_what_ran_in_it_is_tried_again_with_the_cause(
+    api: Api, dockerd: Dockerd, session: str, fate: str
+) -> None:
+    code = "with open('log', 'a') as log: log.write('x')\n" + until("go") + "print('done')"
+    execution = api.submit(session, code, timeout=LONG)
+    eventually(lambda: "log" in api.names(session))
+    strike(dockerd, container(api, session), fate)
+    eventually(lambda: read(api, session, "log").text == "xx", LONG)
+    api.put(session, "go")
+
+    result = api.result(execution)
+    assert (result["status"], result["stdout"]) == ("success", "done\n")
+    cause = "evicted" if fate == "stopped" else "instance_lost"
+    assert attempts(api, execution) == [cause, None]
+    assert sh(api, session, "cat log") == "xx"
+
+
+def test_a_container_that_is_paused_behind_our_back_is_resumed_at_the_next_use(
+    api: Api, dockerd: Dockerd, session: str
+) -> None:
+    context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
+    api.run(session, "x = 41", context_id=context)
+    before = container(api, session)
+    for _ in range(2):
+        dockerd.ask("POST", f"/containers/{before}/pause")
+        assert api.run(session, "print(1)")["stdout"] == "1\n"
+    assert api.run(session, "print(x + 1)", context_id=context)["stdout"] == "42\n"
+    assert container(api, session) == before
+    assert not dockerd.inspect(before)["State"]["Paused"]
+
+
+def test_a_paused_session_that_is_resumed_behind_our_back_is_one_that_runs(
+    api: Api, dockerd: Dockerd, session: str
+) -> None:
+    do(api, session, "pause")
+    before = container(api, session)
+    dockerd.ask("POST", f"/containers/{before}/unpause")
+
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+    assert container(api, session) == before
+    assert api.get(session)["status"] == "running"
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_paused_session_whose_container_is_ended_has_its_files(
+    api: Api, dockerd: Dockerd, session: str, fate: str
+) -> None:
+    api.put(session, "kept", b"here")
+    do(api, session, "pause")
+    strike(dockerd, container(api, session), fate)
+
+    assert read(api, session).content == b"here"
+    assert api.get(session)["status"] == "running"
+
+
+def test_containers_that_nobody_owns_are_removed_at_the_start(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)) as server:
+        with calling(server) as api:
+            session = api.create()
+            labels = dockerd.inspect(container(api, session["id"]))["Config"]["Labels"]
+        orphan, stranger = ids.instance_id(), ids.instance_id()
+        begin(dockerd, orphan, labels["atoll.node"])
+        begin(dockerd, stranger, "somebody else's")
+        server.stop(signal.SIGKILL)
+        server.start()
+        try:
+            assert orphan not in names(dockerd)
+            assert {stranger, session["container_id"]} <= names(dockerd)
+        finally:
+            dockerd.remove(f"atoll-{stranger}")
+        with calling(server) as api:
+            assert api.run(session["id"], "print(1)")["stdout"] == "1\n"
+
+
+def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
+    """A container as one of a node's, that its server did not make."""
+    about = {
+        "Image": PYTHON,
+        "Cmd": ["sleep", "600"],
+        "Labels": {"atoll.node": node, "atoll.instance": instance_id, "atoll.workspace": "none"},
+        "HostConfig": {"NetworkMode": "none"},
+    }
+    name = f"atoll-{instance_id}"
+    dockerd.ask("POST", "/containers/create", params={"name": name}, json=about)
+    dockerd.ask("POST", f"/containers/{name}/start")
+
+
+# The engine
+
+
+def test_without_its_engine_the_node_says_so_and_comes_back_by_itself(
+    lone: Server, mortal: Dockerd
+) -> None:
+    with calling(lone) as api:
+        session = api.create(timeout=3600)["id"]
+        resting = api.create(timeout=3600)["id"]
+        for one in (session, resting):
+            api.put(one, "kept", b"here")
+        do(api, resting, "stop")
+        mortal.stop()
+
+        eventually(lambda: node(api)["status"] == "unhealthy", LONG)
+        assert "Docker engine" in node(api)["problem"]
+        for one in (session, resting):
+            refused = read(api, one)
+            problem(refused, 503, refused.json()["code"])
+            assert refused.json()["code"] in (
+                "session_not_ready",
+                "engine_unavailable",
+                "instance_not_observed",
+            )
+            assert int(refused.headers["retry-after"]) >= 1
+        refused = api.http.post(f"{V1}/sessions", json={})
+        assert refused.status_code == 503, refused.text
+
+        mortal.start()
+        eventually(lambda: node(api)["status"] == "healthy", LONG)
+        assert node(api)["problem"] is None
+        for one in (session, resting):
+            eventually(lambda one=one: read(api, one).status_code == 200, LONG)  # type: ignore[misc]
+            assert read(api, one).content == b"here"
+            assert api.run(one, "print(1)")["stdout"] == "1\n"
+            assert api.get(one)["status"] == "running"
+        assert api.run(api.create()["id"], "print(1)")["stdout"] == "1\n"
+        assert "Traceback" not in lone.stderr()
+
+
+@pytest.mark.parametrize("end", ["crash", "kill"])
+def test_sessions_have_their_files_after_an_engine_that_died(
+    lone: Server, mortal: Dockerd, end: str
+) -> None:
+    with calling(lone) as api:
+        session = api.create(timeout=3600)["id"]
+        api.put(session, "kept", b"here")
+        execution = api.submit(session, until("go") + "print('done')", timeout=600)
+        api.await_status(execution, "running")
+        mortal.crash() if end == "crash" else mortal.kill()
+        eventually(lambda: node(api)["problem"] is not None, LONG)
+        mortal.start()
+
+        eventually(lambda: read(api, session).status_code == 200, LONG)
+        assert read(api, session).content == b"here"
+        api.put(session, "go")
+        result = api.result(execution)
+        # It is run again where it still may be.
+        assert (result["status"], result["stdout"]) == ("success", "done\n"), result
+        assert api.get(session)["status"] == "running"
+
+
+def test_an_engine_that_stands_still_holds_up_nothing_that_runs(
+    lone: Server, mortal: Dockerd
+) -> None:
+    with calling(lone) as api:
+        session = api.create(timeout=3600)["id"]
+        api.put(session, "kept", b"here")
+        mortal.pause()
+        try:
+            assert read(api, session).content == b"here"
+            assert api.run(session, "print(1)")["stdout"] == "1\n"
+        finally:
+            mortal.resume()
+        assert do(api, session, "stop")["status"] == "stopped"
+        assert read(api, session).content == b"here"
+
+
+def test_an_engine_that_was_away_with_the_server_is_no_loss(lone: Server, mortal: Dockerd) -> None:
+    with calling(lone) as api:
+        session = api.create(timeout=3600)["id"]
+        api.put(session, "kept", b"here")
+    lone.stop(signal.SIGKILL)
+    mortal.restart()
+    lone.start()
+
+    with calling(lone) as api:
+        assert read(api, session).content == b"here"
+        assert api.run(session, "print(1)")["stdout"] == "1\n"
+        # What ended with the engine went at the start.
+        assert names(mortal) <= held(api)
+
+
+def held(api: Api) -> set[str]:
+    """Instances that sessions have."""
+    items = answer(api.http.get(f"{V1}/sessions?limit=500"))["items"]
+    return {item["container_id"] for item in items} - {None}
+
+
+# A session's ways
+
+
+def test_a_session_goes_through_all_its_states_with_its_files(
+    api: Api, dockerd: Dockerd, session: str
+) -> None:
+    api.put(session, "kept", b"here")
+    assert do(api, session, "pause")["status"] == "paused"
+    assert dockerd.inspect(container(api, session))["State"]["Paused"]
+    clone = answer(post(api, session, "clone"), 201)["id"]
+    assert do(api, session, "resume")["status"] == "running"
+    before = api.get(session)["container_id"]
+    assert do(api, session, "stop")["status"] == "stopped"
+    assert before not in names(dockerd)
+    assert do(api, session, "start")["status"] == "running"
+    assert do(api, session, "archive")["status"] == "archived"
+    assert sh(api, session, "cat kept") == "here"
+    assert sh(api, clone, "cat kept") == "here"
+    api.end(clone)
+    assert await_state(api, clone, "terminated")["cause"] == "user"
+
+
+def test_sessions_take_containers_that_are_ready(dockerd: Dockerd, tmp_path: Path) -> None:
+    pool = {"ATOLL_POOL__SIZE": "2", "ATOLL_POOL__MAX_SIZE": "2"}
+    given = QUICK | pool | drivers.settings(dockerd.url)
+    with Server(tmp_path, **given) as server, calling(server) as api:
+        eventually(lambda: node(api)["pool"] == {"python": 2}, LONG)
+        ready = names(dockerd)
+        session = api.create(memory="96Mi", env_vars={"A": "mine"})
+        assert session["container_id"] in ready
+        assert sh(api, session["id"], "echo $A") == "mine\n"
+        limits = dockerd.inspect(container(api, session["id"]))["HostConfig"]
+        assert limits["Memory"] == limits["MemorySwap"] == 96 * 2**20
+        eventually(lambda: node(api)["pool"] == {"python": 2}, LONG)
+
+
+# Limits
+
+
+def test_memory_that_runs_out_is_told_as_the_cause(api: Api) -> None:
+    session = api.create(memory="64Mi")["id"]
+    result = api.run(session, "x = []\nwhile True: x.append(bytearray(b'x' * 2**22))", wait=60)
+
+    assert (result["status"], result["cause"]) == ("failed", "oom"), result
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+    api.end(session)
+
+
+def test_a_disk_that_is_full_is_told_as_the_cause(api: Api) -> None:
+    session = api.create(disk="16Mi")["id"]
+    fill = (
+        "import time\n"
+        "for n in range(64):\n"
+        "    with open(f'part-{n}', 'wb') as file: file.write(bytes(2**20))\n"
+        "time.sleep(60)"
+    )
+    result = api.run(session, fill, timeout=60, wait=90)
+
+    assert (result["status"], result["cause"]) == ("failed", "disk"), result
+    sh(api, session, "rm part-*")
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+    api.end(session)

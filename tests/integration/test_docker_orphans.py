@@ -1,0 +1,46 @@
+"""The sweep of what no session owns, on a real Docker engine."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import ids
+from atoll.drivers.docker.driver import DockerDriver
+from atoll.reconcile.orphans import YOUNG
+from atoll.settings import DockerSettings, Settings
+from tests.e2e.test_docker import begin, names
+from tests.servers.images import PYTHON
+from tests.unit.reconcile.test_orphans import ground
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers.docker import Dockerd
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_container_that_nobody_owns_is_removed_once_it_is_old(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    engine = DockerSettings(url=dockerd.url, image=PYTHON)
+    driver = DockerDriver(tmp_path, engine, settings.link, settings.local)
+    await driver.open()
+    orphan, stranger = ids.instance_id(), ids.instance_id()
+    begin(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
+    begin(dockerd, stranger, "somebody else's")
+    try:
+        async with ground(tmp_path, driver=driver) as found:
+            await found.sweep.once()
+            assert {orphan, stranger} <= names(dockerd), "it may be on its way to somebody"
+            found.clock.time += timedelta(seconds=YOUNG)
+            await found.sweep.once()
+        assert orphan not in names(dockerd)
+        assert stranger in names(dockerd)
+    finally:
+        await driver.close()
+        dockerd.remove(f"atoll-{stranger}")
