@@ -311,6 +311,29 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mo
         assert await mortal.driver.handles() == []
 
 
+async def test_an_engine_that_hangs_up_is_not_taken_for_an_instance_that_failed(
+    mortal: Node,
+) -> None:
+    reference = build(
+        mortal.engine,
+        "atoll-test/slow:1",
+        f"FROM {SHELL}",
+        "COPY python3 /usr/local/bin/python3",
+        python3="#!/bin/sh\nexec sleep infinity\n",
+    )
+    making = asyncio.create_task(mortal.driver.ensure(spec(template=template(image=reference))))
+
+    async def runs() -> bool:
+        return bool(mortal.engine.containers(status=["running"]))
+
+    await until(runs, "its container")
+    await asyncio.to_thread(mortal.engine.crash)
+    with pytest.raises(TemporaryError) as caught:
+        await making
+    assert caught.value.code == UNAVAILABLE
+    mortal.engine.start()
+
+
 async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:
     settings = DockerSettings(url=f"unix://{tmp_path}/nothing.sock")
     driver = DockerDriver(tmp_path / "data", settings, LinkSettings(), LocalSettings())

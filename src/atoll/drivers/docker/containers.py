@@ -179,8 +179,9 @@ def _temporary(container: Container | Installation) -> set[str]:
     What the image wants volumes for is a temporary place too: those that the engine would make
     could be written to without a limit.
     """
-    mounted = {str(mount["Target"]) for mount in container.mounts}
-    return {*TEMPORARY, *(posixpath.normpath(path) for path in container.base.volumes)} - mounted
+    base = container.base
+    mounted = {str(mount["Target"]) for mount in (*base.mounts, *container.mounts)}
+    return {*TEMPORARY, *(posixpath.normpath(path) for path in base.volumes)} - mounted
 
 
 def limits(resources: Resources, *, relays: int) -> dict[str, Any]:

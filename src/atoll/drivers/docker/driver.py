@@ -404,13 +404,15 @@ class DockerDriver:
         else:
             await end(stream)
 
-    @staticmethod
-    async def _await_ready(instance_id: str, stream: Stream) -> None:
+    async def _await_ready(self, instance_id: str, stream: Stream) -> None:
         said = b""
         while (message := await stream.read_out()) is not None:
             if message.stream == 1 and message.data == READY:
                 return
             said = (said + message.data)[-MOST_SAID:]
+        # Of an engine that hung up this is not known, and asking it says so.
+        with contextlib.suppress(_Settled):
+            await self._call(f"containers/{_name(instance_id)}/wait")
         words = said.decode(errors="replace").strip()
         raise PermanentError(
             f"Instance {instance_id} ended at its start: {words or 'it said nothing'}",
