@@ -594,10 +594,20 @@ class DockerDriver:
                         await link.closed
                     finally:
                         link.close()
+        await self._thaw(found)
         with translated():
             for verb in ("kill", "wait"):
                 with contextlib.suppress(_Settled):
                     await self._call(f"containers/{found['Id']}/{verb}")
+
+    async def _thaw(self, found: dict[str, Any]) -> None:
+        """
+        Before it is killed. Another kernel is not ended by the engine while it stands still, but
+        ten seconds later, if at all; with the host's the engine itself kills first and thaws then.
+        """
+        if found["State"]["Paused"] and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            with translated(), contextlib.suppress(_Settled):
+                await self._call(f"containers/{found['Id']}/unpause")
 
     async def destroy(self, handle: Handle) -> None:
         await self._remove(handle.instance_id)
@@ -611,6 +621,7 @@ class DockerDriver:
     async def _remove(self, instance_id: str) -> None:
         """The container with whatever runs in it, if it is ours, and until it is gone."""
         while (found := await self._inspect(_name(instance_id))) is not None:
+            await self._thaw(found)
             await self._engine.remove(found["Id"])
 
     async def discard(self, workspace: str) -> None:
