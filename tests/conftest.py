@@ -131,7 +131,7 @@ def dockerd(
     image_archives: Archives, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dockerd]:
     """With the images of `tests.servers.images`; for tests that leave it running."""
-    with Dockerd(tmp_path_factory.mktemp("dockerd")) as running:
+    with Dockerd(tmp_path_factory.mktemp("dockerd"), tls=True) as running:
         yield image_archives.load(running)
 
 

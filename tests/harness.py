@@ -70,7 +70,8 @@ class Server:
         if self.process is not None:
             self.stop()
         # What it left running on purpose ends now: a last start that ends for good.
-        if any((self.data_dir / "node" / "instances").iterdir()):
+        instances = self.data_dir / "node" / "instances"
+        if instances.is_dir() and any(instances.iterdir()):
             last = type(self)(self.data_dir, "--stop-sessions", **self._env).start()
             assert last.stop() == 0
 

@@ -96,6 +96,16 @@ class Dockerd:
     def key(self) -> Path:
         return self.place / "client.key"
 
+    @property
+    def over_tls(self) -> dict[str, str]:
+        """How it is reached over TLS, by the names of Atoll's settings."""
+        return {
+            "url": self.tcp_url,
+            "tls_ca": str(self.ca),
+            "tls_cert": str(self.cert),
+            "tls_key": str(self.key),
+        }
+
     # Its life
 
     def start(self) -> Self:

@@ -68,7 +68,7 @@ class Connection:
         self,
         loop: Loop,
         socket: _socket.socket,
-        hello: Callable[[Connection, dict[str, Any]], None],
+        hello: Callable[[Connection, dict[str, Any]], bool],
         request: Callable[[Stream, dict[str, Any]], None],
         closed: Callable[[Connection], None],
     ) -> None:
@@ -111,11 +111,10 @@ class Connection:
     def _dispatch(self, frame: frames.Frame) -> None:
         number, kind, payload = frame
         if kind == frames.HELLO:
-            self._greeted = True
-            self._on_hello(self, frames.decode_json(payload))
+            self._greeted = self._on_hello(self, frames.decode_json(payload))
             return
         if not self._greeted:
-            raise frames.ProtocolError("the first frame must be HELLO")
+            raise frames.ProtocolError("the first frame must be a HELLO that is taken")
         if kind == frames.OPEN:
             if number in self._streams or len(self._streams) >= MAX_STREAMS:
                 raise frames.ProtocolError("stream %d cannot be opened" % number)

@@ -1,7 +1,8 @@
 """
 User code that stands still for a moment, so that a list of its files is of that moment.
 
-PID 1 stops every other process of the namespace but those it is told to spare. They do stand still
+PID 1 stops every other process of the namespace but those it is told to spare, and those of another
+user, which are not user code and which it could not stop. They do stand still
 when two looks in a row find all of them stopped and none has run in between: then there was a
 moment at which nobody could wake or make anybody. A process that was stopped before, as by ^Z,
 stays so. They go on, children before parents, so that no shell takes its job for stopped: when the
@@ -92,7 +93,7 @@ class Standstill:
     def hold(self, ready: Callable[[bool], None], seconds: float) -> Hold:
         """Have all stand still; `ready` is told whether they do, and may be before this returns."""
         hold = Hold(self, ready, seconds)
-        if os.getpid() != 1:
+        if os.getpid() != 1 or not _is_told():
             hold.over = True
             ready(False)
             return hold
@@ -213,6 +214,12 @@ def look(spared: frozenset[int]) -> Look:
     return found
 
 
+def _is_told() -> bool:
+    """Whether the kernel tells what a look takes: gVisor does not."""
+    with open("/proc/self/status", "rb") as file:
+        return b"\nvoluntary_ctxt_switches:" in file.read()
+
+
 def _look_at(pid: str) -> Standing:
     standing = Standing()
     try:
@@ -225,6 +232,8 @@ def _look_at(pid: str) -> Standing:
                 fields = dict(line.split(b":", 1) for line in file.read().split(b"\n") if line)
         except OSError:
             continue  # Ended since it was listed.
+        if int(fields[b"Uid"].split()[0]) != os.getuid():
+            break
         state = fields[b"State"].split()[0]
         if state in b"ZX":
             continue  # Of a process with others yet, or with nobody.

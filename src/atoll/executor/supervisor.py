@@ -34,7 +34,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-SO_PEERCRED = 17
+SO_PASSCRED, SO_PEERCRED = 16, 17
+SCM_RIGHTS, SCM_CREDENTIALS = 1, 2
+CREDENTIALS = struct.Struct("3i")
+MOST_STRANGERS = 16
+"""Connections at a time of which it is not known yet whose they are."""
 MOST_CONFIG = 1 << 20
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 ZYGOTE_STARTS = 5
@@ -86,6 +90,9 @@ class Supervisor:
         requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
         requests.on_change = self._standstill.disturb
         self._connections: list[Connection] = []
+        self._strangers: dict[int, _socket.socket] = {}
+        self._peer: int | None = config.get("peer")
+        """The user whose processes in here may connect; without, only those from outside may."""
         self._zygote_starts = 0
         self._releases: list[Stream] = []
         self._leaving = False
@@ -187,27 +194,69 @@ class Supervisor:
         socket = _socket.socket(fileno=fd)
         socket.setblocking(False)
         os.set_inheritable(fd, False)
-        if os.getpid() == 1:
+        if self._peer is not None:
+            self._ask_who(socket)
+        elif os.getpid() == 1 and CREDENTIALS.unpack(_peer_of(socket))[0] != 0:
             # A peer that this namespace can name is one of its own processes.
-            credentials = socket.getsockopt(_socket.SOL_SOCKET, SO_PEERCRED, 12)
-            if struct.unpack("3i", credentials)[0] != 0:
-                socket.close()
-                return
+            socket.close()
+        else:
+            self._admit(socket)
+
+    def _ask_who(self, socket: _socket.socket) -> None:
+        """
+        The first message has to bear its sender's credentials, which the kernel has checked. Not
+        every kernel tells them of a connection: gVisor tells our own.
+        """
+        pid, uid, _ = CREDENTIALS.unpack(_peer_of(socket))
+        if uid != self._peer and pid != os.getpid():
+            socket.close()
+            return
+        socket.setsockopt(_socket.SOL_SOCKET, SO_PASSCRED, 1)
+        while len(self._strangers) >= MOST_STRANGERS:
+            self._dismiss_stranger(next(iter(self._strangers))).close()
+        self._strangers[socket.fileno()] = socket
+        self._loop.add(socket.fileno(), READ, lambda mask: self._told_who(socket))
+
+    def _told_who(self, socket: _socket.socket) -> None:
+        self._dismiss_stranger(socket.fileno())
+        told = [-1]
+        try:
+            _, notes, _, _ = socket.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS.size))
+            for _, kind, data in notes:
+                if kind == SCM_CREDENTIALS:
+                    told.append(CREDENTIALS.unpack(data)[1])
+                elif kind == SCM_RIGHTS:
+                    for (fd,) in struct.iter_unpack("i", data):
+                        os.close(fd)
+        except (OSError, struct.error):
+            pass  # It is gone, or nobody that we know.
+        if told[-1] != self._peer:
+            socket.close()
+            return
+        socket.setsockopt(_socket.SOL_SOCKET, SO_PASSCRED, 0)
+        self._admit(socket)
+
+    def _dismiss_stranger(self, fd: int) -> _socket.socket:
+        self._loop.remove(fd)
+        return self._strangers.pop(fd)
+
+    def _admit(self, socket: _socket.socket) -> None:
         self._connections.append(
             Connection(self._loop, socket, self._hello, self._request, self._connections.remove)
         )
 
-    def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+    def _hello(self, connection: Connection, hello: dict[str, Any]) -> bool:
+        """Whether its requests are to be heard."""
         token = self._config.get("token")
         if token is not None and not same(token, hello.get("token")):
             value = {"code": "unauthenticated", "message": "this is not the instance's token"}
             connection.write(frames.encode_json(0, frames.ERROR, value))
-            return
+            return False
         if frames.VERSION not in hello.get("versions", ()):
             message = "this executor speaks version %d" % frames.VERSION
             value = {"code": "version_mismatch", "message": message}
             connection.write(frames.encode_json(0, frames.ERROR, value))
-            return
+            return False
         greeting = {
             "version": frames.VERSION,
             "features": frames.FEATURES,
@@ -216,6 +265,7 @@ class Supervisor:
             "runs": self._runs.journal(),
         }
         connection.write(frames.encode_json(0, frames.HELLO, greeting))
+        return True
 
     def _request(self, stream: Stream, request: dict[str, Any]) -> None:
         operation = self._operations.get(request.get("op", ""))
@@ -545,6 +595,11 @@ class Supervisor:
         if looks <= 0 or (told and not self._runs.active()):
             os._exit(status)
         self._loop.after(LOOK_SECONDS, lambda: self._leave_when_told(status, looks - 1))
+
+
+def _peer_of(socket: _socket.socket) -> bytes:
+    found: bytes = socket.getsockopt(_socket.SOL_SOCKET, SO_PEERCRED, CREDENTIALS.size)
+    return found
 
 
 def same(token: str, told: object) -> bool:

@@ -33,8 +33,14 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def set_subreaper() -> None:
-    """Orphaned descendants become children of this process, so none leaves its tree."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """
+    Orphaned descendants become children of this process, so none leaves its tree. With a kernel
+    that has no such thing, as gVisor, they come to PID 1, which takes them for strays.
+    """
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError:
+        pass
 
 
 def set_name(name: str) -> None:

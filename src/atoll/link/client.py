@@ -19,7 +19,7 @@ from atoll.executor import frames
 from atoll.executor.connection import MAX_STREAMS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import timedelta
 
     from atoll.settings import LinkSettings
@@ -111,18 +111,39 @@ class Link(asyncio.Protocol):
     ) -> Link:
         """Connect to a unix socket and exchange hellos; `token` is by what right."""
         loop = asyncio.get_running_loop()
+
+        async def dial(link: Link) -> None:
+            await loop.create_unix_connection(lambda: link, path)
+
+        return await cls.over(dial, path, settings, timeout=timeout, token=token)
+
+    @classmethod
+    async def over(
+        cls,
+        dial: Callable[[Link], Awaitable[None]],
+        place: str,
+        settings: LinkSettings,
+        *,
+        timeout: timedelta,
+        token: str | None = None,
+    ) -> Link:
+        """
+        The same over any transport: `dial` makes a connection with the link as its protocol, to
+        what is called `place` in errors.
+        """
+        link = cls(settings)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                _, link = await loop.create_unix_connection(lambda: cls(settings), path)
                 try:
+                    await dial(link)
                     await link._greet(token)
                 except BaseException:
                     link.close()
                     raise
         except TimeoutError:
-            raise LinkLost(f"The executor at {path} did not answer in {timeout}.") from None
+            raise LinkLost(f"The executor at {place} did not answer in {timeout}.") from None
         except OSError as error:
-            raise LinkLost(f"The executor at {path} cannot be reached: {error}.") from error
+            raise LinkLost(f"The executor at {place} cannot be reached: {error}.") from error
         return link
 
     async def _greet(self, token: str | None) -> None:

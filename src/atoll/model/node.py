@@ -19,7 +19,7 @@ class NodeMetrics:
     mem_usage: float
     """0.0 to 1.0 of all memory."""
     disk_free: int
-    """Bytes free where the workspaces are."""
+    """Bytes free where the workspaces are; 0 where that is not known."""
     cpu_count: int
     mem_total: int
     """Bytes."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict, NotFound
+from atoll.errors import Conflict, NotFound, TemporaryError
 from atoll.model.event import Event
 from atoll.model.node import Drain, Node, NodeStatus
 from atoll.model.placement import MOUNT
@@ -167,7 +167,12 @@ class Nodes:
                 if template.build is not None and environments is None:
                     listed = await self._driver.environments.listed()
                     environments = {info.name for info in listed}
-                if await self._is_here(template, environments or set()):
+                try:
+                    here = await self._is_here(template, environments or set())
+                except TemporaryError:
+                    # The driver's `health` tells; all else that is told of the node stays true.
+                    return () if self._templates is None else self._templates[1]
+                if here:
                     found.append(edition(template.id, template.number))
             cursor = page.next_cursor
             if cursor is None:

@@ -1,7 +1,13 @@
-"""A driver of each kind on a node of its own. Another kind adds its fixture to `KINDS`."""
+"""
+A driver of each kind on a node of its own.
+
+A test that takes `node` runs on `USUAL` kinds; `on` names others for it. Another kind is added to
+`make_driver`, and to `Node` what the host sees of it.
+"""
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,27 +15,47 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import ids
+from atoll.drivers.docker.containers import NODE_LABEL
+from atoll.drivers.docker.driver import NAME, DockerDriver
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
 from atoll.model.template import Template
-from atoll.settings import LinkSettings, LocalSettings
+from atoll.settings import DockerSettings, LinkSettings, LocalSettings
+from tests.e2e.hostile.host import below, processes
+from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
+    from tests.servers.docker import Dockerd
 
 MiB = 1024 * 1024
 LIMITS = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
 
 
-def local_driver(data_dir: Path) -> Driver:
-    return LocalDriver(data_dir, LocalSettings(), LinkSettings())
+USUAL = ("local", "docker")
+RUNTIMES = {"docker": "", "gvisor": "runsc", "remote": ""}
+"""What runs the containers of the kinds that have any; the engine's own choice if empty."""
 
 
-KINDS = {"local": local_driver}
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """The kinds of node that a test is for."""
+    return pytest.mark.parametrize("node", kinds, indirect=True)
+
+
+everywhere = on(*USUAL, "gvisor", "remote")
+"""For what may differ with the runtime, or with the way to the engine; these take longer."""
+
+
+def make_driver(kind: str, data_dir: Path, where: dict[str, Any]) -> Driver:
+    """`where` is how the engine is reached, of a kind that has one."""
+    if kind == "local":
+        return LocalDriver(data_dir, LocalSettings(), LinkSettings())
+    settings = DockerSettings(image=PYTHON, runtime=RUNTIMES[kind], **where)
+    return DockerDriver(data_dir, settings, LinkSettings(), LocalSettings())
 
 
 def template(**fields: Any) -> Template:
@@ -48,18 +74,39 @@ def spec(**fields: Any) -> InstanceSpec:
     return InstanceSpec(**(base | fields))
 
 
+def own_children() -> set[int]:
+    return {pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()}
+
+
 class Node:
     """A machine with a driver on it, which can be let go of and taken over by a new one."""
 
-    def __init__(self, kind: str, data_dir: Path) -> None:
+    def __init__(self, kind: str, data_dir: Path, engine: Dockerd | None) -> None:
         self.kind = kind
         self.data_dir = data_dir
-        self.driver: Driver = KINDS[kind](data_dir)
+        self._engine = engine
+        self._others = own_children()
+        self.driver: Driver = self._make()
+
+    @property
+    def engine(self) -> Dockerd:
+        assert self._engine is not None, f"{self.kind} has none"
+        return self._engine
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """As settings. The engine of `remote` is spoken to as if it was on another machine."""
+        if self._engine is None:
+            return {}
+        return self._engine.over_tls if self.kind == "remote" else {"url": self._engine.url}
+
+    def _make(self) -> Driver:
+        return make_driver(self.kind, self.data_dir, self.where)
 
     async def take_over(self) -> Driver:
         """As after the end of the process: a new driver that knows only what the node knows."""
         await self.driver.close()
-        self.driver = KINDS[self.kind](self.data_dir)
+        self.driver = self._make()
         await self.driver.open()
         return self.driver
 
@@ -70,12 +117,41 @@ class Node:
             await self.driver.discard(workspace)
         await self.driver.close()
 
+    def pid_1(self, handle: Handle) -> int:
+        """The host's pid of the first process, of an instance that has not ended."""
+        if self._engine is None:
+            return int(handle.data["child"])
+        pid = int(self._engine.inspect(str(handle.data["container"]))["State"]["Pid"])
+        assert pid, f"{handle.instance_id} has ended"
+        return pid
 
-@pytest.fixture(params=sorted(KINDS))
-async def node(
-    request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path
-) -> AsyncIterator[Node]:
-    made = Node(request.param, tmp_path / "data")
+    def inside(self, handle: Handle) -> set[int]:
+        """The host's pids of all its processes."""
+        first = self.pid_1(handle)
+        return below(first) | {first}
+
+    async def alone(self) -> bool:
+        """Whether nothing is left of any instance, in the making or not."""
+        if self._engine is None:
+            # The driver's helper is a child of this process, and would be the parent.
+            return not [
+                child for helper in own_children() - self._others for child in below(helper)
+            ]
+        name = (self.data_dir / "node" / NAME).read_text()
+        return not self._engine.containers(label=[f"{NODE_LABEL}={name}"])
+
+
+@pytest.fixture(params=USUAL)
+async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Node]:
+    """With whatever this kind takes."""
+    engine = None
+    if request.param == "local":
+        request.getfixturevalue("bubblewrap")
+    else:
+        engine = request.getfixturevalue("dockerd")
+    if request.param == "gvisor":
+        request.getfixturevalue("runsc")
+    made = Node(request.param, tmp_path / "data", engine)
     await made.driver.open()
     yield made
     await made.clear()

@@ -16,12 +16,19 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import State
 from tests.contract.drivers.conftest import Node, printed, spec, started
-from tests.contract.drivers.test_driver_contract import gone, pid_1, until
+from tests.contract.drivers.test_driver_contract import gone, until
 
 if TYPE_CHECKING:
     from atoll.link.client import Link
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize(
+        ("node", "copying"),
+        [("local", "image"), ("local", "directory"), ("docker", "directory")],
+        indirect=True,
+    ),
+]
 
 FILL = """
 import os, socket
@@ -66,14 +73,15 @@ os.chmod('closed', 0); os.chmod('secret', 0)
 """
 
 
-@pytest.fixture(params=["image", "directory"])
+@pytest.fixture
 def copying(request: pytest.FixtureRequest, node: Node) -> Node:
+    """A node whose workspaces are images, or directories."""
     driver = node.driver
-    assert isinstance(driver, LocalDriver)
     assert "copy" in driver.capabilities.features
-    if request.param == "image" and "disk_quota" not in driver.capabilities.provides:
-        pytest.skip("workspaces are directories here")
-    driver._workspaces.images = request.param == "image"
+    if isinstance(driver, LocalDriver):
+        if request.param == "image" and "disk_quota" not in driver.capabilities.provides:
+            pytest.skip("workspaces are directories here")
+        driver._workspaces.images = request.param == "image"
     return node
 
 
@@ -118,9 +126,9 @@ async def test_a_copy_has_a_host_uid_of_its_own_and_so_has_its_copy(copying: Nod
         code = "import os; print(os.stat('mine').st_uid, os.stat('.').st_uid, os.getuid())"
         assert await printed(driver, link, code) == "1000 1000 1000"
         await printed(driver, link, f"open('mine', 'a').write('2'); open('{name}', 'w')")
-        uids.add(os.stat(f"/proc/{pid_1(handle)}").st_uid)
-        uids.add(os.stat(f"/proc/{pid_1(handle)}/root/workspace/{name}").st_uid)
-        uids.add(os.stat(f"/proc/{pid_1(handle)}/root/workspace/mine").st_uid)
+        uids.add(os.stat(f"/proc/{copying.pid_1(handle)}").st_uid)
+        uids.add(os.stat(f"/proc/{copying.pid_1(handle)}/root/workspace/{name}").st_uid)
+        uids.add(os.stat(f"/proc/{copying.pid_1(handle)}/root/workspace/mine").st_uid)
         link.close()
         await driver.stop(handle, grace=timedelta(0))
         if following:
@@ -170,7 +178,7 @@ async def test_an_instance_that_was_killed_leaves_a_workspace_that_can_be_copied
     handle, link = await started(driver, spec())
     await printed(driver, link, "import os\nwith open('f', 'w') as f: f.write('f'); os.fsync(f)")
     link.close()
-    os.kill(pid_1(handle), signal.SIGKILL)
+    os.kill(copying.pid_1(handle), signal.SIGKILL)
     await until(lambda: gone(copying, handle), "its end")
     other = await copied(copying, driver.workspace_of(handle))
     assert await printed(driver, other, "print(open('f').read())") == "f"

@@ -18,9 +18,9 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import Heard, Node, job, printed, spec, started
-from tests.contract.drivers.test_driver_contract import pid_1, until
-from tests.e2e.hostile.host import below, living
+from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
+from tests.contract.drivers.test_driver_contract import until
+from tests.e2e.hostile.host import living
 
 if TYPE_CHECKING:
     from atoll.link.client import Link
@@ -53,10 +53,10 @@ def pausing(node: Node) -> Node:
     return node
 
 
-def ticks(handle: Handle) -> int:
+def ticks(node: Node, handle: Handle) -> int:
     """CPU time that its processes have used, in clock ticks."""
     total = 0
-    for pid in below(pid_1(handle)) | {pid_1(handle)}:
+    for pid in node.inside(handle):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total
@@ -93,13 +93,13 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
     for _ in range(2):
         await pausing.driver.pause(handle)
         assert await state(pausing, handle) is State.PAUSED
-    before = ticks(handle)
+    before = ticks(pausing, handle)
     spent = len(heard.pieces)
     # The time that a machine of one processor would have given it, were it running.
     begun = time.process_time()
     while time.process_time() - begun < 0.3:
         pass
-    assert ticks(handle) == before
+    assert ticks(pausing, handle) == before
     await asyncio.sleep(0)
     assert len(heard.pieces) <= spent + 1  # What was on its way already.
     for _ in range(2):
@@ -107,7 +107,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
         assert await state(pausing, handle) is State.RUNNING
 
     async def further() -> bool:
-        return ticks(handle) > before and len(heard.pieces) > spent + 1
+        return ticks(pausing, handle) > before and len(heard.pieces) > spent + 1
 
     await until(further, "more of the loop")
     assert not task.done()
@@ -115,6 +115,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
     link.close()
 
 
+@everywhere
 async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(
@@ -133,13 +134,13 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
         return b"on" in heard.stdout
 
     await until(begun, "its first word")
-    inside = below(pid_1(handle))
+    inside = pausing.inside(handle)
     await pausing.driver.pause(handle)
     # Sent to one that stands still: it is there when it goes on, on the same connection.
     sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
     done, _ = await asyncio.wait([sending, task], timeout=0.2)
     assert not done
-    assert below(pid_1(handle)) == inside
+    assert pausing.inside(handle) == inside
     await pausing.driver.resume(handle)
     await sending
     result = await task
@@ -148,6 +149,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
     link.close()
 
 
+@everywhere
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
@@ -190,7 +192,7 @@ async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
     handle, link = await started(pausing.driver, spec())
     task, _ = await running(pausing, link, code)
     await pausing.driver.pause(handle)
-    inside = below(pid_1(handle)) | {pid_1(handle)}
+    inside = pausing.inside(handle)
     for _ in range(2):
         await pausing.driver.stop(handle, grace=timedelta(seconds=grace))
         assert await state(pausing, handle) not in (State.RUNNING, State.PAUSED)
@@ -200,10 +202,11 @@ async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
     assert await pausing.driver.handles() == []
 
 
+@everywhere
 async def test_destroying_a_paused_instance_leaves_nothing(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     await pausing.driver.pause(handle)
-    inside = below(pid_1(handle)) | {pid_1(handle)}
+    inside = pausing.inside(handle)
     await pausing.driver.destroy(handle)
     assert not inside & living()
     assert await pausing.driver.handles() == []
@@ -217,11 +220,11 @@ async def test_code_that_forks_and_has_threads_and_ignores_signals_stands_still(
     task, _ = await running(pausing, link, FORKS)
     for _ in range(5):
         await pausing.driver.pause(handle)
-        inside, before = below(pid_1(handle)), ticks(handle)
+        inside, before = pausing.inside(handle), ticks(pausing, handle)
         begun = time.process_time()
         while time.process_time() - begun < 0.05:
             pass
-        assert (below(pid_1(handle)), ticks(handle)) == (inside, before)
+        assert (pausing.inside(handle), ticks(pausing, handle)) == (inside, before)
         await pausing.driver.resume(handle)
     await ended(task)
     assert await printed(pausing.driver, link, "print(1)") == "1"
@@ -251,6 +254,7 @@ async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node)
     link.close()
 
 
+@on("local")
 async def test_what_does_not_come_to_a_standstill_is_told(node: Node) -> None:
     driver = node.driver
     assert isinstance(driver, LocalDriver)
@@ -265,6 +269,7 @@ async def test_what_does_not_come_to_a_standstill_is_told(node: Node) -> None:
     link.close()
 
 
+@on("local")
 async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausing: Node) -> None:
     driver = pausing.driver
     assert isinstance(driver, LocalDriver)
@@ -288,11 +293,11 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
     assert await state(pausing, handle) is State.RUNNING
     task, _ = await running(pausing, link, BUSY)
     await driver.pause(handle)
-    before = ticks(handle)
+    before = ticks(pausing, handle)
     begun = time.process_time()
     while time.process_time() - begun < 0.05:
         pass
-    assert ticks(handle) == before
+    assert ticks(pausing, handle) == before
     await driver.resume(handle)
     await ended(task)
     link.close()

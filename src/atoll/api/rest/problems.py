@@ -53,6 +53,7 @@ _BY_CODE = {
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,

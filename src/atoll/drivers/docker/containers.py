@@ -7,10 +7,12 @@ health check are set aside, and the executor is the first process of the contain
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.bundle import BOOT, SOCKET
+from atoll.drivers.local import install_program
 from atoll.drivers.local.sandbox import ENV, EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 UID = 1000
 WORKSPACE = "/workspace"
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
 LINK = "/run/atoll/link"
 """Directory, inside, of the socket on which the executor listens."""
 JOURNAL = "/run/atoll/journal"
@@ -31,6 +34,9 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.workspace",
     "atoll.link",
 )
+INSTALL_LABEL = "atoll.install"
+KERNEL_THREADS, KERNEL_SHARE = 256, 4
+"""What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
 MASKED = (
     "/sys", "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore",
     "/proc/keys", "/proc/latency_stats", "/proc/modules", "/proc/sched_debug", "/proc/scsi",
@@ -41,45 +47,94 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
-class Container:
+class Base:
+    """What of an image a container is made with."""
+
     image: str
     """By its id: a tag may be another image by now."""
     python: tuple[str, ...]
     """The command that is the interpreter inside."""
+    executable: str
+    """The same as one program, for others to start."""
     path: str
-    """Where the image looks for programs."""
+    """Where programs are looked for."""
+    runtime: str = ""
+    """Of the engine, by name; its default when empty."""
+    own_kernel: bool = False
+    """Whether the runtime brings a kernel of its own, such as gVisor's."""
+    mounts: tuple[dict[str, Any], ...] = ()
+    """What the interpreter needs, where it is not the image's."""
+    volumes: tuple[str, ...] = ()
+    """Paths inside for which the image wants volumes."""
+
+
+@dataclass(frozen=True)
+class Container:
+    base: Base
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
-    runtime: str = ""
     environment: str | None = None
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
+    relays: int = 0
+    """Processes of links, beside all others."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A container in which packages are installed: as an instance's, but for what is mounted."""
+
+    base: Base
+    labels: dict[str, str]
+    mounts: tuple[dict[str, Any], ...]
+    resources: Resources
+    tmp_size: int = 64 * 1024 * 1024
+    open_files: int = 1024
+    relays: int = 0
 
 
 def body(container: Container) -> dict[str, Any]:
     """For `POST /containers/create`."""
-    resources, own = container.resources, container.environment or ""
+    base, own = container.base, container.environment or ""
     env = {
         **ENV,
-        "PATH": f"{own and f'{own}/bin:'}{container.path}:{INSIDE}/bin",
+        "PATH": f"{own and f'{own}/bin:'}{base.path}:{INSIDE}/bin",
         "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
-        "ATOLL_PYTHON": container.python[0],
+        "ATOLL_PYTHON": base.executable,
     }
+    program = ["-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-"]
+    return _body(container, WORKSPACE, env, program)
+
+
+def installation_body(container: Installation) -> dict[str, Any]:
+    env = {**ENV, "PATH": container.base.path}
+    program = ["-I", "-S", "-B", install_program.PROGRAM, install_program.STANDARD]
+    made = _body(container, install_program.BUILD, env, program)
+    # What goes through its standard streams is in nobody's log, and it ends with who started it:
+    # nobody would take what it makes.
+    made["HostConfig"] |= {"LogConfig": {"Type": "none"}, "AutoRemove": True}
+    return made
+
+
+def _body(
+    container: Container | Installation, workdir: str, env: dict[str, str], program: list[str]
+) -> dict[str, Any]:
+    base, resources = container.base, container.resources
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={container.tmp_size}"
     host: dict[str, Any] = {
-        "Mounts": list(container.mounts),
+        "Mounts": [*base.mounts, *container.mounts],
         "NetworkMode": "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "ReadonlyRootfs": True,
-        "Tmpfs": {"/tmp": tmpfs, "/var/tmp": tmpfs},  # noqa: S108 - inside
+        "Tmpfs": dict.fromkeys(sorted(_temporary(container)), tmpfs),
         "ShmSize": container.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "MaskedPaths": list(MASKED),
-        **limits(resources),
+        **limits(resources, relays=container.relays),
         "OomScoreAdj": SUPERVISOR_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -90,16 +145,20 @@ def body(container: Container) -> dict[str, Any]:
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
         "RestartPolicy": {"Name": "no"},
     }
-    if container.runtime:
-        host["Runtime"] = container.runtime
+    if base.runtime:
+        host["Runtime"] = base.runtime
+    if base.own_kernel:
+        # To the host's kernel that is a program with threads of its own, which ends when it gets no
+        # more of them. User code is held by its own kernel, which counts this container alone.
+        most = resources.max_processes + OWN_PROCESSES
+        host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
+        host["PidsLimit"] = KERNEL_THREADS + KERNEL_SHARE * host["PidsLimit"]
     return {
-        "Image": container.image,
+        "Image": base.image,
         "Hostname": "sandbox",
         "User": f"{UID}:{UID}",
-        "WorkingDir": WORKSPACE,
-        "Entrypoint": [
-            *container.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-",
-        ],
+        "WorkingDir": workdir,
+        "Entrypoint": [*base.python, *program],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": container.labels,
@@ -112,17 +171,27 @@ def body(container: Container) -> dict[str, Any]:
         "StdinOnce": True,
         "Tty": False,
         "HostConfig": host,
-    }  # fmt: skip
+    }
 
 
-def limits(resources: Resources) -> dict[str, Any]:
+def _temporary(container: Container | Installation) -> set[str]:
+    """
+    What the image wants volumes for is a temporary place too: those that the engine would make
+    could be written to without a limit.
+    """
+    base = container.base
+    mounted = {str(mount["Target"]) for mount in (*base.mounts, *container.mounts)}
+    return {*TEMPORARY, *(posixpath.normpath(path) for path in base.volumes)} - mounted
+
+
+def limits(resources: Resources, *, relays: int) -> dict[str, Any]:
     """What can be changed while it runs, too."""
     return {
         "Memory": resources.memory,
         # With swap the same, there is none.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
-        "PidsLimit": resources.max_processes + OWN_PROCESSES,
+        "PidsLimit": resources.max_processes + OWN_PROCESSES + relays,
     }
 
 
@@ -130,16 +199,21 @@ def config(
     *,
     token: str,
     listen: str,
+    peer: int | None,
     journal: tuple[str, ...],
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
     seccomp: bytes | None,
 ) -> dict[str, Any]:
-    """What the executor is told on its standard input."""
+    """
+    What the executor is told on its standard input. `peer` is the user of the processes inside that
+    may connect to it; without, none may.
+    """
     return {
         "token": token,
         "listen": listen,
+        "peer": peer,
         "journal": list(journal),
         "preload": list(preload),
         "hooks": True,

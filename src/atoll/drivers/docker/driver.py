@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,15 +27,22 @@ from aiodocker.exceptions import DockerError
 
 from atoll import ids
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.docker import containers
-from atoll.drivers.docker.engine import Engine, translated
+from atoll.drivers.docker import containers, interpreter, links
+from atoll.drivers.docker.choice import obstacle
+from atoll.drivers.docker.drafts import Drafts
+from atoll.drivers.docker.engine import BUSY, NOT_THERE, UNAVAILABLE, Engine, end, translated
 from atoll.drivers.docker.images import Images
+from atoll.drivers.docker.installer import Installer
+from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
-from atoll.drivers.docker.storage import SOCKET, Directories
-from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.docker.storage import Directories
+from atoll.drivers.docker.templates import MISSING, ImageTemplates
+from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
+from atoll.drivers.local.installer import uv_binary
+from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
@@ -50,15 +58,12 @@ from atoll.model.template import REQUIREMENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
-    from pathlib import Path
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.base import Material
-    from atoll.drivers.docker.images import Image
+    from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.storage import Storage
     from atoll.drivers.local.buckets import Bucket
-    from atoll.drivers.local.places import Places
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
@@ -66,15 +71,21 @@ if TYPE_CHECKING:
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
+NAME, KEY = "docker-name", "docker-key"
+"""Files of what the node's containers are labelled with, and of what tokens are made from."""
+NO_DIRECTORIES = (
+    "Packages cannot be installed on this node: its workspaces are volumes of a Docker engine "
+    "(ATOLL_DOCKER__STORAGE). Take an image that has them."
+)
 HANDLE_VERSION = 1
 READY = b"ready\n"
 MOST_SAID = 4000
 """Bytes of what a container says before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-NOT_THERE, IS_SO_ALREADY, BUSY = 404, 304, 409
-REMOVE_SECONDS = 30.0
-REMOVE_LOOK = 0.05
+IS_SO_ALREADY = 304
+CANNOT_UPDATE = "Cannot update container"
+"""Said of one that has more memory already than it shall have, with the status of a fault."""
 
 log = structlog.get_logger(__name__)
 
@@ -96,9 +107,10 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=True, tree=self._no_tree)
-        self._directories = Directories(self._node, local, bucket, self.environments.place)
-        self._storage: Storage = self._directories
+        self.environments = LocalEnvironments(self._node, root=os.geteuid() == 0, tree=self._base)
+        self._bucket = bucket
+        self._storage: Storage
+        """Chosen when the engine is known."""
         self._held: dict[str, Stream] = {}
         """Standard inputs of ephemeral instances: these end with them."""
         self._new: set[str] = set()
@@ -111,25 +123,60 @@ class DockerDriver:
 
     @property
     def places(self) -> Places:
-        return self._directories.places
+        return self._storage.places
 
     async def open(self) -> None:
-        await self._engine.open()
-        await self._storage.open()
         await asyncio.to_thread(self._open)
+        await self._engine.open()
+        self._storage = await self._chosen_storage()
+        await self._storage.open()
         images = Images(self._engine, self._settings, self._name)
         self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
         await self._templates.open()
+        await self._open_environments()
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
+        self._load = Load(self._engine, self._name)
         self.capabilities = self._found_capabilities()
         if "seccomp" in self.capabilities.provides:
             self._filter = seccomp.program(self._engine.info.get("Architecture"))
 
     def _open(self) -> None:
-        self.environments.open(None)
-        self._name = _kept(self._node / "docker-name", lambda: secrets.token_hex(8))
-        self._key = bytes.fromhex(_kept(self._node / "docker-key", lambda: secrets.token_hex(32)))
+        self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
+        self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
+
+    async def _chosen_storage(self) -> Storage:
+        drafts = Drafts(self._engine, self._name)
+        wanted, why = self._settings.storage, "the settings say so"
+        if wanted == "auto":
+            trouble = await obstacle(self._engine, drafts, self._node)
+            wanted = "directories" if trouble is None else "volumes"
+            why = trouble or "the engine is here, and sees them"
+        log.info("storage.chosen", storage=wanted, why=why)
+        if wanted == "volumes":
+            self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
+            return Volumes(self._engine, drafts, self._name, self._node)
+        if os.geteuid() != 0:
+            raise PermanentError(
+                "Workspaces in directories take root: run Atoll as root, or set "
+                "ATOLL_DOCKER__STORAGE=volumes.",
+                code="engine_refused",
+            )
+        return Directories(self._node, self._local, self._bucket, self.environments.place)
+
+    async def _open_environments(self) -> None:
+        uv = await asyncio.to_thread(uv_binary)
+        if not isinstance(self._storage, Directories):
+            self.environments.open(None, NO_DIRECTORIES)
+        elif uv is None:
+            self.environments.open(None)
+        else:
+            installer = Installer(
+                self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+            )
+            await installer.open()
+            self.environments.open(installer)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -144,12 +191,13 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause", "copy"} if info.get("CgroupDriver") != "none" else {"copy"}
-        return Capabilities(provides, missing, frozenset(features) | self._templates.features)
+        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
+        found = frozenset(name for name, there in features.items() if there)
+        return Capabilities(provides, missing, found | self._templates.features)
 
     async def close(self) -> None:
         for stream in self._held.values():
-            await stream.close()
+            await end(stream)
         memory = getattr(self, "_memory", None)
         if memory is not None:
             await memory.close()
@@ -194,18 +242,15 @@ class DockerDriver:
     async def discard_layer(self, name: str) -> None:
         await self._templates.discard_layer(name)
 
-    async def _no_tree(self, template: Template) -> Any:
-        raise PermanentError(
-            "Packages cannot be installed on this node.", code="packages_not_configured"
-        )
-
     # Instances
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         try:
             return await self._ensure(spec)
         except TemporaryError as error:
-            self._failure = error.message
+            # One is asked for each time, the other keeps nothing but this template's from starting.
+            if error.code not in (UNAVAILABLE, MISSING):
+                self._failure = error.message
             raise
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:
@@ -231,15 +276,18 @@ class DockerDriver:
 
     def _is_usable(self, found: dict[str, Any]) -> bool:
         """Whether it came so far that it was told what to do."""
-        socket = self._storage.socket(found["Config"]["Labels"][containers.INSTANCE_LABEL])
-        return socket is None or (socket / SOCKET).exists()
+        labels = found["Config"]["Labels"]
+        if labels.get(containers.LINK_LABEL) == links.RELAY:
+            return True  # One that was not told has ended: its standard input did.
+        directory = self._storage.socket(labels[containers.INSTANCE_LABEL])
+        return directory is not None and (directory / links.FILE).exists()
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
         try:
-            image, python = await self._image(spec.template)
+            base = await self._base(spec.template)
             mounts = await self._storage.prepare(spec)
-            wanted = self._container(spec, image, python, mounts)
+            wanted = self._container(spec, base, mounts)
             with translated():
                 made = await self._engine.docker.containers.create(
                     containers.body(wanted), name=name
@@ -258,42 +306,65 @@ class DockerDriver:
 
     async def _give_up(self, instance_id: str) -> None:
         try:
-            await self._remove(_name(instance_id))
+            await self._remove(instance_id)
             await self._storage.clear(instance_id)
         except AtollError as error:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
-    async def _image(self, template: Template) -> tuple[Image, str]:
+    async def _base(self, template: Template) -> containers.Base:
         image = await self._templates.find(template)
+        path = image.env.get("PATH", containers.PATH)
+        runtime = template.runtime or self._settings.runtime
+        own_kernel = self._is_gvisor(runtime)
         python = await self._templates.python(template)
-        if python is None:
+        if python is not None:
+            return containers.Base(
+                image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
+            )
+        if template.python:
             raise PermanentError(
-                f"The image of template {template.id} has no Python 3.8 or newer.",
+                f"The image of template {template.id} has no {template.python}, which the template "
+                "names as its interpreter.",
                 code="interpreter_missing",
             )
-        return image, python
+        return containers.Base(
+            image.id,
+            interpreter.command(),
+            f"{interpreter.PLACE}/bin/python3",
+            f"{path}:{interpreter.PLACE}/bin",
+            runtime,
+            own_kernel,
+            (await self._storage.interpreter(),),
+            image.volumes,
+        )
 
     def _container(
-        self, spec: InstanceSpec, image: Image, python: str, mounts: list[dict[str, Any]]
+        self, spec: InstanceSpec, base: containers.Base, mounts: list[dict[str, Any]]
     ) -> containers.Container:
+        relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
             containers.NODE_LABEL: self._name,
             containers.INSTANCE_LABEL: spec.instance_id,
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
+            containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
         }
         return containers.Container(
-            image=image.id,
-            python=(python,),
-            path=image.env.get("PATH", containers.PATH),
+            base=base,
             labels=labels,
             mounts=tuple(mounts),
             resources=spec.resources,
-            runtime=spec.template.runtime or self._settings.runtime,
+            relays=links.RELAYS if relayed else 0,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
         )
+
+    def _is_gvisor(self, runtime: str) -> bool:
+        """Whether its kernel is its own: sockets are not shared with us then."""
+        name = runtime or self._engine.info.get("DefaultRuntime", "")
+        about = (self._engine.info.get("Runtimes") or {}).get(name) or {}
+        return any("runsc" in str(word) for word in (name, *about.values()))
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
@@ -305,8 +376,11 @@ class DockerDriver:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         config = containers.config(
             token=self._token(spec.instance_id),
-            listen=f"{containers.LINK}/{SOCKET}",
-            journal=tuple(f"{containers.JOURNAL}/{number}" for number in (0, 1)),
+            listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
+            peer=links.RELAY_UID if wanted.relays else None,
+            journal=tuple(
+                f"{containers.JOURNAL}/{number}" for number in (0, 1) if self._storage.journals
+            ),
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
@@ -323,20 +397,22 @@ class DockerDriver:
                     await stream.write_in(json.dumps(config).encode() + b"\n")
                     await self._await_ready(spec.instance_id, stream)
         except BaseException:
-            await stream.close()
+            await end(stream)
             raise
         if spec.ephemeral:
             self._held[spec.instance_id] = stream
         else:
-            await stream.close()
+            await end(stream)
 
-    @staticmethod
-    async def _await_ready(instance_id: str, stream: Stream) -> None:
+    async def _await_ready(self, instance_id: str, stream: Stream) -> None:
         said = b""
         while (message := await stream.read_out()) is not None:
             if message.stream == 1 and message.data == READY:
                 return
             said = (said + message.data)[-MOST_SAID:]
+        # Of an engine that hung up this is not known, and asking it says so.
+        with contextlib.suppress(_Settled):
+            await self._call(f"containers/{_name(instance_id)}/wait")
         words = said.decode(errors="replace").strip()
         raise PermanentError(
             f"Instance {instance_id} ended at its start: {words or 'it said nothing'}",
@@ -354,36 +430,50 @@ class DockerDriver:
     def _handle_of(self, container_id: str, labels: dict[str, str]) -> Handle:
         data: dict[str, str | int] = {
             "container": container_id,
-            "workspace": labels[containers.WORKSPACE_LABEL],
+            "workspace": labels.get(containers.WORKSPACE_LABEL, labels[containers.INSTANCE_LABEL]),
+            "link": labels.get(containers.LINK_LABEL, ""),
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
     # What it is like
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
+        """A container; none when it is not there, or of another node on this engine."""
         with translated():
             try:
-                return dict(await self._engine.docker.containers.container(name).show())
+                found = dict(await self._engine.docker.containers.container(name).show())
             except DockerError as error:
                 if error.status == NOT_THERE:
                     return None
                 raise
+        is_ours = (found["Config"]["Labels"] or {}).get(containers.NODE_LABEL) == self._name
+        return found if is_ours else None
 
     async def observe(self, handle: Handle) -> Observation:
         try:
-            found = await self._inspect(_name(handle.instance_id))
+            return (await self._looked_at(handle))[1]
         except TemporaryError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
             return Observation(State.UNKNOWN)
+
+    async def _looked_at(self, handle: Handle) -> tuple[dict[str, Any], Observation]:
+        found = await self._inspect(_name(handle.instance_id))
         if found is None or found["Id"] != handle.data["container"]:
-            return Observation(State.GONE)
-        return _observed(found)
+            return {}, Observation(State.GONE)
+        return found, _observed(found)
 
     async def connect(self, handle: Handle) -> Link:
-        observed = await self.observe(handle)
+        try:
+            found, observed = await self._looked_at(handle)
+        except TemporaryError as error:
+            raise LinkLost(
+                f"Instance {handle.instance_id} cannot be reached. {error.message}"
+            ) from error
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
-        link = await self._link(handle)
+        # Another driver may have made it.
+        self._memory.note(handle.instance_id, found["Id"], int(found["State"]["Pid"]))
+        link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
             await self._storage.seal(handle.instance_id, self.workspace_of(handle))
@@ -397,34 +487,48 @@ class DockerDriver:
         self._new.discard(handle.instance_id)
         return link
 
-    async def _link(self, handle: Handle) -> Link:
+    async def _link(self, handle: Handle, entry: list[str]) -> Link:
         settings = self._link_settings
         new = handle.instance_id in self._new
         timeout = settings.start_timeout if new else settings.connect_timeout
+        token = self._token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
-        assert directory is not None
-        try:
-            fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise LinkLost(f"Instance {handle.instance_id} is gone.") from None
-        try:
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
-            path = f"/proc/self/fd/{fd}/{SOCKET}"
-            token = self._token(handle.instance_id)
-            return await Link.connect(path, settings, timeout=timeout, token=token)
-        finally:
-            os.close(fd)
+        if handle.data["link"] == links.SOCKET and directory is not None:
+            return await links.by_socket(directory, settings, timeout=timeout, token=token)
+        return await links.by_relay(
+            self._engine,
+            str(handle.data["container"]),
+            entry[: entry.index("-I")],
+            EXECUTOR,
+            settings,
+            timeout=timeout,
+            token=token,
+        )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
+        found, _ = await self._looked_at(handle)
+        if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            return False  # Its own kernel was told its limits at its start.
+        container = handle.data["container"]
+        relays = links.RELAYS * (handle.data["link"] == links.RELAY)
         with translated():
-            async with self._engine.docker._query(
-                f"containers/{handle.data['container']}/update",
-                method="POST",
-                data=json.dumps(containers.limits(resources)),
-            ):
-                return True
+            try:
+                async with self._engine.query(
+                    f"containers/{container}/update",
+                    method="POST",
+                    data=json.dumps(containers.limits(resources, relays=relays)),
+                ):
+                    self._load.forget(str(container))
+                    return True
+            except DockerError as error:
+                if error.status in (NOT_THERE, BUSY) or CANNOT_UPDATE in str(error.message):
+                    log.info(
+                        "instance.not_resized", instance_id=handle.instance_id, error=str(error)
+                    )
+                    return False
+                raise
 
     def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
@@ -458,13 +562,8 @@ class DockerDriver:
             raise
 
     async def _post(self, handle: Handle, verb: str) -> None:
-        before = (await self.observe(handle)).state
-        if before is not (State.RUNNING if verb == "pause" else State.PAUSED):
-            if before is State.UNKNOWN:
-                raise TemporaryError(
-                    f"What has become of instance {handle.instance_id} is not known.",
-                    code="instance_not_observed",
-                )
+        _, before = await self._looked_at(handle)
+        if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
             return
         with translated(), contextlib.suppress(_Settled):
             await self._call(f"containers/{handle.data['container']}/{verb}")
@@ -472,7 +571,7 @@ class DockerDriver:
     async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
         """`_Settled` when it is so already, or gone."""
         try:
-            async with self._engine.docker._query(path, method=method, **options):
+            async with self._engine.query(path, method=method, **options):
                 return
         except DockerError as error:
             if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
@@ -482,7 +581,10 @@ class DockerDriver:
     # The end
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        if grace and (await self.observe(handle)).state is State.RUNNING:
+        found, observed = await self._looked_at(handle)
+        if not found:
+            return
+        if grace and observed.state is State.RUNNING:
             # Whatever keeps it from ending by itself, the kernel does not ask.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
@@ -492,44 +594,35 @@ class DockerDriver:
                         await link.closed
                     finally:
                         link.close()
-        await self._kill(handle)
-
-    async def _kill(self, handle: Handle) -> None:
-        container = handle.data["container"]
-        if not container:
-            return
+        await self._thaw(found)
         with translated():
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/kill")
-            with contextlib.suppress(_Settled):
-                await self._call(f"containers/{container}/wait")
+            for verb in ("kill", "wait"):
+                with contextlib.suppress(_Settled):
+                    await self._call(f"containers/{found['Id']}/{verb}")
+
+    async def _thaw(self, found: dict[str, Any]) -> None:
+        """
+        Before it is killed. Another kernel is not ended by the engine while it stands still, but
+        ten seconds later, if at all; with the host's the engine itself kills first and thaws then.
+        """
+        if found["State"]["Paused"] and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+            with translated(), contextlib.suppress(_Settled):
+                await self._call(f"containers/{found['Id']}/unpause")
 
     async def destroy(self, handle: Handle) -> None:
-        await self._remove(_name(handle.instance_id))
+        await self._remove(handle.instance_id)
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
-            await stream.close()
+            await end(stream)
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
 
-    async def _remove(self, name: str) -> None:
-        """The container with whatever runs in it, and until it is gone."""
-        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        with translated():
-            while True:
-                with contextlib.suppress(_Settled):
-                    await self._call(
-                        f"containers/{name}", "DELETE", params={"force": "1", "v": "1"}
-                    )
-                if await self._inspect(name) is None:
-                    return
-                if asyncio.get_running_loop().time() > deadline:
-                    raise TemporaryError(
-                        f"Container {name} is not removed by its engine.", code="instance_stuck"
-                    )
-                # Somebody else is removing it.
-                await asyncio.sleep(REMOVE_LOOK)
+    async def _remove(self, instance_id: str) -> None:
+        """The container with whatever runs in it, if it is ours, and until it is gone."""
+        while (found := await self._inspect(_name(instance_id))) is not None:
+            await self._thaw(found)
+            await self._engine.remove(found["Id"])
 
     async def discard(self, workspace: str) -> None:
         await self._storage.discard(workspace)
@@ -548,7 +641,7 @@ class DockerDriver:
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
         wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
         with translated():
-            async with self._engine.docker._query(
+            async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
             ) as response:
                 found: list[dict[str, Any]] = await response.json()
@@ -565,7 +658,9 @@ class DockerDriver:
         for name in names:
             if name not in found and ids.is_instance_id(name):
                 # The rest of a start that was interrupted.
-                nothing: dict[str, str | int] = {"container": "", "workspace": name}
+                nothing: dict[str, str | int] = {
+                    "container": "", "workspace": name, "link": links.SOCKET,
+                }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         return [found[name] for name in sorted(found)]
 
@@ -579,7 +674,9 @@ class DockerDriver:
         return await self._engine.ping() or self._failure
 
     async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._machine.metrics)
+        if self._engine.is_local:
+            return await asyncio.to_thread(self._machine.metrics)
+        return await self._load.metrics()
 
 
 class _Settled(Exception):

@@ -8,9 +8,11 @@ has trouble of its own, is a `TemporaryError` with code `engine_unavailable`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import ssl
+import weakref
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,16 +24,30 @@ from aiodocker.exceptions import DockerError
 from atoll.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from aiodocker.stream import Stream
 
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+UNAVAILABLE = "engine_unavailable"
 UNREACHABLE = 900
 """The status by which aiodocker tells that it could not connect."""
 OLDEST_API = (1, 41)
 """That of engine 20.10."""
+NOT_THERE, BUSY = 404, 409
+REMOVE_SECONDS = 30.0
+REMOVE_LOOK = 0.05
+API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
+PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
+
+
+class Dialled(asyncio.Protocol):
+    def abort(self) -> None:
+        """End the connection at once, if there is one."""
+        raise NotImplementedError
 
 
 class Engine:
@@ -42,6 +58,8 @@ class Engine:
         """To be called inside `translated` only."""
         self.info: dict[str, Any] = {}
         """What the engine told of itself when it was opened."""
+        self._context: ssl.SSLContext | None = None
+        self._dialled: weakref.WeakSet[Dialled] = weakref.WeakSet()
 
     @property
     def is_local(self) -> bool:
@@ -56,18 +74,18 @@ class Engine:
             )
             url = "unix://localhost"
         else:
-            context = self._tls()
+            context = self._context = self._tls()
             connector = aiohttp.TCPConnector(ssl=context if context is not None else False, limit=0)
             scheme = "http" if context is None else "https"
-            url = f"{scheme}://{self.url.removeprefix('tcp://')}"
+            host, port = self._address
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         # The version of `OLDEST_API` is asked for, and understood by every engine since.
-        version = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
         self.docker = aiodocker.Docker(
             url,
             connector=connector,
             session=aiohttp.ClientSession(connector=connector, timeout=timeout),
             timeout=timeout,
-            api_version=version,
+            api_version=API,
         )
         try:
             with translated():
@@ -81,7 +99,7 @@ class Engine:
             await self.close()
             raise PermanentError(
                 f"The Docker engine at {self.url} is too old: it has API {told['ApiVersion']}, and "
-                f"{version} is needed (engine 20.10 or newer).",
+                f"{API} is needed (engine 20.10 or newer).",
                 code="engine_too_old",
             )
 
@@ -108,20 +126,93 @@ class Engine:
             ) from error
         return context
 
+    async def dial(self, protocol: Dialled) -> None:
+        """A connection of its own to the engine, for what is not a request and an answer."""
+        self._dialled.add(protocol)
+        loop = asyncio.get_running_loop()
+        if self.is_local:
+            path = self.url.removeprefix("unix://")
+            await loop.create_unix_connection(lambda: protocol, path)
+        else:
+            await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        """Host and port of an engine at tcp://; the ports are those that engines have by custom."""
+        told = urlsplit(self.url)
+        return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
+
     async def close(self) -> None:
+        for protocol in list(self._dialled):
+            protocol.abort()
         docker = getattr(self, "docker", None)
         if docker is not None:
             await docker.session.close()
             await docker.close()
 
+    @contextlib.asynccontextmanager
+    async def query(
+        self, path: str, method: str = "GET", **options: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """
+        What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
+        response that is not read to its end, and the connection with it, to the garbage collector.
+        """
+        async with self.docker._query(path, method, **options) as response:
+            try:
+                yield response
+            finally:
+                _cut(response)
+
+    async def remove(self, container: str) -> None:
+        """A container with whatever runs in it, and until it is gone."""
+        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
+        path = f"containers/{container}"
+        with translated():
+            while True:
+                try:
+                    async with self.query(path, method="DELETE", params={"force": "1", "v": "1"}):
+                        pass
+                    async with self.query(f"{path}/json"):
+                        pass
+                except DockerError as error:
+                    if error.status == NOT_THERE:
+                        return
+                    if error.status != BUSY:
+                        raise
+                    # Somebody else is removing it.
+                if asyncio.get_running_loop().time() > deadline:
+                    raise TemporaryError(
+                        f"Container {container} is not removed by its engine.",
+                        code="instance_stuck",
+                    )
+                await asyncio.sleep(REMOVE_LOOK)
+
     async def ping(self) -> str | None:
         """Why the engine cannot be used at the moment; none when it can."""
         try:
             with translated():
-                async with self.docker._query("_ping", versioned_api=False):
+                async with self.query("_ping", versioned_api=False):
                     return None
         except TemporaryError as error:
             return error.message
+
+
+async def end(stream: Stream) -> None:
+    """Close a stream of a container, in both directions."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
+    await stream.close()
+    if transport is not None:
+        transport.abort()
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """Over TLS the other side's goodbye would be waited for, which has more to say instead."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    response.close()
 
 
 @contextlib.contextmanager
@@ -134,7 +225,7 @@ def translated() -> Iterator[None]:
             full = NO_SPACE in str(error.message).lower()
             raise TemporaryError(
                 f"The Docker engine: {error.message}",
-                code="node_full" if full else "engine_unavailable",
+                code="node_full" if full else UNAVAILABLE,
             ) from error
         raise PermanentError(
             f"The Docker engine refused: {error.message}", code="engine_refused"
@@ -142,7 +233,7 @@ def translated() -> Iterator[None]:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         words = str(error) or type(error).__name__
         raise TemporaryError(
-            f"The Docker engine does not answer: {words}", code="engine_unavailable"
+            f"The Docker engine does not answer: {words}", code=UNAVAILABLE
         ) from error
 
 

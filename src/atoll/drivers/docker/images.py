@@ -81,6 +81,8 @@ class Image:
     env: dict[str, str] = field(default_factory=dict)
     user: str = ""
     workdir: str = ""
+    volumes: tuple[str, ...] = ()
+    """Paths for which it wants volumes."""
     size: int = 0
     """Bytes."""
     digests: tuple[str, ...] = ()
@@ -446,6 +448,7 @@ def _image(told: Mapping[str, Any]) -> Image:
         env={name: value for name, _, value in env},
         user=config.get("User") or "",
         workdir=config.get("WorkingDir") or "",
+        volumes=tuple(config.get("Volumes") or ()),
         size=int(told.get("Size") or 0),
         digests=tuple(told.get("RepoDigests") or ()),
     )

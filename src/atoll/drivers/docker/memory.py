@@ -115,7 +115,7 @@ class Memory:
             return _used(group)
         try:
             with translated():
-                async with self._engine.docker._query(
+                async with self._engine.query(
                     f"containers/{container}/stats", params={"stream": "0", "one-shot": "1"}
                 ) as response:
                     stats: dict[str, Any] = (await response.json()).get("memory_stats", {})
@@ -139,7 +139,7 @@ class Memory:
         while True:
             try:
                 with translated():
-                    async with self._engine.docker._query(
+                    async with self._engine.query(
                         "events", params={"filters": json.dumps(filters)}, timeout=None
                     ) as response:
                         async for line in response.content:

@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.local import host
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.workspaces import Workspace, Workspaces
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from atoll.drivers import base
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
-
-SOCKET = "link.sock"
 
 
 class Storage(Protocol):
@@ -41,6 +40,11 @@ class Storage(Protocol):
     """Whether results that nobody has taken outlive their instance."""
     quota: bool
     """Whether the engine holds the size of a workspace."""
+    copies: bool
+    """Whether there is `copy`."""
+
+    @property
+    def places(self) -> base.Places: ...
 
     async def open(self) -> None: ...
 
@@ -48,6 +52,12 @@ class Storage(Protocol):
         """
         Make what the instance needs, its workspace too when it names none, and tell what is to be
         mounted. `NotFound`, `workspace_lost`, when the one that it names is not there.
+        """
+
+    async def interpreter(self) -> dict[str, Any]:
+        """
+        What is to be mounted for an image that has no Python. `PermanentError` with code
+        `interpreter_missing` when there is no such thing here.
         """
 
     async def seal(self, instance_id: str, workspace: str) -> None:
@@ -75,11 +85,15 @@ class Storage(Protocol):
 class Directories:
     journals = True
     quota = False
+    copies = True
 
     def __init__(
         self, node: Path, settings: LocalSettings, bucket: Bucket | None, packages: Path
     ) -> None:
         self._node = node
+        self._lent: Path | None = None
+        """The interpreter for images that have none, once it was needed."""
+        self._lending = asyncio.Lock()
         self._instances = node / "instances"
         self._packages = packages
         self.places = Places(node, self._instances, settings, bucket)
@@ -116,6 +130,8 @@ class Directories:
         directory = self._instances / spec.instance_id
         directory.mkdir(mode=0o700, exist_ok=True)
         link, journal = directory / "link", self._journal(workspace)
+        # Of an instance whose container somebody else has removed: nothing listens there.
+        shutil.rmtree(link, ignore_errors=True)
         for place in (link, journal):
             place.mkdir(mode=0o700, exist_ok=True)
             for file in os.scandir(place):
@@ -137,6 +153,13 @@ class Directories:
 
     def _journal(self, workspace: Workspace) -> Path:
         return self._workspaces.journal(workspace)[0].parent / "journal"
+
+    async def interpreter(self) -> dict[str, Any]:
+        async with self._lending:
+            if self._lent is None:
+                with translated("the interpreter"):
+                    self._lent = await asyncio.to_thread(interpreter.write, self._node)
+        return containers.bind(str(self._lent), interpreter.PLACE, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)
@@ -182,7 +205,7 @@ class Directories:
         source = self._workspaces.get(workspace)
         if source is None:
             return False
-        with translated(workspace):
+        with translated(workspace, "workspace_not_copied"):
             return self._workspaces.copy(source, name, abandoned)
 
     async def names(self) -> list[str]:
@@ -193,12 +216,12 @@ class Directories:
 
 
 @contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
+def translated(name: str, code: str = "instance_not_started") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise TemporaryError(
             f"The files of {name} could not be made: {error}",
-            code="node_full" if full else "instance_not_started",
+            code="node_full" if full else code,
         ) from error

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
     from atoll.settings import DockerSettings
 
+MISSING = "image_missing"
+
 log = structlog.get_logger(__name__)
 
 
@@ -120,7 +122,7 @@ class ImageTemplates:
         raise TemporaryError(
             f"The image of template {template.id} is not on this node: "
             f"{'it is built' if template.dockerfile else self._reference(template)}.",
-            code="image_missing",
+            code=MISSING,
         )
 
     async def python(self, template: Template) -> str | None:

@@ -20,7 +20,7 @@ import secrets
 import stat
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from packaging.utils import InvalidName, canonicalize_name
 
@@ -33,22 +33,44 @@ from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from atoll.drivers.base import InstallSpec
-    from atoll.drivers.local.installer import Installer
+    from atoll.drivers.base import Answer, InstallSpec
     from atoll.model.template import Template
 
 NAME = re.compile(r"[0-9a-f]{16,64}")
 DESCRIBE_SECONDS = 60.0
 DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16)
 MOST_PACKAGES = 2000
+NO_UV = "uv is not installed on this node; install it with: pip install uv"
 PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{0,100})")
 
 
-class LocalEnvironments:
+Tree = TypeVar("Tree")
+Tree_contra = TypeVar("Tree_contra", contravariant=True)
+"""What of a template's image the node's installer needs to know."""
+
+
+class Installer(Protocol[Tree_contra]):
+    def run(
+        self,
+        tree: Tree_contra,
+        order: dict[str, Any],
+        *,
+        resources: Resources,
+        answer: Answer | None,
+        hear: Callable[[bytes], None],
+    ) -> AbstractAsyncContextManager[tuple[dict[str, Any], Path]]:
+        """
+        What the program of an installation answers to an order, and the directory that it could
+        write to, which goes when this is left.
+        """
+
+
+class LocalEnvironments(Generic[Tree]):
     def __init__(
-        self, node: Path, *, root: bool, tree: Callable[[Template], Awaitable[sandbox.Tree]]
+        self, node: Path, *, root: bool, tree: Callable[[Template], Awaitable[Tree]]
     ) -> None:
         self.place = node / "packages"
         self._about = node / "package-records"
@@ -56,17 +78,18 @@ class LocalEnvironments:
         self._logs = self._about / "logs"
         self._root = root
         self._tree = tree
-        self._installer: Installer | None = None
+        self._installer: Installer[Tree] | None = None
+        self._trouble = NO_UV
 
-    def open(self, installer: Installer | None) -> None:
-        """Without an installer, which needs uv, what is there can be used all the same."""
+    def open(self, installer: Installer[Tree] | None, trouble: str = NO_UV) -> None:
+        """Without an installer, for the `trouble`, what is there can be used all the same."""
         for directory in (self._about, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
         self.place.mkdir(exist_ok=True)
         # Who knows a name gets in; nobody gets the names. Inside, another uid than this one, or
         # this one on a mount that is read-only.
         self.place.chmod(0o711 if self._root else 0o311)
-        self._installer = installer
+        self._installer, self._trouble = installer, trouble
 
     def inside(self, name: str) -> str:
         return f"{sandbox.PACKAGES}/{name}"
@@ -100,12 +123,9 @@ class LocalEnvironments:
                 code="dependency_failed",
             ) from error
 
-    def _needed(self) -> Installer:
+    def _needed(self) -> Installer[Tree]:
         if self._installer is None:
-            raise PermanentError(
-                "uv is not installed on this node; install it with: pip install uv",
-                code="packages_not_configured",
-            )
+            raise PermanentError(self._trouble, code="packages_not_configured")
         return self._installer
 
     # Sets

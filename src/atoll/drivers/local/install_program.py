@@ -6,6 +6,9 @@ the standard library alone. It waits on the socket that it was given for its ord
 document, up to the end of what is sent), does them, and answers there with another. What it and uv
 print is the log. There is no network: a port of this sandbox's own loopback leads to the one socket
 that is bound into it.
+
+Where no socket can be given, all of that goes over its standard streams, in frames: orders, answer,
+and what is said on every connection to that port. It ends when they are closed.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import resource
 import shutil
 import site
 import socket
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +28,10 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
+
+    Connect = Callable[[socket.socket], None]
+    """Leads what comes on a connection to the gateway, and back."""
 
 LISTEN_FD = 3
 BUILD = "/build"
@@ -33,11 +40,21 @@ PROGRAM = "/run/atoll/install.py"
 UV = "/run/atoll/uv"
 GATEWAY = "/run/atoll/gateway.sock"
 PIECE = 256 * 1024
+STANDARD = "-"
+"""Argument: to be told over the standard streams."""
+FRAME = struct.Struct(">IcI")
+"""The number of a connection, or 0; a kind; how many bytes follow."""
+ORDER, ANSWER, OPEN, DATA, END, GONE = b"o", b"a", b"c", b"d", b"e", b"g"
+"""Kinds. A connection ends in one direction with `END`, in both with `GONE`."""
 LAST_WORDS = 4000
 """Bytes of what uv says that are given as the reason of a failure."""
 
 
 def main() -> None:
+    if sys.argv[1:] == [STANDARD]:
+        streams = Streams()
+        streams.answer(carry_out(streams.order(), streams.connect))
+        return
     listener = socket.socket(fileno=LISTEN_FD)
     owner, _ = listener.accept()
     listener.close()
@@ -48,9 +65,12 @@ def main() -> None:
             if not data:
                 break
             received.append(data)
-        order = json.loads(b"".join(received))
-        answer = describe(order) if order["kind"] == "describe" else install(order)
+        answer = carry_out(json.loads(b"".join(received)), connect)
         owner.sendall(json.dumps(answer).encode())
+
+
+def carry_out(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
+    return describe(order) if order["kind"] == "describe" else install(order, to_gateway)
 
 
 # What the interpreter has
@@ -84,26 +104,31 @@ def normalised(name: str) -> str:
 # The way to the gateway
 
 
-def relay() -> int:
+def relay(to_gateway: Connect) -> int:
     """The port at which the gateway is reached."""
     listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, to_gateway), daemon=True).start()
     port: int = listener.getsockname()[1]
     return port
 
 
-def _accept(listener: socket.socket) -> None:
+def _accept(listener: socket.socket, to_gateway: Connect) -> None:
     while True:
         client, _ = listener.accept()
-        gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            gateway.connect(GATEWAY)
-        except OSError:
-            client.close()
-            gateway.close()
-            continue
-        for pair in ((client, gateway), (gateway, client)):
-            threading.Thread(target=_pump, args=pair, daemon=True).start()
+        to_gateway(client)
+
+
+def connect(client: socket.socket) -> None:
+    """To the socket that is bound into the sandbox."""
+    gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        gateway.connect(GATEWAY)
+    except OSError:
+        client.close()
+        gateway.close()
+        return
+    for pair in ((client, gateway), (gateway, client)):
+        threading.Thread(target=_pump, args=pair, daemon=True).start()
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
@@ -122,10 +147,87 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
             pass
 
 
+class Streams:
+    """The standard streams, as the way to who gave the order."""
+
+    def __init__(self) -> None:
+        self._in, self._out = os.dup(0), os.dup(1)
+        # What others print is no frame, and what is meant for us is not for them.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        os.close(nothing)
+        self._writing = threading.Lock()
+        self._clients: dict[int, socket.socket] = {}
+        self._last = 0
+
+    def order(self) -> dict[str, Any]:
+        _, _, data = self._receive()
+        threading.Thread(target=self._listen, daemon=True).start()
+        order: dict[str, Any] = json.loads(data)
+        return order
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        self._send(0, ANSWER, json.dumps(answer).encode())
+
+    def connect(self, client: socket.socket) -> None:
+        self._last += 1
+        self._clients[self._last] = client
+        self._send(self._last, OPEN)
+        threading.Thread(target=self._hear, args=(self._last, client), daemon=True).start()
+
+    def _hear(self, number: int, client: socket.socket) -> None:
+        while True:
+            try:
+                data = client.recv(PIECE)
+            except OSError:
+                self._send(number, GONE)
+                return
+            if not data:
+                self._send(number, END)
+                return
+            self._send(number, DATA, data)
+
+    def _listen(self) -> None:
+        while True:
+            number, kind, data = self._receive()
+            client = self._clients.get(number)
+            if client is None:
+                continue
+            try:
+                if kind == DATA:
+                    client.sendall(data)
+                    continue
+                client.shutdown(socket.SHUT_WR if kind == END else socket.SHUT_RDWR)
+            except OSError:
+                self._send(number, GONE)
+            # Who reads from it still has it, and it is closed with the last of us.
+            del self._clients[number]
+
+    def _receive(self) -> tuple[int, bytes, bytes]:
+        number, kind, size = FRAME.unpack(self._read(FRAME.size))
+        return number, kind, self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = os.read(self._in, size - len(data))
+            if not piece:
+                os._exit(1)  # Nobody waits for the answer any more.
+            data += piece
+        return data
+
+    def _send(self, number: int, kind: bytes, data: bytes = b"") -> None:
+        view = memoryview(FRAME.pack(number, kind, len(data)) + data)
+        with self._writing:
+            while view:
+                view = view[os.write(self._out, view) :]
+
+
 # Installing
 
 
-def install(order: dict[str, Any]) -> dict[str, Any]:
+def install(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
     for name, most in order["limits"].items():
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
     for name in ("home", "tmp", "cache"):
@@ -138,7 +240,7 @@ def install(order: dict[str, Any]) -> dict[str, Any]:
         UV_NO_PROGRESS="1",
         NO_COLOR="1",
     )
-    index = "http://127.0.0.1:%d/simple" % relay()
+    index = "http://127.0.0.1:%d/simple" % relay(to_gateway)
     say("Looking for %s." % ", ".join(order["requirements"]))
     pinned, words = resolve(order, index, order["constraints"])
     if not pinned:
@@ -215,8 +317,9 @@ def told(order: dict[str, Any], index: str) -> str:
 def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
     """Its exit code, and the last that it said."""
     words = [
-        UV, "pip", command, *arguments, "--python", order["python"], "--default-index", index,
-        "--no-config", "--no-python-downloads", "--keyring-provider", "disabled",
+        *order.get("uv", [UV]), "pip", command, *arguments, "--python", order["python"],
+        "--default-index", index, "--no-config", "--no-python-downloads", "--keyring-provider",
+        "disabled",
     ]  # fmt: skip
     if not order["source_builds"]:
         words.append("--no-build")

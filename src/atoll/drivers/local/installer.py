@@ -44,6 +44,11 @@ LOOK_SECONDS = 0.5
 """Pause between two looks at the size of what is written, at least."""
 END_SECONDS = 10.0
 OWNER = "owner"
+ENDED = (
+    "The installation ended before it was done; it may have run out of memory or of room on the "
+    "disk."
+)
+TOO_LONG = "The installation answered with more than it may."
 LAST_WORDS = 16
 """How often the log is read after the end: more than the pipe can hold."""
 
@@ -81,13 +86,7 @@ class Installer:
         """Remove what those left that are no more."""
         self._root.mkdir(exist_ok=True, mode=0o700)
         for entry in list(os.scandir(self._root)):
-            try:
-                owner = (self._root / entry.name / OWNER).read_text().split()
-                alive = processes.start_time(int(owner[0])) == int(owner[1])
-            except (OSError, ValueError, IndexError):
-                # Just being made, by another replica that starts, or the rest of one.
-                alive = time.time() - entry.stat().st_mtime < 60
-            if not alive:
+            if is_abandoned(self._root / entry.name):
                 self._clear(entry.name)
 
     @contextlib.asynccontextmanager
@@ -148,8 +147,7 @@ class Installer:
     def _prepare(self, name: str, uid: int | None, resources: Resources) -> None:
         place = self._root / name
         place.mkdir(mode=0o700)
-        me = os.getpid()
-        (place / OWNER).write_text(f"{me} {processes.start_time(me)}")
+        own(place)
         os.mkfifo(place / "log", 0o600)
         (place / "build").mkdir(mode=0o700)
         if uid is not None:
@@ -234,32 +232,21 @@ class Installer:
             while data := await reader.read(65_536):
                 said += data
                 if len(said) > ANSWER_LIMIT:
-                    raise InstallFailed("The installation answered with more than it may.")
+                    raise InstallFailed(TOO_LONG)
             answered = json.loads(bytes(said)) if said else None
         except (ConnectionError, ValueError):
             answered = None
         finally:
             writer.close()
         if not isinstance(answered, dict):
-            raise InstallFailed(
-                "The installation ended before it was done; it may have run out of memory or of "
-                "room on the disk."
-            )
+            raise InstallFailed(ENDED)
         return answered
 
     async def _look(self, build: Path, most: int, pids: tuple[int, int]) -> None:
         """End it when it has written more than it may."""
-        pause = LOOK_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            began = time.monotonic()
-            size = await asyncio.to_thread(tree_size, build)
-            if size > most:
-                await asyncio.to_thread(_kill_all, pids)
-                raise InstallFailed(
-                    f"The packages take more than {most} bytes of disk while they are installed."
-                )
-            pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
+        failure = await outgrown(build, most)
+        await asyncio.to_thread(_kill_all, pids)
+        raise failure
 
     async def _kill(self, starting: asyncio.Future[tuple[int, int]]) -> None:
         await asyncio.wait([starting])
@@ -277,6 +264,35 @@ class Installer:
             log.warning("install.does_not_end", install=name)
             return
         remove_tree(self._root / name)
+
+
+def own(place: Path) -> None:
+    """The directory of an installation is this process's."""
+    me = os.getpid()
+    (place / OWNER).write_text(f"{me} {processes.start_time(me)}")
+
+
+def is_abandoned(place: Path) -> bool:
+    """Whether the process whose installation it is of is no more."""
+    try:
+        owner = (place / OWNER).read_text().split()
+        return processes.start_time(int(owner[0])) != int(owner[1])
+    except (OSError, ValueError, IndexError):
+        # Just being made, by another replica that starts, or the rest of one.
+        return time.time() - place.stat().st_mtime >= 60
+
+
+async def outgrown(build: Path, most: int) -> InstallFailed:
+    """Waits until more than so many bytes are beneath, and tells of it."""
+    pause = LOOK_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        if await asyncio.to_thread(tree_size, build) > most:
+            return InstallFailed(
+                f"The packages take more than {most} bytes of disk while they are installed."
+            )
+        pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
 
 
 def tree_size(top: Path) -> int:

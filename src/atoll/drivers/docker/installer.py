@@ -1,0 +1,220 @@
+"""
+Installations on a node with a Docker engine: each in a container of the template's image, confined
+as an instance is, which can write to one directory and talk to who started it.
+
+Its directory is made before the container and removed after it, with all that it made; what is to
+be kept is moved away before. A container ends when its standard input does, so with the process
+that started it, and is removed by its engine then. What a process that was killed left is removed
+by the next one that opens the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker.conversation import Conversation
+from atoll.drivers.docker.engine import translated
+from atoll.drivers.local import install_program
+from atoll.drivers.local.installer import InstallFailed, is_abandoned, outgrown, own
+from atoll.drivers.local.workspaces import remove_tree
+from atoll.errors import AtollError, PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from aiodocker.stream import Stream
+
+    from atoll.drivers.base import Answer
+    from atoll.drivers.docker.engine import Engine
+    from atoll.model.resources import Resources
+    from atoll.settings import DockerSettings
+
+log = structlog.get_logger(__name__)
+
+
+class Installer:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: DockerSettings,
+        node: Path,
+        label: str,
+        uv: str,
+        lend: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> None:
+        """
+        `label` marks the containers of this node; `lend` tells how the interpreter of Atoll's own
+        is mounted, with whose libraries uv is started in an image that may have none.
+        """
+        self._engine = engine
+        self._settings = settings
+        self._node = node
+        self._root = node / "installs"
+        self._label = label
+        self._uv = uv
+        self._lend = lend
+        self._tools: tuple[list[dict[str, Any]], list[str]] | None = None
+        self._preparing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Remove what those left that are no more."""
+        for name in await asyncio.to_thread(self._abandoned):
+            try:
+                await self._clear(name)
+            except AtollError as error:
+                log.warning("install.rest_stays", install=name, error=error.message)
+
+    def _abandoned(self) -> list[str]:
+        self._root.mkdir(exist_ok=True, mode=0o700)
+        return [name for name in os.listdir(self._root) if is_abandoned(self._root / name)]
+
+    @contextlib.asynccontextmanager
+    async def run(
+        self,
+        tree: containers.Base,
+        order: dict[str, Any],
+        *,
+        resources: Resources,
+        answer: Answer | None,
+        hear: Callable[[bytes], None],
+    ) -> AsyncIterator[tuple[dict[str, Any], Path]]:
+        """
+        What the program inside answers to an order, and the directory that it could write to, which
+        goes when this is left. `answer` is who serves what is connected to the gateway inside.
+        """
+        name = f"install_{secrets.token_hex(10)}"
+        place = self._root / name
+        mounts, uv = await self._prepared(tree)
+        order = {
+            **order,
+            "python": tree.executable,
+            "uv": uv,
+            "limits": {"FSIZE": resources.disk},
+            # Start-up code that an image's packages bring is run in its instances too.
+            "hooks": True,
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._end, name)
+            await asyncio.to_thread(self._make, place)
+            build = containers.bind(str(place / "build"), install_program.BUILD, read_only=False)
+            wanted = containers.Installation(
+                base=tree,
+                labels={containers.NODE_LABEL: self._label, containers.INSTALL_LABEL: name},
+                mounts=(*mounts, build),
+                resources=resources,
+                tmp_size=self._settings.tmp_size,
+                open_files=self._settings.open_files,
+            )
+            # What the engine is at cannot be called back.
+            starting = asyncio.ensure_future(self._start(name, wanted))
+            stack.push_async_callback(self._kill, name, starting)
+            stream = await asyncio.shield(starting)
+            looking = asyncio.create_task(outgrown(place / "build", resources.disk))
+            stack.callback(looking.cancel)
+            asking = asyncio.create_task(Conversation(stream, answer, hear).ask(order))
+            stack.push_async_callback(_cancelled, asking)
+            await asyncio.wait([looking, asking], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise looking.result()
+            try:
+                answered = asking.result()
+            except InstallFailed as error:
+                trouble = await self._engine.ping()
+                if trouble is not None:
+                    raise TemporaryError(trouble, code="engine_unavailable") from error
+                raise
+            await self._kill(name, starting)
+            yield answered, place / "build"
+
+    def _make(self, place: Path) -> None:
+        place.mkdir(mode=0o700)
+        own(place)
+        (place / "build").mkdir(mode=0o700)
+        os.chown(place / "build", containers.UID, containers.UID)
+
+    async def _prepared(self, tree: containers.Base) -> tuple[list[dict[str, Any]], list[str]]:
+        """What has to be mounted besides the directory, and the command that is uv."""
+        async with self._preparing:
+            if self._tools is None:
+                self._tools = await self._found_tools()
+        mounts, uv = self._tools
+        # An image without Python has the interpreter mounted already.
+        return [mount for mount in mounts if mount not in tree.mounts], uv
+
+    async def _found_tools(self) -> tuple[list[dict[str, Any]], list[str]]:
+        # Copies: of all that is here, the engine need see the data directory alone.
+        program, uv = await asyncio.to_thread(
+            lambda: [_copied(self._node, path) for path in (install_program.__file__, self._uv)]
+        )
+        mounts = [
+            containers.bind(str(program), install_program.PROGRAM, read_only=True),
+            containers.bind(str(uv), install_program.UV, read_only=True),
+        ]
+        if await asyncio.to_thread(interpreter.is_linked, self._uv):
+            try:
+                return [*mounts, await self._lend()], [*interpreter.loaded(), install_program.UV]
+            except PermanentError as error:
+                # It starts in images whose C library is like this machine's.
+                log.warning("install.uv_without_libraries", error=error.message)
+        return mounts, [install_program.UV]
+
+    async def _start(self, name: str, wanted: containers.Installation) -> Stream:
+        with translated():
+            container = await self._engine.docker.containers.create(
+                containers.installation_body(wanted), name=_container(name)
+            )
+            stream = container.attach(stdin=True, stdout=True, stderr=True)
+            try:
+                # Attached first: what it says is heard from the start.
+                await stream._init()
+                await container.start()
+            except BaseException:
+                await stream.close()
+                raise
+        return stream
+
+    async def _kill(self, name: str, starting: asyncio.Future[Stream]) -> None:
+        await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().close()
+        await asyncio.shield(self._engine.remove(_container(name)))
+
+    async def _end(self, name: str) -> None:
+        await asyncio.shield(self._clear(name))
+
+    async def _clear(self, name: str) -> None:
+        # Never the directory before the container that may write to it.
+        await self._engine.remove(_container(name))
+        await asyncio.to_thread(remove_tree, self._root / name)
+
+
+async def _cancelled(task: asyncio.Task[dict[str, Any]]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, InstallFailed):
+        await task
+
+
+def _container(name: str) -> str:
+    return f"atoll-{name}"
+
+
+def _copied(directory: Path, source: str) -> Path:
+    """A file as it is in `directory`, whole."""
+    status = os.stat(source)
+    stem, suffix = os.path.splitext(os.path.basename(source))
+    path = directory / f"{stem}-{status.st_size:x}-{status.st_mtime_ns:x}{suffix}"
+    if not path.exists():
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        shutil.copyfile(source, temporary)
+        temporary.chmod(0o555)
+        temporary.replace(path)
+    return path

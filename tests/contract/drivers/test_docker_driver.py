@@ -1,0 +1,414 @@
+"""What the Docker driver makes of what its engine does, and of what others do there."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import ids
+from atoll.drivers.docker.driver import DockerDriver
+from atoll.errors import PermanentError, TemporaryError
+from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.model.instance import Handle, Observation, State
+from atoll.model.session import Cause
+from atoll.settings import DockerSettings, LinkSettings, LocalSettings
+from tests.contract.drivers.conftest import (
+    LIMITS,
+    Heard,
+    MiB,
+    Node,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+    template,
+)
+from tests.contract.drivers.test_docker_isolation import build
+from tests.contract.drivers.test_driver_contract import until
+from tests.servers.images import PYTHON, SHELL
+
+if TYPE_CHECKING:
+    from tests.servers.docker import Dockerd
+
+pytestmark = pytest.mark.anyio
+
+UNAVAILABLE = "engine_unavailable"
+
+
+@pytest.fixture
+async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
+    """A node with an engine of its own."""
+    node = Node("docker", tmp_path / "data", own_dockerd)
+    await node.driver.open()
+    yield node
+    await node.clear()
+    assert own_dockerd.containers() == []
+
+
+def directory(node: Node, handle: Handle) -> Path:
+    return node.data_dir / "node" / "instances" / handle.instance_id
+
+
+def ask(node: Node, handle: Handle, verb: str, **about: str) -> None:
+    """What somebody else does to a container."""
+    node.engine.ask("POST", f"/containers/{handle.data['container']}/{verb}", params=about)
+
+
+# What others do
+
+
+@pytest.mark.parametrize(
+    ("verb", "seen"),
+    [
+        ("kill", Observation(State.EXITED, Cause.SIGNAL)),
+        ("stop", Observation(State.EXITED, Cause.SIGNAL)),
+        ("pause", Observation(State.PAUSED)),
+    ],
+)
+@on("docker")
+async def test_what_somebody_else_does_to_a_container_is_observed(
+    node: Node, verb: str, seen: Observation
+) -> None:
+    wanted = spec()
+    handle, link = await started(node.driver, wanted)
+    link.close()
+    ask(node, handle, verb)
+    assert await node.driver.observe(handle) == seen
+    with pytest.raises(LinkLost):
+        await node.driver.connect(handle)
+    driver = await node.take_over()
+    assert await driver.handles() == [handle]
+    assert await driver.observe(handle) == seen
+    if seen.state is State.PAUSED:
+        await driver.resume(handle)
+        assert await driver.ensure(wanted) == handle
+    else:
+        assert (await driver.ensure(wanted)).data["container"] != handle.data["container"]
+        assert (await driver.observe(handle)).state is State.GONE
+    (found,) = await driver.handles()
+    link = await driver.connect(found)
+    assert await printed(driver, link, "print(1)") == "1"
+    link.close()
+
+
+@on("docker")
+async def test_a_container_that_somebody_else_removed_is_gone(node: Node) -> None:
+    wanted = spec()
+    handle, link = await started(node.driver, wanted)
+    await printed(node.driver, link, "open('kept', 'w').write('kept')")
+    link.close()
+    node.engine.remove(str(handle.data["container"]))
+    assert (await node.driver.observe(handle)).state is State.GONE
+    # Its directory is there still, by which it is found.
+    (found,) = await node.driver.handles()
+    assert found.instance_id == handle.instance_id
+    for each in (handle, found):
+        assert (await node.driver.observe(each)).state is State.GONE
+        await node.driver.pause(each)
+        await node.driver.resume(each)
+        await node.driver.stop(each, grace=timedelta(seconds=1))
+        assert not await node.driver.out_of_memory(each)
+        with pytest.raises(LinkLost):
+            await node.driver.connect(each)
+    again, link = await started(node.driver, replace(wanted, workspace=wanted.instance_id))
+    assert await printed(node.driver, link, "print(open('kept').read())") == "kept"
+    link.close()
+    node.engine.remove(str(again.data["container"]))
+    await node.driver.destroy(found)
+    assert await node.driver.handles() == []
+    assert not directory(node, handle).exists()
+
+
+@on("docker")
+async def test_a_container_without_its_directory_is_found_and_removed(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    shutil.rmtree(directory(node, handle))
+    driver = await node.take_over()
+    assert await driver.handles() == [handle]
+    with pytest.raises(LinkLost):
+        await driver.connect(handle)
+    await driver.destroy(handle)
+    assert await driver.handles() == []
+    assert await node.alone()
+
+
+@on("docker")
+async def test_a_container_that_was_never_started_is_made_anew(node: Node) -> None:
+    wanted = spec()
+    handle = await node.driver.ensure(wanted)
+    about = node.engine.inspect(str(handle.data["container"]))
+    node.engine.remove(str(handle.data["container"]))
+    body = about["Config"] | {"HostConfig": about["HostConfig"]}
+    name = {"name": about["Name"].lstrip("/")}
+    made = node.engine.ask("POST", "/containers/create", params=name, json=body).json()["Id"]
+    driver = await node.take_over()
+    (found,) = await driver.handles()
+    assert found == replace(handle, data=handle.data | {"container": made})
+    assert (await driver.observe(found)).state is State.EXITED
+    assert (await driver.observe(handle)).state is State.GONE
+    again, link = await started(driver, replace(wanted, workspace=wanted.instance_id))
+    assert again.data["container"] not in (made, handle.data["container"])
+    assert await printed(driver, link, "print(1)") == "1"
+    link.close()
+
+
+@on("docker")
+async def test_a_container_that_was_told_nothing_is_made_anew(node: Node) -> None:
+    wanted = spec()
+    handle = await node.driver.ensure(wanted)
+    # As when the process that made it ended before it had said what to do.
+    (directory(node, handle) / "link" / "link.sock").unlink()
+    driver = await node.take_over()
+    again, link = await started(driver, replace(wanted, workspace=wanted.instance_id))
+    assert again.data["container"] != handle.data["container"]
+    link.close()
+    assert await driver.handles() == [again]
+
+
+@on("docker")
+async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: Path) -> None:
+    mine = await node.driver.ensure(spec())
+    other = Node("docker", tmp_path / "other", node.engine)
+    await other.driver.open()
+    bystander = node.engine.begin(SHELL, "sleep", "infinity")
+    try:
+        theirs = await other.driver.ensure(spec())
+        assert await node.driver.handles() == [mine]
+        assert await other.driver.handles() == [theirs]
+        assert (await other.driver.observe(mine)).state is State.GONE
+        for call in (
+            other.driver.pause(mine),
+            other.driver.stop(mine, grace=timedelta(0)),
+            other.driver.destroy(mine),
+        ):
+            await call
+            assert (await node.driver.observe(mine)).state is State.RUNNING
+        with pytest.raises(LinkLost):
+            await other.driver.connect(mine)
+        with pytest.raises(PermanentError):
+            await other.driver.ensure(spec(instance_id=mine.instance_id))
+        assert (await node.driver.observe(mine)).state is State.RUNNING
+    finally:
+        await other.clear()
+    assert await node.driver.handles() == [mine]
+    assert (await node.driver.observe(mine)).state is State.RUNNING
+    assert node.engine.inspect(bystander)["State"]["Running"]
+    node.engine.remove(bystander)
+
+
+# The link
+
+
+@on("docker")
+async def test_the_executor_refuses_who_has_not_its_token(node: Node, tmp_path: Path) -> None:
+    handle, link = await started(node.driver, spec())
+    other, second = await started(node.driver, spec())
+    assert isinstance(node.driver, DockerDriver)
+    # The whole path is longer than a socket's name can be.
+    (tmp_path / "short").symlink_to(directory(node, handle) / "link")
+    path = str(tmp_path / "short" / "link.sock")
+    for wrong in (None, "", "0" * 64, node.driver._token(other.instance_id)):
+        with pytest.raises(ExecutorError) as caught:
+            await Link.connect(path, LinkSettings(), timeout=timedelta(seconds=5), token=wrong)
+        assert caught.value.code == "unauthenticated"
+    assert await printed(node.driver, link, "print(1)") == "1"
+    link.close()
+    second.close()
+
+
+# The engine
+
+
+async def refused(node: Node, handle: Handle) -> None:
+    """All that cannot be done now says so, and nothing is taken for gone."""
+    driver = node.driver
+    assert (await driver.observe(handle)).state is State.UNKNOWN
+    for call in (
+        driver.ensure(spec()),
+        driver.handles(),
+        driver.pause(handle),
+        driver.resume(handle),
+        driver.stop(handle, grace=timedelta(0)),
+        driver.destroy(handle),
+        driver.resize(handle, spec().resources),
+        driver.copy(driver.workspace_of(handle), "copy"),
+        driver.built(template()),
+    ):
+        with pytest.raises(TemporaryError) as caught:
+            await call
+        assert caught.value.code == UNAVAILABLE, call
+    with pytest.raises(LinkLost):
+        await driver.connect(handle)
+    assert await driver.health()
+
+
+async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: Node) -> None:
+    handle, link = await started(mortal.driver, spec())
+    await printed(mortal.driver, link, "open('kept', 'w').write('kept')")
+    mortal.engine.stop()
+    await link.closed
+    await refused(mortal, handle)
+    mortal.engine.start()
+    assert await mortal.driver.health() is None
+    assert await mortal.driver.handles() == [handle]
+    assert (await mortal.driver.observe(handle)).state is State.EXITED
+    workspace = mortal.driver.workspace_of(handle)
+    await mortal.driver.destroy(handle)
+    _, link = await started(mortal.driver, spec(workspace=workspace))
+    assert await printed(mortal.driver, link, "print(open('kept').read())") == "kept"
+    link.close()
+
+
+async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) -> None:
+    handle, link = await started(mortal.driver, spec())
+    settings = DockerSettings(url=mortal.engine.url, image=PYTHON, timeout=timedelta(seconds=2))
+    hasty = DockerDriver(mortal.data_dir, settings, LinkSettings(), LocalSettings())
+    await hasty.open()
+    mortal.engine.pause()
+    try:
+        seen, health, made = await asyncio.gather(
+            hasty.observe(handle), hasty.health(), hasty.ensure(spec()), return_exceptions=True
+        )
+        assert seen == Observation(State.UNKNOWN)
+        assert "does not answer" in str(health)
+        assert isinstance(made, TemporaryError)
+        assert made.code == UNAVAILABLE
+        # What runs does not need it.
+        assert await printed(mortal.driver, link, "print(1)") == "1"
+    finally:
+        mortal.engine.resume()
+    assert await mortal.driver.health() is None
+    assert (await mortal.driver.observe(handle)).state is State.RUNNING
+    link.close()
+    await hasty.close()
+
+
+async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mortal: Node) -> None:
+    begun = asyncio.get_running_loop().time()
+    await mortal.driver.ensure(spec())
+    whole = asyncio.get_running_loop().time() - begun
+    for part in (0.1, 0.5, 0.8):
+        making = asyncio.create_task(mortal.driver.ensure(spec()))
+        await asyncio.wait([making], timeout=whole * part)
+        await asyncio.to_thread(mortal.engine.crash)
+        (outcome,) = await asyncio.gather(making, return_exceptions=True)
+        assert isinstance(outcome, (Handle, TemporaryError)), outcome
+        await asyncio.to_thread(mortal.engine.start)
+        for handle in await mortal.driver.handles():
+            await mortal.driver.destroy(handle)
+        for workspace in await mortal.driver.workspaces():
+            await mortal.driver.discard(workspace)
+        assert mortal.engine.containers() == []
+        assert list((mortal.data_dir / "node" / "instances").iterdir()) == []
+        assert await mortal.driver.handles() == []
+
+
+async def test_an_engine_that_hangs_up_is_not_taken_for_an_instance_that_failed(
+    mortal: Node,
+) -> None:
+    reference = build(
+        mortal.engine,
+        "atoll-test/slow:1",
+        f"FROM {SHELL}",
+        "COPY python3 /usr/local/bin/python3",
+        python3="#!/bin/sh\nexec sleep infinity\n",
+    )
+    making = asyncio.create_task(mortal.driver.ensure(spec(template=template(image=reference))))
+
+    async def runs() -> bool:
+        return bool(mortal.engine.containers(status=["running"]))
+
+    await until(runs, "its container")
+    await asyncio.to_thread(mortal.engine.crash)
+    with pytest.raises(TemporaryError) as caught:
+        await making
+    assert caught.value.code == UNAVAILABLE
+    mortal.engine.start()
+
+
+async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:
+    settings = DockerSettings(url=f"unix://{tmp_path}/nothing.sock")
+    driver = DockerDriver(tmp_path / "data", settings, LinkSettings(), LocalSettings())
+    with pytest.raises(TemporaryError) as caught:
+        await driver.open()
+    assert caught.value.code == UNAVAILABLE
+    assert "nothing.sock" in caught.value.message
+    await driver.close()
+
+
+# Limits
+
+
+@on("docker")
+async def test_less_memory_than_is_in_use_is_refused_and_changes_nothing(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
+    heard = Heard()
+    request = job(node.driver, code, stdin_open=True)
+    running = asyncio.create_task(link.run(request, heard))
+
+    async def begun() -> bool:
+        return b"on" in heard.stdout
+
+    await until(begun, "its first word")
+    if await node.driver.resize(handle, replace(LIMITS, memory=40 * MiB)):
+        pytest.skip("the kernel makes room here, by ending what has too much")
+    await link.call("stdin", id=request["id"], data="Cg==", end=True)
+    assert (await running)["exit_code"] == 0
+    assert await node.driver.resize(handle, LIMITS)
+    link.close()
+    await node.driver.destroy(handle)
+    assert not await node.driver.resize(handle, LIMITS)
+
+
+# Images
+
+
+@on("docker")
+async def test_an_interpreter_that_fails_is_told_in_its_own_words(node: Node) -> None:
+    words = "this interpreter is from another century"
+    reference = build(
+        node.engine,
+        "atoll-test/broken:1",
+        f"FROM {SHELL}",
+        "COPY python3 /usr/local/bin/python3",
+        python3=f"#!/bin/sh\necho {words} >&2\nexit 1\n",
+    )
+    with pytest.raises(PermanentError, match=words) as caught:
+        await node.driver.ensure(spec(template=template(image=reference)))
+    assert caught.value.code == "instance_failed"
+    assert await node.driver.handles() == []
+    assert await node.alone()
+
+
+@on("docker")
+async def test_an_image_that_is_not_there_is_named(node: Node) -> None:
+    reference = f"atoll-test/{ids.instance_id().lower()}:1"
+    assert not await node.driver.built(template(image=reference))
+    with pytest.raises(TemporaryError, match=reference) as caught:
+        await node.driver.ensure(spec(template=template(image=reference)))
+    assert caught.value.code == "image_missing"
+    assert await node.driver.handles() == []
+    # Others can be started.
+    assert await node.driver.health() is None
+
+
+async def settled(node: Node, handle: Handle) -> bool:
+    return (await node.driver.observe(handle)).state is State.EXITED
+
+
+@on("docker")
+async def test_an_ephemeral_instance_ends_with_its_driver(node: Node) -> None:
+    ephemeral = await node.driver.ensure(spec(ephemeral=True))
+    kept = await node.driver.ensure(spec())
+    await node.take_over()
+    await until(lambda: settled(node, ephemeral), "the end of the ephemeral one")
+    assert (await node.driver.observe(kept)).state is State.RUNNING

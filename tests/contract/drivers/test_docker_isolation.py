@@ -1,0 +1,348 @@
+"""What confines a container: as its engine tells it, and as code inside finds it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.drivers.docker.driver import DockerDriver
+from atoll.model.instance import Callback, State
+from tests.contract.drivers.conftest import (
+    LIMITS,
+    Heard,
+    Node,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+    template,
+)
+from tests.servers.images import PYTHON
+
+if TYPE_CHECKING:
+    from atoll.model.instance import Handle
+    from tests.servers.docker import Dockerd
+
+pytestmark = [pytest.mark.anyio, on("docker")]
+
+TRY = """
+import errno, os, sys
+def tried(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return 'done'
+"""
+
+
+def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
+    """An image of a Dockerfile that runs nothing; `files` are programs for it to copy."""
+    context = io.BytesIO()
+    dockerfile = "\n".join(lines)
+    with tarfile.open(fileobj=context, mode="w") as packed:
+        for name, text in {"Dockerfile": dockerfile, **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text.encode()), 0o755
+            packed.addfile(entry, io.BytesIO(text.encode()))
+    about = {"t": reference}
+    said = engine.ask("POST", "/build", params=about, content=context.getvalue()).text
+    assert "Successfully tagged" in said, said
+    return reference
+
+
+def told(node: Node, handle: Handle) -> dict[str, Any]:
+    return node.engine.inspect(str(handle.data["container"]))
+
+
+# As the engine tells it
+
+
+async def test_the_engine_is_asked_to_confine_all_it_can(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    about = told(node, handle)
+    config, host = about["Config"], about["HostConfig"]
+    assert config["User"] == "1000:1000"
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert not host["Privileged"]
+    assert host["ReadonlyRootfs"]
+    assert (host["NetworkMode"], host["PidMode"], host["UTSMode"]) == ("none", "", "")
+    assert (host["IpcMode"], host["CgroupnsMode"]) == ("private", "private")
+    assert host["Memory"] == host["MemorySwap"] == LIMITS.memory
+    assert host["NanoCpus"] == LIMITS.cpu * 1e9
+    assert LIMITS.max_processes < host["PidsLimit"] < LIMITS.max_processes + 16
+    assert {limit["Name"]: limit["Hard"] for limit in host["Ulimits"]} == {
+        "core": 0, "memlock": 65_536, "msgqueue": 819_200, "nofile": 1024,
+    }  # fmt: skip
+    assert not host["Devices"]
+    assert host["RestartPolicy"]["Name"] == "no"
+    writable = {mount["Destination"] for mount in about["Mounts"] if mount["RW"]}
+    assert writable == {"/workspace", "/run/atoll/link", "/run/atoll/journal"}
+
+
+async def test_no_secret_is_where_the_engine_tells_it(node: Node) -> None:
+    driver = node.driver
+    assert isinstance(driver, DockerDriver)
+    callback = Callback("http://callback.test/path", "the-callback-token")
+    handle = await driver.ensure(spec(callback=callback))
+    token = driver._token(handle.instance_id)
+    process = Path(f"/proc/{node.pid_1(handle)}")
+    seen = [
+        json.dumps(told(node, handle)),
+        json.dumps(node.engine.containers()),
+        node.engine.logs(str(handle.data["container"])),
+        (process / "cmdline").read_text(),
+        (process / "environ").read_text(),
+        str(handle),
+    ]
+    for text in seen:
+        assert token not in text
+        assert callback.token not in text
+        assert callback.url not in text
+
+
+# As code inside finds it
+
+
+async def test_code_has_no_right_beyond_its_own(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    code = """
+import os
+words = dict(line.split(':', 1) for line in open('/proc/self/status'))
+for name in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb'):
+    assert int(words[name], 16) == 0, name
+print(words['NoNewPrivs'].strip(), words['Seccomp'].strip(), words['Uid'].split(), os.getgroups())
+interfaces = [line.split(':')[0].strip() for line in open('/proc/net/dev').readlines()[2:]]
+print(interfaces, os.uname().nodename)
+"""
+    assert await printed(node.driver, link, code) == (
+        "1 2 ['1000', '1000', '1000', '1000'] [1000]\n['lo'] sandbox"
+    )
+    link.close()
+
+
+async def test_nothing_but_the_workspace_and_temporary_places_can_be_written(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    code = f"""{TRY}
+found = set()
+for place, directories, _ in os.walk('/'):
+    # What the kernel makes up there is not a file system's.
+    closed = ('/proc', '/sys')
+    directories[:] = [name for name in directories if place + name not in closed]
+    name = os.path.join(place, 'new')
+    if tried(lambda: os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))) == 'done':
+        os.unlink(name)
+        found.add(place if '/workspace' not in place else '/workspace')
+print(sorted(found))
+print(*(tried(open, path, 'w') for path in ('/etc/passwd', '/etc/mark', '/proc/sys/vm/swappiness')))
+print(tried(os.chmod, '/etc/mark', 0o777), tried(os.mknod, '/tmp/disk', 0o60600, os.makedev(8, 0)))
+"""
+    said = (await printed(node.driver, link, code)).splitlines()
+    assert said[0] == "['/dev/mqueue', '/dev/shm', '/tmp', '/var/tmp', '/workspace']"
+    assert "done" not in " ".join(said[1:])
+    link.close()
+
+
+async def test_temporary_places_have_their_size_and_can_be_executed_from(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    code = f"""{TRY}
+def fill(path):
+    with open(path, 'wb', 0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+for place in ('/tmp', '/var/tmp', '/dev/shm'):
+    about = os.statvfs(place)
+    print(about.f_blocks * about.f_frsize >> 20, tried(fill, place + '/fill'))
+    os.unlink(place + '/fill')
+"""
+    # Files have a largest size, too.
+    wanted = job(node.driver, code) | {"limits": {}}
+    heard = Heard()
+    result = await link.run(wanted, heard)
+    assert result["exit_code"] == 0, heard.pieces
+    assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
+    run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
+    run += "import os; os.chmod('/tmp/x', 0o755); print(subprocess.check_output('/tmp/x'))"
+    assert await printed(node.driver, link, run) == "b'ran\\n'"
+    link.close()
+
+
+async def test_the_supervisor_cannot_be_harmed_or_looked_into(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = f"""{TRY}
+import ctypes, signal
+for number in set(range(1, 65)) - {{32, 33}}:
+    tried(os.kill, 1, number)
+names = ['environ', 'mem', 'maps', 'auxv', 'stack']
+print(*(tried(lambda: open('/proc/1/' + name, 'rb').read(1)) for name in names))
+print(tried(os.listdir, '/proc/1/fd'), tried(os.listdir, '/proc/1/root'),
+      tried(os.readlink, '/proc/1/exe'), tried(os.readlink, '/proc/1/cwd'))
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.ptrace(16, 1, None, None), errno.errorcode[ctypes.get_errno()])
+print(tried(os.open, '/proc/1/oom_score_adj', os.O_WRONLY))
+descriptor = os.pidfd_open(1)
+print(libc.syscall(438, descriptor, 0, 0), errno.errorcode[ctypes.get_errno()])
+buffer = ctypes.create_string_buffer(8)
+class Part(ctypes.Structure):
+    _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
+here, there = Part(ctypes.addressof(buffer), 8), Part(0x400000, 8)
+print(libc.process_vm_readv(1, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
+"""
+    said = await printed(node.driver, link, code)
+    for word in ("done", " 0", "\n0", "8"):
+        assert word not in said, said
+    assert (await node.driver.observe(handle)).state is State.RUNNING
+    assert await printed(node.driver, link, "print(1)") == "1"
+    link.close()
+
+
+async def test_the_link_and_the_journal_are_closed_to_code_inside(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = f"""{TRY}
+import socket
+for place in ('/run/atoll/link', '/run/atoll/journal'):
+    print(tried(os.listdir, place), tried(os.chmod, place, 0o777), tried(os.rmdir, place),
+          tried(os.rename, place, place + '2'), tried(os.open, place + '/x', 0o101),
+          tried(os.chdir, place), tried(os.symlink, '/tmp', place + '/link'))
+for name in ('link/link.sock', 'journal/0', 'journal/1'):
+    path = '/run/atoll/' + name
+    print(tried(os.stat, path), tried(os.unlink, path), tried(os.open, path, os.O_RDWR),
+          tried(os.rename, path, '/workspace/x'), tried(os.link, path, '/workspace/x'))
+print(tried(socket.socket(socket.AF_UNIX).connect, '/run/atoll/link/link.sock'))
+print(tried(socket.socket(socket.AF_UNIX).bind, '/run/atoll/link/other.sock'))
+print(tried(open, '/run/atoll/executor.pyz', 'wb'), tried(os.mkdir, '/run/atoll/x'))
+"""
+    for _ in range(2):
+        said = await printed(node.driver, link, code)
+        assert "done" not in said, said
+        link.close()
+        # Whoever comes next finds it as closed.
+        driver = await node.take_over()
+        link = await driver.connect(handle)
+    link.close()
+
+
+async def test_the_journal_of_the_instance_before_is_closed_as_well(node: Node) -> None:
+    first, link = await started(node.driver, spec())
+    await printed(node.driver, link, "print('for the journal')")
+    link.close()
+    await node.driver.destroy(first)
+    again = spec(workspace=node.driver.workspace_of(first))
+    _, link = await started(node.driver, again)
+    code = f"{TRY}\nprint(tried(os.listdir, '/run/atoll/journal'))"
+    assert await printed(node.driver, link, code) == "EACCES"
+    link.close()
+
+
+async def test_processes_stop_at_the_limit(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = """
+import os, time
+count = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        count += 1
+except OSError as error:
+    print(count, error.errno)
+"""
+    count, number = (await printed(node.driver, link, code)).split()
+    assert number == "11"  # EAGAIN
+    assert LIMITS.max_processes - 4 <= int(count) <= LIMITS.max_processes + 8
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    result = await link.run(job(node.driver, bomb, timeout=1.0), Heard())
+    assert result["exit_code"] != 0
+    assert len(node.inside(handle)) <= LIMITS.max_processes + 8
+    assert await printed(node.driver, link, "print('on')") == "on"
+    link.close()
+
+
+async def test_a_tree_of_memory_hogs_ends_and_the_supervisor_does_not(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    hogs = """
+import os
+for _ in range(4):
+    if os.fork() == 0:
+        open('/proc/self/oom_score_adj', 'w').write('1000')
+        break
+held = []
+while True: held.append(bytearray(1 << 20))
+"""
+    result = await link.run(job(node.driver, hogs), Heard())
+    assert result["exit_code"] != 0
+    assert (await node.driver.observe(handle)).state is State.RUNNING
+    assert await printed(node.driver, link, "print('on')") == "on"
+    link.close()
+
+
+# Whatever the image says
+
+
+async def test_an_image_does_not_change_how_it_is_confined(node: Node) -> None:
+    reference = build(
+        node.engine,
+        "atoll-test/stubborn:1",
+        f"FROM {PYTHON}",
+        "COPY --chown=1000:1000 mine /data/mine",
+        "USER root",
+        'ENTRYPOINT ["/bin/sh", "-c", "exec sleep infinity"]',
+        'CMD ["nothing"]',
+        "VOLUME /data/ /home/somebody /workspace /tmp /var",
+        'HEALTHCHECK CMD ["true"]',
+        "STOPSIGNAL SIGUSR1",
+        "WORKDIR /etc",
+        "EXPOSE 80",
+        "LABEL atoll.instance=mine atoll.workspace=mine atoll.node=mine atoll.link=mine",
+        "ENV HOME=/root PYTHONPATH=/data ATOLL_PYTHON=/bin/false X=from-image",
+        mine="content",
+    )
+    handle, link = await started(node.driver, spec(template=template(image=reference)))
+    about = told(node, handle)
+    config = about["Config"]
+    assert config["User"] == "1000:1000"
+    assert config["Healthcheck"] == {"Test": ["NONE"]}
+    assert "Health" not in about["State"]
+    assert config["WorkingDir"] == "/workspace"
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["Labels"]["atoll.instance"] == handle.instance_id
+    assert config["Entrypoint"][0] == "/usr/local/bin/python3"
+    assert not config["Cmd"]
+    plain, other = await started(node.driver, spec())
+    unlike = {
+        name
+        for name, value in told(node, plain)["HostConfig"].items()
+        if value != about["HostConfig"][name]
+    }
+    assert unlike == {"Mounts", "Tmpfs"}
+    code = f"""{TRY}
+print(os.getuid(), os.getcwd(), os.environ['HOME'], os.environ['X'], '/data' in sys.path)
+print(tried(open, '/etc/new', 'w'), tried(open, '/root/new', 'w'))
+for place in ('/data', '/home/somebody', '/var'):
+    about = os.statvfs(place)
+    print(about.f_blocks * about.f_frsize >> 20, os.listdir(place), os.path.ismount(place))
+print(*(tried(open, place + '/new', 'w') for place in ('/workspace', '/tmp', '/var/tmp')))
+"""
+    assert (await printed(node.driver, link, code)).splitlines() == [
+        "1000 /workspace /tmp from-image False",
+        "EROFS EROFS",
+        "64 [] True",
+        "64 [] True",
+        "64 ['tmp'] True",
+        "done done done",
+    ]
+    other.close()
+    link.close()
+    for one in (handle, plain):
+        await node.driver.destroy(one)
+    listed = node.engine.ask("GET", "/volumes").json()["Volumes"] or []
+    assert not [volume for volume in listed if not volume["Labels"]]

@@ -1,0 +1,481 @@
+"""
+Engines that share no directory with us, or whose containers share no socket: the link is a relay in
+the container, and workspaces are volumes of the engine. The rest of the contract holds there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.drivers.docker import links
+from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.executor import frames
+from atoll.executor.connection import Connection
+from atoll.executor.loop import Loop
+from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.model.instance import State
+from atoll.model.volume import LOCAL, S3, Volume
+from atoll.settings import DockerSettings, LinkSettings, LocalSettings
+from tests.contract.drivers.conftest import (
+    LIMITS,
+    Heard,
+    MiB,
+    Node,
+    job,
+    make_driver,
+    on,
+    printed,
+    spec,
+    started,
+    template,
+)
+from tests.servers.docker import Dockerd
+from tests.servers.images import PYTHON
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+RELAYED = ("remote", "gvisor")
+IS_RELAY = f"open('/proc/%s/cmdline' % p).read().endswith('{links.NAME}\\0')"
+RELAYS = f"[int(p) for p in os.listdir('/proc') if p.isdigit() and {IS_RELAY}]"
+
+
+async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 300_000):
+        yield data[start : start + 300_000]
+
+
+class FirstWord(Heard):
+    """Tells when anything was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = asyncio.Event()
+
+    def output(self, sequence: int, channel: int, data: bytes) -> None:
+        super().output(sequence, channel, data)
+        self.came.set()
+
+
+@on("remote", "gvisor", "docker")
+async def test_files_of_many_mebibytes_go_both_ways_on_two_links_at_once(node: Node) -> None:
+    handle, one = await started(node.driver, spec())
+    two = await node.driver.connect(handle)
+    content = [os.urandom(6 * MiB), os.urandom(5 * MiB)]
+    written = await asyncio.gather(
+        one.write("a", several_mebibytes(content[0])), two.write("b", several_mebibytes(content[1]))
+    )
+    assert [entry["size"] for entry in written] == [6 * MiB, 5 * MiB]
+
+    async def digest(link: Link, path: str) -> str:
+        _, pieces = await link.read(path)
+        found = hashlib.sha256()
+        async for piece in pieces:
+            found.update(piece)
+        return found.hexdigest()
+
+    wanted = [hashlib.sha256(data).hexdigest() for data in content]
+    assert list(await asyncio.gather(digest(two, "a"), digest(one, "b"))) == wanted
+    code = "import hashlib; print(hashlib.sha256(open('a', 'rb').read()).hexdigest())"
+    assert await printed(node.driver, one, code) == wanted[0]
+    one.close()
+    two.close()
+
+
+@on(*RELAYED)
+async def test_a_reader_that_does_not_read_holds_up_nobody_and_nothing_piles_up(
+    node: Node,
+) -> None:
+    handle, slow = await started(node.driver, spec())
+    other = await node.driver.connect(handle)
+    data = os.urandom(8 * MiB)
+    await other.write("large", several_mebibytes(data))
+    _, pieces = await slow.read("large")
+    first = await anext(pieces)
+    # It is not read on: what is under way is a window, and the same link is free for others.
+    assert await printed(node.driver, slow, "print('free')") == "free"
+    assert await printed(node.driver, other, "print('free')") == "free"
+    rest = b"".join([piece async for piece in pieces])
+    assert first + rest == data
+    slow.close()
+    other.close()
+
+
+@on(*RELAYED)
+async def test_a_run_goes_on_while_its_link_is_cut_and_a_new_one_attaches(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    code = "import time\nfor n in range(60): print(n, flush=True); time.sleep(0.05)"
+    wanted, heard = job(node.driver, code), FirstWord()
+    running = asyncio.create_task(link.run(wanted, heard))
+    await asyncio.wait_for(heard.came.wait(), 30)
+    assert link._transport is not None
+    link._transport.abort()
+    with pytest.raises(LinkLost):
+        await running
+    link = await node.driver.connect(handle)
+    result = await link.attach(wanted["id"], heard.last, heard)
+    assert result["exit_code"] == 0
+    assert heard.stdout.decode().split() == [str(number) for number in range(60)]
+    link.close()
+
+
+@on("remote")
+async def test_a_relay_that_is_killed_is_a_link_that_is_lost(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    path = f"/containers/{handle.data['container']}/top"
+    about = {"ps_args": "-eww -o pid,args"}
+    shown = node.engine.ask("GET", path, params=about).json()["Processes"]
+    pids = [int(pid) for pid, command in shown if command.endswith(links.NAME)]
+    (pid,) = pids
+    os.kill(pid, 9)
+    await asyncio.wait_for(link.closed, 30)
+    assert not link.alive
+    again = await node.driver.connect(handle)
+    assert await printed(node.driver, again, "print('again')") == "again"
+    again.close()
+
+
+@on(*RELAYED)
+async def test_many_links_at_once_are_all_answered_and_leave_no_relay(node: Node) -> None:
+    handle, first = await started(node.driver, spec())
+    others = await asyncio.gather(*(node.driver.connect(handle) for _ in range(8)))
+    assert await asyncio.gather(*(other.call("stat", path=".") for other in others))
+    for other in others:
+        other.close()
+    code = f"""
+import os, time
+def relays():
+    found = []
+    for p in os.listdir('/proc'):
+        try:
+            if p.isdigit() and {IS_RELAY}: found.append(p)
+        except OSError: pass
+    return len(found)
+while relays() > 1: time.sleep(0.05)
+print(relays())
+"""
+    assert await printed(node.driver, first, code) == "1"
+    first.close()
+
+
+@on(*RELAYED)
+async def test_a_link_outlives_a_pause_and_none_can_be_made_in_it(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    await node.driver.pause(handle)
+    assert (await node.driver.observe(handle)).state is State.PAUSED
+    with pytest.raises(LinkLost):
+        await node.driver.connect(handle)
+    waiting = asyncio.create_task(printed(node.driver, link, "print('on')"))
+    await node.driver.resume(handle)
+    assert await waiting == "on"
+    link.close()
+
+
+# User code
+
+HOSTILE = f"""
+import errno, os, socket, struct, sys
+sys.path.insert(0, '/run/atoll/executor.pyz')
+from atoll_executor import frames
+
+def asked(show, token):
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(10)
+    try:
+        link.connect(chr(0) + '{links.NAME}')
+        show(link)
+        link.sendall(frames.encode_json(0, frames.HELLO, {{'versions': [1], 'token': token}}))
+        link.sendall(frames.encode_json(1, frames.OPEN, {{'op': 'shutdown'}}))
+        return link.recv(1)
+    except OSError as error:
+        return errno.errorcode[error.errno].encode() if error.errno else b'slow'
+
+def credentials(uid):
+    who = struct.pack('3i', os.getpid(), uid, os.getgid())
+    return lambda link: link.sendmsg([b'x'], [(socket.SOL_SOCKET, 2, who)])
+
+refused = {{b'', b'EPIPE', b'ECONNRESET', b'EPERM', b'ECONNREFUSED'}}
+for name, show in [('nobody', lambda link: None), ('itself', credentials(os.getuid())),
+                   ('relay', credentials({links.RELAY_UID})),
+                   ('handles', lambda link: link.sendmsg(
+                       [b'x'], [(socket.SOL_SOCKET, 1, struct.pack('3i', 0, 1, 2))]))]:
+    for token in ('', '0' * 64):
+        said = asked(show, token)
+        assert said in refused, (name, said)
+
+held = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+for one in held:
+    one.settimeout(1)
+    try: one.connect(chr(0) + '{links.NAME}')
+    except OSError: pass
+"""
+
+TOUCH = f"""
+import ctypes, os, sys
+(relay,) = {RELAYS}
+def refused(work):
+    try: work()
+    except OSError as error: return type(error).__name__
+    return 'done'
+print(refused(lambda: os.kill(relay, 9)), refused(lambda: os.kill(relay, 19)))
+print(refused(lambda: open('/proc/%d/mem' % relay, 'rb')))
+print(refused(lambda: open('/proc/%d/environ' % relay, 'rb').read()))
+print(refused(lambda: os.listdir('/proc/%d/fd' % relay)))
+print(refused(lambda: os.setuid({links.RELAY_UID})))
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.ptrace(16, relay, 0, 0))
+os.kill(-1, 0)
+"""
+
+
+@on(*RELAYED)
+async def test_user_code_is_not_heard_by_the_executor_whatever_it_shows(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    heard = Heard()
+    result = await link.run(job(node.driver, HOSTILE), heard)
+    assert result["exit_code"] == 0, heard.pieces
+    # It still runs, and takes links.
+    again = await node.driver.connect(handle)
+    assert await printed(node.driver, again, "print('well')") == "well"
+    link.close()
+    again.close()
+
+
+@on("remote")
+async def test_user_code_cannot_touch_the_relay_nor_become_its_user(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    said = await printed(node.driver, link, TOUCH)
+    denied = "PermissionError"
+    lines = [f"{denied} {denied}", denied, denied, denied, denied, "-1"]
+    assert said.split("\n") == lines
+    link.close()
+
+
+@on("gvisor")
+async def test_user_code_in_gvisor_cannot_end_the_relay(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    said = await printed(node.driver, link, TOUCH)
+    assert said.split("\n")[0] == "PermissionError PermissionError"
+    assert said.split("\n")[-1] == "-1"
+    assert await printed(node.driver, link, "print('on')") == "on"
+    link.close()
+
+
+@on("remote")
+async def test_a_relay_without_the_token_gets_no_request_through(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    driver = node.driver
+    assert isinstance(driver, DockerDriver)
+    shown = node.engine.inspect(str(handle.data["container"]))
+    entry = shown["Config"]["Entrypoint"]
+    for token in ("", "0" * 64):
+        with pytest.raises(ExecutorError) as refused:
+            await links.by_relay(
+                driver._engine,
+                str(handle.data["container"]),
+                entry[: entry.index("-I")],
+                "/run/atoll/executor.pyz",
+                LinkSettings(),
+                timeout=timedelta(seconds=30),
+                token=token,
+            )
+        assert refused.value.code == "unauthenticated"
+    # Neither the config nor the token is to be seen by who may look at the container.
+    assert driver._token(handle.instance_id) not in str(shown)
+    assert await printed(driver, link, "print('well')") == "well"
+    link.close()
+
+
+async def test_a_request_before_a_hello_that_was_taken_ends_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    loop, asked = Loop(), []
+    theirs.setblocking(False)
+    Connection(
+        loop,
+        theirs,
+        lambda connection, hello: False,
+        lambda stream, request: asked.append(request),
+        lambda connection: setattr(loop, "running", False),
+    )
+    ours.sendall(frames.encode_json(0, frames.HELLO, {"token": "wrong"}))
+    ours.sendall(frames.encode_json(1, frames.OPEN, {"op": "shutdown"}))
+    loop.run()
+    loop.close()
+    assert asked == []
+    assert ours.recv(1) == b""
+    ours.close()
+
+
+# Workspaces
+
+
+@on("remote")
+async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    await printed(node.driver, link, "open('kept', 'w').write('one')")
+    code = "import os; s = os.stat('/workspace'); print(s.st_uid, s.st_gid, oct(s.st_mode))"
+    assert await printed(node.driver, link, code) == "1000 1000 0o40700"
+    link.close()
+    driver = await node.take_over()
+    assert await driver.handles() == [handle]
+    again = await driver.connect(handle)
+    assert await printed(driver, again, "print(open('kept').read())") == "one"
+    again.close()
+    await driver.destroy(handle)
+    workspace = driver.workspace_of(handle)
+    assert await driver.workspaces() == [workspace]
+    other, link = await started(driver, spec(workspace=workspace))
+    assert await printed(driver, link, "print(open('kept').read())") == "one"
+    link.close()
+    with pytest.raises(TemporaryError) as busy:
+        await driver.discard(workspace)
+    assert busy.value.code == "workspace_busy"
+    await driver.destroy(other)
+    await driver.discard(workspace)
+    await driver.discard(workspace)
+    assert await driver.workspaces() == []
+    with pytest.raises(NotFound) as lost:
+        await driver.ensure(spec(workspace=workspace))
+    assert lost.value.code == "workspace_lost"
+
+
+@on("remote")
+async def test_the_executor_can_be_read_and_not_be_changed(node: Node) -> None:
+    _, link = await started(node.driver, spec())
+    code = """
+import os
+for path in ('/run/atoll/executor.pyz', '/run/atoll/new', '/run/atoll/inside/lib/atoll_session.py'):
+    try: open(path, 'wb'); print('written', path)
+    except OSError: pass
+import atoll_session
+print(os.access('/run/atoll/inside/bin/atoll-session', os.X_OK))
+"""
+    assert await printed(node.driver, link, code) == "True"
+    link.close()
+
+
+@on("remote")
+async def test_what_a_node_with_volumes_cannot_do_is_refused_with_the_reason(node: Node) -> None:
+    driver = node.driver
+    assert "copy" not in driver.capabilities.features
+    assert "disk_quota" in driver.capabilities.missing
+    assert driver.places.trouble()
+    for kind, code in ((LOCAL, "isolation_unavailable"), (S3, "mount_unavailable")):
+        volume = Volume(id="v", created_at=template().created_at, size=0, kind=kind, node_id=None)
+        with pytest.raises(InvalidRequest) as refused:
+            await driver.places.check(volume, read_only=True)
+        assert refused.value.code == code
+    assert await driver.copy("nothing", "new") is False
+
+
+@on("remote")
+async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) -> None:
+    handle = await node.driver.ensure(spec())
+    await node.driver.destroy(handle)
+    workspace = node.driver.workspace_of(handle)
+    name = (node.data_dir / "node" / NAME).read_text()
+    about = {
+        "Image": "atoll-workspace:1",
+        "Cmd": ["/nothing"],
+        "Labels": {"atoll.node": name, "atoll.draft": ""},
+        "HostConfig": {"Binds": [f"atoll-{workspace}:/workspace"]},
+    }
+    node.engine.ask("POST", "/containers/create", json=about)
+    await node.driver.discard(workspace)
+    assert await node.driver.workspaces() == []
+    assert await node.alone()
+
+
+@on("remote")
+async def test_its_load_is_what_its_containers_may_use(node: Node) -> None:
+    idle = await node.driver.metrics()
+    handle = await node.driver.ensure(spec())
+    busy = await node.driver.metrics()
+    assert (idle.mem_usage, idle.cpu_usage) == (0.0, 0.0)
+    assert busy.mem_usage * busy.mem_total == pytest.approx(LIMITS.memory)
+    assert await node.driver.resize(handle, LIMITS.__class__(1.0, 256 * MiB, 16 * MiB, 32))
+    larger = await node.driver.metrics()
+    assert larger.mem_usage * busy.mem_total == pytest.approx(256 * MiB)
+    used = await node.driver.memory_used(handle)
+    assert used is not None
+    assert 0 < used < LIMITS.memory
+
+
+# How an engine is reached
+
+
+def driver_at(place: Path, **where: Any) -> DockerDriver:
+    settings = DockerSettings(image=PYTHON, **where)
+    return DockerDriver(place, settings, LinkSettings(), LocalSettings())
+
+
+async def trouble(driver: DockerDriver) -> AtollError:
+    with pytest.raises(AtollError) as refused:
+        await driver.open()
+    await driver.close()
+    return refused.value
+
+
+async def test_an_engine_is_believed_by_its_certificate_and_believes_ours(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    right = dockerd.over_tls
+    other = Dockerd(tmp_path, tls=True)  # Never started: for the certificates of another authority.
+    try:
+        for wrong in (
+            right | {"tls_ca": str(other.ca)},
+            right | {"tls_cert": str(other.cert), "tls_key": str(other.key)},
+            {"url": right["url"], "tls_ca": right["tls_ca"]},
+            {"url": right["url"]},
+        ):
+            error = await trouble(driver_at(tmp_path / "data", **wrong))
+            assert error.code in ("engine_unavailable", "engine_refused"), error.message
+        error = await trouble(driver_at(tmp_path / "data", **right | {"tls_cert": "/nothing"}))
+        assert error.code == "engine_insecure"
+        error = await trouble(driver_at(tmp_path / "data", url="tcp://192.0.2.1:2375"))
+        assert error.code == "engine_insecure"
+        assert isinstance(error, PermanentError)
+    finally:
+        other.__exit__()
+    driver = driver_at(tmp_path / "data", **right)
+    await driver.open()
+    assert await driver.health() is None
+    await driver.close()
+
+
+async def test_directories_are_chosen_where_the_engine_sees_them(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    for where, copies in (({"url": dockerd.url}, True), (dockerd.over_tls, False)):
+        driver = driver_at(tmp_path / "data", **where)
+        await driver.open()
+        assert ("copy" in driver.capabilities.features) is copies
+        await driver.close()
+
+
+async def test_another_engine_has_no_containers_of_this_node(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    """Two nodes on one engine leave each other alone."""
+    one = make_driver("remote", tmp_path / "one", dockerd.over_tls)
+    two = make_driver("remote", tmp_path / "two", dockerd.over_tls)
+    await one.open()
+    await two.open()
+    handle = await one.ensure(spec())
+    assert await two.handles() == []
+    assert await two.workspaces() == []
+    await one.destroy(handle)
+    await one.discard(one.workspace_of(handle))
+    await one.close()
+    await two.close()

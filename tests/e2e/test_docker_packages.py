@@ -1,0 +1,301 @@
+"""Python packages on a node with a Docker engine: what is installed, and what an attacker gets."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.api import V1, Api, answer, eventually, problem, session
+from tests.harness import Server
+from tests.servers.images import PYTHON, SHELL
+from tests.servers.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers.docker import Dockerd
+
+MiB = 1024 * 1024
+LABEL = "atoll.install"
+CODE = "import greet, lower; print(greet.version, lower.version)"
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[Index]:
+    with Index(password="index-password") as running:
+        running.add("greet", "1.2", requires=["lower>=1"], scripts={"hello-greet": "greet:main"})
+        running.add("lower", "2.0")
+        running.add("needs-nothing-there", requires=["not-on-the-index"])
+        yield running
+
+
+def settings(engine: Dockerd, index: Index) -> dict[str, str]:
+    return {
+        "ATOLL_DRIVER": "docker",
+        "ATOLL_DOCKER__URL": engine.url,
+        "ATOLL_DOCKER__IMAGE": PYTHON,
+        "ATOLL_POOL__SIZE": "0",
+        "ATOLL_PACKAGES__INDEX_URL": index.url,
+        "ATOLL_PACKAGES__ALLOW_SOURCE_BUILDS": "1",
+        "ATOLL_PACKAGES__DISK": str(64 * MiB),
+        "ATOLL_PACKAGES__MEMORY": str(512 * MiB),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(
+    dockerd: Dockerd, index: Index, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), **settings(dockerd, index)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> Iterator[Api]:
+    with server.client() as http:
+        http.timeout = 120
+        yield Api(http)
+
+
+def installs(server: Server, engine: Dockerd) -> list[object]:
+    """What there is of installations, going on or left."""
+    places = (server.data_dir / "node" / "installs").iterdir()
+    return [*places, *engine.containers(label=[LABEL])]
+
+
+def log_of(api: Api, session_id: str) -> str:
+    return api.http.get(f"{V1}/sessions/{session_id}/dependencies/log").text
+
+
+def refused(api: Api, name: str) -> tuple[str, str]:
+    """Why a package could not be installed, and the log of that."""
+    body = {"dependencies": [{"name": name}]}
+    failed = problem(api.http.post(f"{V1}/sessions", json=body), 422, "dependency_failed")
+    return failed["detail"], log_of(api, failed["session_id"])
+
+
+def test_a_session_has_its_packages_and_what_they_need(
+    api: Api, server: Server, dockerd: Dockerd, index: Index
+) -> None:
+    with session(api, dependencies=[{"name": "greet", "version": ">=1.1"}]) as made:
+        assert api.get(made)["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
+        assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"
+        assert api.run(made, command=["python3", "-c", CODE])["stdout"] == "1.2 2.0\n"
+        assert api.run(made, command=["hello-greet"])["stdout"] == "greet 1.2\n"
+        said = log_of(api, made)
+        assert "Installed: greet==1.2 lower==2.0" in said
+        assert "index-password" not in said
+    assert installs(server, dockerd) == []
+    asked = len(index.asked)
+    with session(api, dependencies=[{"name": "greet", "version": ">=1.1"}]) as made:
+        assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"
+    assert len(index.asked) == asked
+
+
+def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
+    with session(api) as made:
+        body = {"dependencies": [{"name": "lower"}]}
+        told = answer(api.http.post(f"{V1}/sessions/{made}/dependencies", json=body))
+        assert told["installed"] == ["lower==2.0"]
+        assert api.run(made, "import lower; print(lower.version)")["stdout"] == "2.0\n"
+
+
+def test_the_interpreter_that_an_image_was_lent_has_packages_too(api: Api) -> None:
+    body = {"id": "lent", "name": "lent", "image": SHELL}
+    answer(api.http.post(f"{V1}/templates", json=body), 201)
+    with session(api, template_id="lent", dependencies=[{"name": "greet"}]) as made:
+        assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"
+        assert api.run(made, command=["hello-greet"])["stdout"] == "greet 1.2\n"
+
+
+def test_a_template_has_packages_of_its_own(api: Api) -> None:
+    body = {"id": "own", "name": "own", "image": PYTHON, "python_packages": ["greet"]}
+    made = api.http.post(f"{V1}/templates", json=body)
+    assert made.status_code in (201, 202), made.text
+
+    def status() -> str:
+        return str(answer(api.http.get(f"{V1}/templates/own"))["status"])
+
+    eventually(lambda: status() in ("ready", "failed"), 60)
+    assert status() == "ready", answer(api.http.get(f"{V1}/templates/own"))
+    with session(api, template_id="own") as made_session:
+        assert api.run(made_session, CODE)["stdout"] == "1.2 2.0\n"
+
+
+def test_what_is_not_on_the_index_fails_and_leaves_nothing(
+    api: Api, server: Server, dockerd: Dockerd
+) -> None:
+    why, said = refused(api, "needs-nothing-there")
+    assert "not-on-the-index" in why
+    assert "not-on-the-index" in said
+    assert installs(server, dockerd) == []
+
+
+def test_one_whose_control_plane_ends_is_ended_by_it(
+    dockerd: Dockerd, index: Index, tmp_path: Path
+) -> None:
+    index.add("slow", "1.0")
+    held = index.hold("/files/slow-1.0-py3-none-any.whl")
+    env = {**settings(dockerd, index), "ATOLL_SHUTDOWN_TIMEOUT": "1"}
+    with Server(tmp_path, **env) as server:
+        with server.client() as http:
+            body = {"dependencies": [{"name": "slow"}]}
+            answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)
+            assert held.asked.wait(60)
+        assert len(installs(server, dockerd)) == 2
+        server.stop()
+        assert installs(server, dockerd) == []
+        held.go.set()
+
+
+def test_one_whose_control_plane_was_killed_ends_and_is_done_again(
+    own_dockerd: Dockerd, tmp_path: Path
+) -> None:
+    with Index() as index:
+        index.add("greet", "1.0")
+        held = index.hold("/files/greet-1.0-py3-none-any.whl")
+        place = tmp_path / "server"
+        place.mkdir()
+        with Server(place, **settings(own_dockerd, index)) as server:
+            with server.client() as http:
+                body = {"dependencies": [{"name": "greet"}], "timeout": 600}
+                made = answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]
+                assert held.asked.wait(60)
+            assert len(own_dockerd.containers(label=[LABEL])) == 1
+            server.stop(signal.SIGKILL)
+            # By itself: nobody is there to end it.
+            eventually(lambda: own_dockerd.containers(label=[LABEL]) == [])
+            held.go.set()
+            with server.start().client() as http:
+                api = Api(http)
+                assert api.run(made, "import greet; print(greet.version)")["stdout"] == "1.0\n"
+                api.end(made)
+            assert installs(server, own_dockerd) == []
+
+
+# Source builds
+
+
+NOSY = """
+import socket
+for address in {addresses}:
+    try:
+        socket.create_connection(address, 2)
+        print("REACHED", address, flush=True)
+    except OSError:
+        print("no way to", address, flush=True)
+for path in {paths}:
+    print("SEEN" if os.path.exists(path) else "not there", path, flush=True)
+print("variables", sorted(os.environ), flush=True)
+for place in ("/usr/x", "/etc/x", "/x", "/run/atoll/uv", "/run/atoll/install.py"):
+    try:
+        open(place, "ab").close()
+        print("WROTE", place, flush=True)
+    except OSError:
+        print("read-only", place, flush=True)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print("rights", os.getuid(), status["CapEff"].strip(), status["NoNewPrivs"].strip(),
+      status["Seccomp"].strip(), flush=True)
+raise SystemExit("enough")
+"""
+
+
+def test_a_build_has_neither_network_nor_the_hosts_files_nor_rights(
+    api: Api, server: Server, dockerd: Dockerd, index: Index, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the host")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ports = (listener.getsockname()[1], index.port)
+        addresses = [*(("127.0.0.1", port) for port in ports), ("192.0.2.1", 80)]
+        paths = [str(secret), str(server.data_dir / "key"), str(dockerd.socket), "/root/.ssh"]
+        index.add_source("nosy", code=NOSY.format(addresses=addresses, paths=paths))
+        _, said = refused(api, "nosy")
+    assert said.count("no way to") >= 3, said
+    assert said.count("not there") >= 4
+    assert "rights 1000 0000000000000000 1 2" in said
+    for bad in ("REACHED", "SEEN", "WROTE", "index-password", "ATOLL_"):
+        assert bad not in said, said
+    assert installs(server, dockerd) == []
+
+
+ASKS = """
+import socket
+rows = [line.split() for line in open("/proc/net/tcp")][1:]
+ports = {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"}
+def ask(line):
+    with socket.create_connection(("127.0.0.1", *ports)) as way:
+        way.sendall((line + " HTTP/1.1\\nHost: x\\nConnection: close\\n\\n").encode())
+        answer = b""
+        while data := way.recv(65536):
+            answer += data
+    print(line, "->", answer.split(b"\\r\\n")[0], flush=True)
+for line in (
+    "GET http://127.0.0.1:PORT/simple/elsewhere/", "GET /", "GET /simple/../files/x",
+    "GET //127.0.0.1:PORT/simple/", "CONNECT 127.0.0.1:PORT", "POST /simple/lower/",
+    "GET /simple/lower/",
+):
+    ask(line)
+for _ in range(300):
+    socket.create_connection(("127.0.0.1", *ports)).close()
+ask("GET /simple/lower/")
+raise SystemExit("enough")
+"""
+
+
+def test_a_build_reaches_nothing_but_the_index(api: Api, index: Index) -> None:
+    with Index() as outside:
+        outside.add("elsewhere")
+        index.add_source("asks", code=ASKS.replace("PORT", str(outside.port)))
+        _, said = refused(api, "asks")
+        assert outside.asked == []
+    lines = [line.strip() for line in said.splitlines() if "->" in line]
+    assert len({line for line in lines if "403" in line}) == 6, said
+    fine = "GET /simple/lower/ -> b'HTTP/1.1 200 '"
+    assert [line for line in lines if "403" not in line][:2] == [fine, fine], said
+
+
+def test_a_build_that_goes_well_leaves_nothing_running(
+    api: Api, server: Server, dockerd: Dockerd, index: Index
+) -> None:
+    stays = "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 100)\n    import time\n"
+    index.add_source("leaves", code=stays + "    time.sleep(600)")
+    with session(api, dependencies=[{"name": "leaves"}]) as made:
+        assert api.run(made, "import leaves; print(leaves.version)")["stdout"] == "1.0\n"
+    assert installs(server, dockerd) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("fills-disk", "with open('/build/x', 'wb') as f:\n    while True: f.write(bytes(1<<20))"),
+        ("fills-memory", "x = [bytearray(1<<20) for _ in range(4096)]"),
+        ("never-stops-talking", "for _ in range(2000): print('x' * 65536)\nraise SystemExit(1)"),
+        ("talks-in-its-place", "for fd in range(100):\n    try: os.write(os.open("
+         "'/proc/1/fd/%d' % fd, os.O_RDWR), b'x' * 100)\n    except OSError: pass\n"
+         "raise SystemExit(1)"),
+    ],
+)  # fmt: skip
+def test_a_build_that_takes_without_end_or_makes_things_up_is_ended(
+    api: Api, server: Server, dockerd: Dockerd, index: Index, name: str, code: str
+) -> None:
+    index.add_source(name, code=code)
+    _, said = refused(api, name)
+    assert len(said) < 300 * 1024
+    assert installs(server, dockerd) == []
+
+
+def test_gvisor_installs_them_as_well(
+    runsc: str, dockerd: Dockerd, index: Index, tmp_path: Path
+) -> None:
+    env = {**settings(dockerd, index), "ATOLL_DOCKER__RUNTIME": runsc}
+    with Server(tmp_path, **env) as server, server.client() as http:
+        http.timeout = 120
+        api = Api(http)
+        with session(api, dependencies=[{"name": "greet"}]) as made:
+            assert api.get(made)["dependencies"]["installed"] == ["greet==1.2", "lower==2.0"]
+            assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"

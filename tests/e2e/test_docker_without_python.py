@@ -1,0 +1,156 @@
+"""Images that have no Python: what they have works, and Python is lent to them."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.drivers.docker import containers, interpreter
+from tests.e2e.api import V1, Api, answer, eventually, problem, session
+from tests.harness import Server
+from tests.rootfs import build_image
+from tests.servers.images import PYTHON, SHELL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers.docker import Dockerd
+
+STATIC, ENTRY = "atoll-test/static:1", "atoll-test/entry:1"
+STATIC_PROGRAM = "ldconfig"
+"""It is linked with nothing on every machine whose C library is glibc."""
+
+
+@pytest.fixture(scope="module")
+def engine(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Dockerd:
+    """With an image that has nothing but one program, and one with an entry point."""
+    place = tmp_path_factory.mktemp("static")
+    program = shutil.which(STATIC_PROGRAM, path="/usr/sbin:/sbin")
+    assert program is not None
+    with tarfile.open(place / "static.tar", "w") as packed:
+        packed.add(program, f"bin/{STATIC_PROGRAM}")
+    dockerd.import_image(place / "static.tar", STATIC, "ENV PATH=/bin")
+    with tarfile.open(place / "entry.tar", "w") as packed:
+        packed.add(build_image(place / "entry", python=False, tools=("bash", "echo")), ".")
+    changes = ('ENTRYPOINT ["/bin/echo","hello"]', 'CMD ["world"]')
+    dockerd.import_image(place / "entry.tar", ENTRY, *changes)
+    return dockerd
+
+
+@pytest.fixture(scope="module", params=["directories", "volumes"])
+def api(
+    request: pytest.FixtureRequest, engine: Dockerd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Api]:
+    env = {
+        "ATOLL_DRIVER": "docker",
+        "ATOLL_DOCKER__URL": engine.url,
+        "ATOLL_DOCKER__IMAGE": PYTHON,
+        "ATOLL_DOCKER__STORAGE": request.param,
+        "ATOLL_POOL__SIZE": "0",
+    }
+    place = tmp_path_factory.mktemp("server")
+    with Server(place, "--stop-sessions", **env) as server, server.client() as http:
+        api = Api(http)
+        for name, image in (("shell", SHELL), ("static", STATIC), ("entry", ENTRY)):
+            create(api, id=name, image=image)
+        yield api
+
+
+def create(api: Api, **fields: Any) -> dict[str, Any]:
+    """A template that is ready, as it is told."""
+    made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
+    path = f"{V1}/templates/{made['id']}"
+    eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"))
+    told = answer(api.http.get(path))
+    assert told["status"] == "ready", told
+    return told
+
+
+def test_shell_and_commands_are_the_images_own(api: Api) -> None:
+    with session(api, template_id="shell") as made:
+        told = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
+        assert told["stdout"].endswith("from the image"), told
+        assert api.run(made, command=["uname"])["stdout"] == "Linux\n"
+        lost = api.run(made, command=["perl", "-v"])
+        assert (lost["exit_code"], lost["error"]["code"]) == (127, "command_not_found")
+
+
+PROBE = """
+import asyncio, ctypes, hashlib, json, sqlite3, ssl, subprocess, sys, threading, zlib
+print(sys.executable, sys.prefix)
+print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True).stdout)
+"""
+
+
+def test_python_is_lent_to_an_image_without(api: Api) -> None:
+    with session(api, template_id="shell") as made:
+        told = api.run(made, PROBE)
+        place = "/run/atoll/python"
+        assert told["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", told
+        # As a program too, for a shell and for what came with a package.
+        assert api.run(made, command=["python3", "-c", "print(1)"])["stdout"] == "1\n"
+        told = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
+                       language="shell")  # fmt: skip
+        assert told["stdout"] == "None\n", told
+
+
+def test_nobody_inside_can_change_what_is_lent(api: Api) -> None:
+    code = """
+import os, sys
+for place in (sys.executable, sys.prefix + "/lib/x", os.__file__):
+    try:
+        open(place, "a")
+        print("OPEN", place)
+    except OSError as error:
+        print(error.strerror)
+"""
+    with session(api, template_id="shell") as made:
+        printed = set(api.run(made, code)["stdout"].splitlines())
+        assert printed <= {"Read-only file system", "Permission denied"}, printed
+
+
+def test_a_context_keeps_its_state_on_it(api: Api) -> None:
+    with session(api, template_id="shell") as made:
+        context = answer(api.http.post(f"{V1}/sessions/{made}/contexts", json={}), 201)["id"]
+        api.run(made, "x = 40", context_id=context)
+        assert api.run(made, "print(x + 2)", context_id=context)["stdout"] == "42\n"
+
+
+def test_an_image_with_one_static_program_will_do(api: Api) -> None:
+    with session(api, template_id="static") as made:
+        told = api.run(made, command=[STATIC_PROGRAM, "--version"])
+        assert told["stdout"].startswith("ldconfig"), told
+        assert api.run(made, "import ssl; print(6 * 7)")["stdout"] == "42\n"
+        api.put(made, "a.txt", b"kept")
+        assert api.run(made, "print(open('a.txt').read())")["stdout"] == "kept\n"
+        lost = api.run(made, "echo 1", language="shell")
+        assert (lost["exit_code"], lost["error"]["code"]) == (127, "interpreter_missing")
+        assert "bash or sh is not in this sandbox" in lost["stderr"]
+
+
+def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:
+    template = answer(api.http.get(f"{V1}/templates/entry"))
+    assert (template["entrypoint"], template["command"]) == (["/bin/echo", "hello"], ["world"])
+    with session(api, template_id="entry") as made:
+        told = api.run(made, command=[*template["entrypoint"], *template["command"]])
+        assert told["stdout"] == "hello world\n", told
+
+
+def test_a_template_that_names_an_interpreter_gets_no_other(api: Api) -> None:
+    create(api, id="named", image=SHELL, python="/opt/py/bin/python3")
+    refused = api.http.post(f"{V1}/sessions", json={"template_id": "named"})
+    problem(refused, 422, "interpreter_missing")
+    assert "/opt/py/bin/python3" in refused.json()["detail"]
+
+
+def test_what_is_lent_starts_under_gvisor(engine: Dockerd, runsc: str, tmp_path: Path) -> None:
+    place = str(interpreter.write(tmp_path))
+    mount = containers.bind(place, interpreter.PLACE, read_only=True)
+    words = [*interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
+    for runtime in ("runc", runsc):
+        ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])
+        assert ended == (0, f"{interpreter.PLACE}\n")
