@@ -21,7 +21,7 @@ import structlog
 
 from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.conversation import Conversation
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.engine import end, translated
 from atoll.drivers.local import install_program
 from atoll.drivers.local.installer import InstallFailed, is_abandoned, outgrown, own
 from atoll.drivers.local.workspaces import remove_tree
@@ -178,14 +178,14 @@ class Installer:
                 await stream._init()
                 await container.start()
             except BaseException:
-                await stream.close()
+                await end(stream)
                 raise
         return stream
 
     async def _kill(self, name: str, starting: asyncio.Future[Stream]) -> None:
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:
-            await starting.result().close()
+            await end(starting.result())
         await asyncio.shield(self._engine.remove(_container(name)))
 
     async def _end(self, name: str) -> None:
