@@ -166,7 +166,7 @@ def names(dockerd: Dockerd) -> set[str]:
 
 FATES = {
     "killed": ("POST", "kill"),
-    "stopped": ("POST", "stop?t=0"),
+    "stopped": ("POST", "stop?t=30"),
     "removed": ("DELETE", "?force=1"),
 }
 

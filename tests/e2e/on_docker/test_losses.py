@@ -10,9 +10,8 @@ from tests.e2e.on_docker import run
 from tests.servers.docker import Dockerd
 
 SUITES = [
-    "test_recovery.py 0/3",
-    "test_recovery.py 1/3",
-    "test_recovery.py 2/3",
+    "test_recovery.py 0/4",
+    "test_recovery.py 2/4",
     "test_health_at_need.py",
     "test_checkpoints.py 0/2",
     "test_chaos.py 0/4",
