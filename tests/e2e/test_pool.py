@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,12 +104,17 @@ def test_fifty_creates_at_once_all_succeed(full: Api, pooled: Server) -> None:
 
 
 def test_ready_instances_that_die_are_replaced(full: Api, pooled: Server) -> None:
-    for name in os.listdir(pooled.data_dir / "node" / "instances"):
-        # One that is on its way out has no handle any more.
-        with suppress(FileNotFoundError):
+    instances = pooled.data_dir / "node" / "instances"
+    killed = set()
+    for name in os.listdir(instances):
+        try:
             os.kill(drivers.handle(pooled.data_dir, name)["child"], signal.SIGKILL)
-    eventually(lambda: full.pool() != {"python": 3})
-    eventually(lambda: full.pool() == {"python": 3})
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # Of a session that has ended: on its way out.
+        killed.add(name)
+    assert len(killed) >= 3
+    eventually(lambda: not killed & set(os.listdir(instances)), 60)
+    eventually(lambda: full.pool() == {"python": 3}, 60)
     before = created(full)
     session = full.create()["id"]
 
