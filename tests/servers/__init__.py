@@ -7,10 +7,12 @@ A missing one is a skip on a laptop and a failure in CI.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -33,10 +35,12 @@ def program(name: str, package: str, *places: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below those that the system gives to clients, who would take it before the server does."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until_ready(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

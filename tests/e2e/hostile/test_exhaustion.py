@@ -157,6 +157,21 @@ def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: 
     assert fresh.client.get(fresh.files).json()["items"][0]["name"] == "still-here.txt"
 
 
+def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
+    target: Target, fresh: Box
+) -> None:
+    if target.privileged:
+        pytest.skip(
+            "of where the workspace is watched; a file system takes nothing when it is full"
+        )
+    assert fresh.run(FILL["many files"], timeout=15)["cause"] == "disk"
+    # Longer than several looks of the watcher.
+    some = "import os, time\nopen('some', 'wb').write(bytes(100_000))\ntime.sleep(1)\n"
+    assert fresh.printed(f"{some}os.remove('some')\nprint('made room')") == "made room"
+    more = fresh.run("import time\nopen('more', 'wb').write(bytes(1 << 20))\ntime.sleep(20)")
+    assert (more["status"], more["cause"]) == ("failed", "disk"), more
+
+
 def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
     if not target.own_disk:
         pytest.skip("promised where the workspace is a file system of its own")

@@ -90,6 +90,13 @@ async def _connect_mariadb(address: Address) -> Any:
                 raise ConnectionError("the server offers no TLS")
             await super()._request_authentication()
 
+        def close(self) -> None:
+            # The driver's own, also used when a caller is cancelled, stays open until all that is
+            # buffered has been sent, and with TLS until the server has said goodbye as well.
+            if self._writer is not None:
+                self._writer.transport.abort()
+            super().close()
+
     given = {"charset": "utf8mb4", "sql_mode": SQL_MODE, **address.arguments}
     # Rows that matched, not those that changed, as on the other databases.
     connection = Connection(client_flag=CLIENT.FOUND_ROWS, **given)
@@ -130,16 +137,8 @@ def _try_out(ping: Talk, timeout: timedelta, connection: Any, record: Any, _prox
     connection.run_async(answer)
 
 
-async def _quit(driver: Any) -> None:
-    if driver._writer is not None:
-        transport = driver._writer.transport
-        await driver.ensure_closed()
-        # With TLS the socket would stay open until the server has said goodbye as well.
-        transport.abort()
-
-
 GOODBYE: Mapping[Kind, Talk] = {
-    Kind.MARIADB: _quit,
+    Kind.MARIADB: lambda driver: driver.ensure_closed(),
     Kind.POSTGRESQL: lambda driver: driver.close(),
 }
 
@@ -159,7 +158,5 @@ def sever(driver: Any) -> None:
     """Cut a driver's connection without a word to the server, which may not be listening."""
     if hasattr(driver, "terminate"):
         driver.terminate()
-    elif driver._writer is not None:
-        # Closing alone waits until what is buffered has been sent.
-        driver._writer.transport.abort()
+    else:
         driver.close()
