@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.api import Api, eventually
 from tests.e2e.console import begin, console
 from tests.harness import Server
+from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -298,7 +299,7 @@ def test_a_session_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
 def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_path: Path) -> None:
     for name in ("server", "screen"):
         (tmp_path / name).mkdir()
-    with Server(tmp_path / "server", "--port", str(_free_port())) as own:
+    with Server(tmp_path / "server", "--port", str(free_port())) as own:
         for screen in _screen(own, tmp_path / "screen"):
             with own.client() as http:
                 session = Api(http).create()["id"]
@@ -313,14 +314,6 @@ def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_p
             screen.wait("kept\n")
             text = screen.wait("ended with 9\n")
             assert text.count("before\n") == 1
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 # Without a terminal
