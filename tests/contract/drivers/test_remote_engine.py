@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 import socket
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -281,8 +282,7 @@ async def test_a_relay_without_the_token_gets_no_request_through(node: Node) -> 
     entry = shown["Config"]["Entrypoint"]
     for token in ("", "0" * 64):
         with pytest.raises(ExecutorError) as refused:
-            await links.by_relay(
-                driver._engine,
+            await driver._relays.connect(
                 str(handle.data["container"]),
                 entry[: entry.index("-I")],
                 "/run/atoll/executor.pyz",
@@ -418,6 +418,60 @@ async def test_its_load_is_what_its_containers_may_use(node: Node) -> None:
 def driver_at(place: Path, **where: Any) -> DockerDriver:
     settings = DockerSettings(image=PYTHON, **where)
     return DockerDriver(place, settings, LinkSettings(), LocalSettings())
+
+
+@asynccontextmanager
+async def holding(engine: Dockerd, path: Path) -> AsyncIterator[str]:
+    """The address of a way to an engine that stays open when the engine ends its side."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+
+    async def serve(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        far, there = await asyncio.open_unix_connection(engine.url.removeprefix("unix://"))
+        answers = asyncio.create_task(copy(far, target))
+        tasks.add(answers)
+        try:
+            await copy(source, there)
+        except asyncio.CancelledError:
+            pass  # The server would tell of it in the log.
+        finally:
+            there.transport.abort()
+            target.transport.abort()
+
+    async with await asyncio.start_unix_server(serve, path):
+        yield f"unix://{path}"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_link_ends_with_its_container_though_the_way_to_it_stays_open(
+    dockerd: Dockerd, tmp_path: Path
+) -> None:
+    async with holding(dockerd, tmp_path / "s") as url:
+        driver = driver_at(tmp_path, url=url, storage="volumes")
+        await driver.open()
+        try:
+            handle, link = await started(driver, spec())
+            other, living = await started(driver, spec())
+            running = asyncio.create_task(link.run(job(driver, "input()"), Heard()))
+            dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
+            with pytest.raises(LinkLost):
+                await asyncio.wait_for(running, 60)
+            assert await printed(driver, living, "print('well')") == "well"
+            living.close()
+            for one in (handle, other):
+                await driver.destroy(one)
+                await driver.discard(driver.workspace_of(one))
+        finally:
+            await driver.close()
 
 
 async def trouble(driver: DockerDriver) -> AtollError:

@@ -35,6 +35,7 @@ from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
+from atoll.drivers.docker.relays import Relays
 from atoll.drivers.docker.storage import Directories
 from atoll.drivers.docker.templates import MISSING, ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
@@ -137,6 +138,7 @@ class DockerDriver:
         self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self._load = Load(self._engine, self._name)
+        self._relays = Relays(self._engine, self._name)
         self.capabilities = self._found_capabilities()
         if "seccomp" in self.capabilities.provides:
             self._filter = seccomp.program(self._engine.info.get("Architecture"))
@@ -198,9 +200,9 @@ class DockerDriver:
     async def close(self) -> None:
         for stream in self._held.values():
             await end(stream)
-        memory = getattr(self, "_memory", None)
-        if memory is not None:
-            await memory.close()
+        for name in ("_memory", "_relays"):
+            if hasattr(self, name):
+                await getattr(self, name).close()
         await self._engine.close()
 
     # Templates
@@ -495,8 +497,7 @@ class DockerDriver:
         directory = self._storage.socket(handle.instance_id)
         if handle.data["link"] == links.SOCKET and directory is not None:
             return await links.by_socket(directory, settings, timeout=timeout, token=token)
-        return await links.by_relay(
-            self._engine,
+        return await self._relays.connect(
             str(handle.data["container"]),
             entry[: entry.index("-I")],
             EXECUTOR,
