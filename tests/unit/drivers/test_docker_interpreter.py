@@ -23,9 +23,12 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(place: Path, code: str) -> str:
-    """Away from where it was made, with nothing in its environment."""
+    """
+    Away from where it was made. Without a home in its environment it would ask for the user's, of
+    libraries that are the system's.
+    """
     words = [*interpreter.command(str(place)), "-I", "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env={})
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={"HOME": "/"})
     return done.stdout
 
 
