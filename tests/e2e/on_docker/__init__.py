@@ -20,20 +20,20 @@ TOP = Path(__file__).resolve().parents[3]
 SECONDS = 280.0
 
 
-def run(suite: str, engine: Dockerd, place: Path) -> None:
-    """`suite` is a file beneath tests/e2e, with ` 0/3` behind it for the first of each three."""
-    path, _, share = suite.partition(" ")
+def run(share: str, suites: str, engine: Dockerd, place: Path) -> None:
+    """`suites` are files beneath tests/e2e; of their tests those of a share, as TEST_SHARE says."""
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-            f"--basetemp={place / 'tests'}", str(TOP / "tests/e2e" / path),
+            f"--basetemp={place / 'tests'}",
+            *(str(TOP / "tests/e2e" / suite) for suite in suites.split()),
         ],
         cwd=TOP,
         env={
             **os.environ,
             "TEST_DRIVER": "docker",
             "TEST_DOCKER_URL": engine.url,
-            "TEST_SHARE": share or "0/1",
+            "TEST_SHARE": share,
         },
         capture_output=True,
         text=True,

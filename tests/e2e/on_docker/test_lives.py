@@ -10,21 +10,17 @@ from tests.e2e.on_docker import run
 from tests.servers.docker import Dockerd
 
 SUITES = [
-    "test_lifecycle.py 0/3",
-    "test_lifecycle.py 1/3",
-    "test_lifecycle.py 2/3",
-    "test_pool.py",
-    "test_sessions.py 0/4",
-    "test_executions.py 0/3",
-    "test_files_api.py 0/4",
-    "test_contexts.py 0/4",
-    "test_console.py 0/4",
-    "test_volumes.py 0/3",
+    ("0/4", "test_lifecycle.py test_pool.py"),
+    (
+        "0/8",
+        "test_sessions.py test_executions.py test_files_api.py test_contexts.py "
+        "test_console.py test_volumes.py",
+    ),
 ]
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize(("share", "suites"), SUITES)
 def test_sessions_live_in_containers_as_they_do_on_the_machine(
-    suite: str, dockerd: Dockerd, tmp_path: Path
+    share: str, suites: str, dockerd: Dockerd, tmp_path: Path
 ) -> None:
-    run(suite, dockerd, tmp_path)
+    run(share, suites, dockerd, tmp_path)
