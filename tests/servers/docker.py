@@ -32,6 +32,8 @@ import trustme
 from tests.servers import free_port, program, reaper
 
 API = "/v1.41"
+REMAPPED = 1_200_000_000
+"""The user on the host that root is in containers of an engine with `remap`."""
 GVISOR = ("--platform=ptrace", "--network=none")
 """ptrace, because the others want a machine that is not a virtual one, or a newer kernel."""
 
@@ -52,9 +54,14 @@ def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
 
 
 class Dockerd:
-    """`config` is added to its daemon.json; with `tls` it listens on loopback over TCP too."""
+    """
+    `config` is added to its daemon.json; with `tls` it listens on loopback over TCP too, with
+    `remap` users in its containers are those from `REMAPPED` on.
+    """
 
-    def __init__(self, directory: Path, *, tls: bool = False, **config: Any) -> None:
+    def __init__(
+        self, directory: Path, *, tls: bool = False, remap: bool = False, **config: Any
+    ) -> None:
         if os.geteuid() != 0:
             missing = "a Docker engine takes root"
             if os.environ.get("CI"):
@@ -69,6 +76,7 @@ class Dockerd:
         self._config = self._settings() | config
         if tls:
             self._config |= self._certify()
+        self._prefix = self._remap() if remap else []
         (self.place / "daemon.json").write_text(json.dumps(self._config))
         self._reaper: subprocess.Popen[str] | None = None
         self._process: int | None = None
@@ -284,7 +292,21 @@ class Dockerd:
     def _command(self) -> list[str]:
         hosts = [self.url] if self.port is None else [self.url, self.tcp_url]
         listen = [option for host in hosts for option in ("--host", host)]
-        return [self._program, "--config-file", str(self.place / "daemon.json"), *listen]
+        words = [self._program, "--config-file", str(self.place / "daemon.json"), *listen]
+        return [*self._prefix, *words]
+
+    def _remap(self) -> list[str]:
+        """What runs it where other users are lent to one that every machine has."""
+        self._config["userns-remap"] = "daemon"
+        lent = self.place / "lent"
+        lent.write_text(f"daemon:{REMAPPED}:65536\n")
+        # Users in containers come by on the way to their root.
+        self.place.chmod(0o711)
+        see = f"for name in subuid subgid; do mount --bind {lent} /etc/$name; done"
+        return [
+            "unshare", "--mount", "--propagation", "slave",
+            "sh", "-euc", f'{see}; exec "$@"', "sh",
+        ]  # fmt: skip
 
     def _tell(self, line: str) -> str:
         if self._reaper is None:

@@ -38,8 +38,8 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
-from tests.servers.docker import Dockerd
-from tests.servers.images import PYTHON
+from tests.servers.docker import REMAPPED, Dockerd
+from tests.servers.images import PYTHON, Archives
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -515,6 +515,29 @@ async def test_directories_are_chosen_where_the_engine_sees_them(
         driver = driver_at(tmp_path / "data", **where)
         await driver.open()
         assert ("copy" in driver.capabilities.features) is copies
+        await driver.close()
+
+
+async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
+    image_archives: Archives, tmp_path: Path
+) -> None:
+    with Dockerd(tmp_path, remap=True) as engine:
+        image_archives.load(engine)
+        driver = driver_at(tmp_path / "data", url=engine.url)
+        await driver.open()
+        assert "copy" not in driver.capabilities.features
+        handle, link = await started(driver, spec())
+        code = "import os; open('kept', 'w').write('x' * 7); print(os.getuid(), os.access('/', 2))"
+        assert await printed(driver, link, code) == "1000 False"
+        first = engine.inspect(str(handle.data["container"]))["State"]["Pid"]
+        assert os.stat(f"/proc/{first}").st_uid == REMAPPED + 1000
+        link.close()
+        await driver.destroy(handle)
+        other, link = await started(driver, spec(workspace=driver.workspace_of(handle)))
+        assert await printed(driver, link, "print(open('kept').read())") == "x" * 7
+        link.close()
+        await driver.destroy(other)
+        await driver.discard(driver.workspace_of(other))
         await driver.close()
 
 
