@@ -14,6 +14,7 @@ import tarfile
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
+from atoll.sdk.ignore import Ignore
 from atoll.sdk.transfers import CHUNK
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
 class Packer:
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, ignore: Ignore | None = None) -> None:
         self._top = top
+        self._ignore = ignore
         self.files = 0
         self.size = 0
         """Bytes of files, so far."""
@@ -43,7 +45,7 @@ class Packer:
         yield bytes(gathered + bytes(2 * tarfile.BLOCKSIZE))
 
     def _pieces(self) -> Iterator[bytes]:
-        for path, name, status in walk(self._top):
+        for path, name, status in walk(self._top, self._ignore):
             mode = status.st_mode
             if stat.S_ISDIR(mode):
                 yield _head(name, status, tarfile.DIRTYPE)
@@ -78,8 +80,9 @@ def measure(top: Path) -> int:
     return sum(status.st_size for _, _, status in walk(top) if stat.S_ISREG(status.st_mode))
 
 
-def walk(top: Path) -> Iterator[tuple[str, str, os.stat_result]]:
+def walk(top: Path, ignore: Ignore | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
     """Path, name beneath the top, and what it is; a directory before what is in it."""
+    ignored = ignore or Ignore()
 
     def refuse(error: OSError) -> None:
         raise error
@@ -87,10 +90,13 @@ def walk(top: Path) -> Iterator[tuple[str, str, os.stat_result]]:
     root = os.fspath(top)
     for directory, children, names in os.walk(root, onerror=refuse):
         inside = os.path.relpath(directory, root)
-        for name in (*children, *names):
-            path = os.path.join(directory, name)
-            shown = name if inside == "." else f"{inside}/{name}"
-            yield path, _text(shown), os.lstat(path)
+        shown = {name: name if inside == "." else f"{inside}/{name}" for name in children + names}
+        for name, path in shown.items():
+            if path not in ignored:
+                full = os.path.join(directory, name)
+                yield full, _text(path), os.lstat(full)
+        if not ignored.has_exceptions:
+            children[:] = [name for name in children if shown[name] not in ignored]
 
 
 def _opener(path: str, flags: int) -> int:

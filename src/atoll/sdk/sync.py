@@ -1351,8 +1351,8 @@ class Templates:
 
     def send_context(self, source: str | os.PathLike[str]) -> str:
         """
-        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. All of
-        it is sent; a `.dockerignore` is not looked at.
+        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
+        its `.dockerignore` leaves out is not sent.
         """
         return self._portal.call(self._async.send_context, source)
 

@@ -159,13 +159,16 @@ class AsyncTemplates:
 
     async def send_context(self, source: str | os.PathLike[str]) -> str:
         """
-        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. All of
-        it is sent; a `.dockerignore` is not looked at.
+        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
+        its `.dockerignore` leaves out is not sent.
         """
+        from atoll.sdk import ignore
         from atoll.sdk.packing import Packer
 
+        top = Path(source)
         with await asyncio.to_thread(tempfile.TemporaryFile) as file:
-            digest = await asyncio.to_thread(_pack, Packer(Path(source)), file)
+            packer = Packer(top, await asyncio.to_thread(ignore.read, top))
+            digest = await asyncio.to_thread(_pack, packer, file)
             await self._connection.call(
                 "PUT",
                 f"build-contexts/{digest}",

@@ -1,0 +1,81 @@
+"""What a `.dockerignore` leaves out of a directory that is sent."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import InvalidRequest
+from atoll.sdk import ignore
+from atoll.sdk.packing import Packer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = (
+    ".env",
+    "a.md",
+    "a.py",
+    "b[1].py",
+    "docs/README.md",
+    "docs/deep/er/notes.md",
+    "docs/plan.md",
+    "src/.git/config",
+    "src/a.pyc",
+    "src/temp/kept",
+    "temp",
+    "tempa/x",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "left_out"),
+    [
+        ("", ()),
+        ("# .env\n\n   \n", ()),
+        (".env", (".env",)),
+        ("/.env\n./a.md\n src/../a.py ", (".env", "a.md", "a.py")),
+        ("*.md", ("a.md",)),
+        ("**/*.md", ("a.md", "docs/README.md", "docs/deep/er/notes.md", "docs/plan.md")),
+        ("docs", ("docs/README.md", "docs/deep/er/notes.md", "docs/plan.md")),
+        ("docs/", ("docs/README.md", "docs/deep/er/notes.md", "docs/plan.md")),
+        ("docs\n!docs/README.md", ("docs/deep/er/notes.md", "docs/plan.md")),
+        ("docs/*.md\n!docs/README.md\n**/README*", ("docs/README.md", "docs/plan.md")),
+        ("*\n!a.*\na.md", tuple(name for name in FILES if name != "a.py")),
+        ("**", FILES),
+        ("temp?", ("tempa/x",)),
+        ("*/temp*", ("src/temp/kept",)),
+        ("**/.git", ("src/.git/config",)),
+        ("docs/**/notes.md", ("docs/deep/er/notes.md",)),
+        ("docs/**/plan.md", ("docs/plan.md",)),
+        ("[a-b].py", ("a.py",)),
+        ("[^a].md", ()),
+        ("b\\[1\\].py", ("b[1].py",)),
+        ("b[1].py", ()),
+        ("a+md", ()),
+    ],
+)
+def test_what_is_left_out_is_what_docker_leaves_out(
+    lines: str, left_out: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ignore.FILE).write_text(lines)
+    packed = io.BytesIO(b"".join(Packer(tmp_path, ignore.read(tmp_path))))
+    with tarfile.open(fileobj=packed) as archive:
+        names = {member.name for member in archive if member.isfile()}
+    assert set(FILES) - names == set(left_out)
+
+
+def test_what_cannot_be_read_as_one_is_told(tmp_path: Path) -> None:
+    assert "anything" not in ignore.read(tmp_path)
+    (tmp_path / ignore.FILE).write_text("a\n[z-a]\n")
+    with pytest.raises(InvalidRequest, match=r"Line 2 of .dockerignore, \[z-a\]"):
+        ignore.read(tmp_path)
+    (tmp_path / ignore.FILE).write_bytes(b"#" * (ignore.MOST_SIZE + 1))
+    with pytest.raises(InvalidRequest, match="larger"):
+        ignore.read(tmp_path)
