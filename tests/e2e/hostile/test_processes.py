@@ -167,12 +167,13 @@ if os.fork() == 0:
         found = [pid for pid in pids if pid not in known]
     for pid in found:
         os.kill(pid, {int(number)})
+    open("done", "w").close()
 """
     fresh.printed(code)
+    # Until then it may be one of the two that are left.
+    eventually(lambda: fresh.client.get(f"{fresh.files}/done").is_success, "a signal")
     fresh.settled()
-    started = time.monotonic()
     assert fresh.printed("print('next')", timeout=10) == "next"
-    assert time.monotonic() - started < 5
     fresh.assert_usable()
 
 

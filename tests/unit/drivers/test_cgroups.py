@@ -12,6 +12,7 @@ from atoll.drivers.local import cgroups
 from atoll.model.resources import Resources
 
 MiB = 1024 * 1024
+CGROUPS = Path("/sys/fs/cgroup")
 LIMITS = Resources(cpu=0.5, memory=64 * MiB, disk=MiB, max_processes=10)
 
 
@@ -237,3 +238,31 @@ def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> Non
     groups = cgroups.find(tmp_path, "atoll", own)
     assert isinstance(groups, cgroups.VersionTwo)
     assert (tmp_path / "user.slice/user-1.slice/atoll").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_one_that_is_removed_while_it_is_read_is_not_there(tmp_path: Path) -> None:
+    real = next(
+        (place for place in (CGROUPS / "memory", CGROUPS) if (place / "cgroup.procs").exists()),
+        None,
+    )
+    if real is None:
+        pytest.skip("there are no control groups here")
+    group = real / f"atoll-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        procs = (group / "cgroup.procs").open()
+    finally:
+        group.rmdir()
+    with procs:
+        version_one(tmp_path, "memory")
+        groups = cgroups.find(tmp_path, "atoll", "")
+        mine = tmp_path / "memory/atoll/one"
+        mine.mkdir(parents=True)
+        for name in ("cgroup.procs", "memory.oom_control", "memory.usage_in_bytes"):
+            (mine / name).symlink_to(f"/proc/self/fd/{procs.fileno()}")
+        with pytest.raises(OSError, match="No such device"):
+            (mine / "cgroup.procs").read_text()
+        assert groups.processes("one") == []
+        assert groups.supervisor_kills("one") == 0
+        assert groups.memory_used("one") is None

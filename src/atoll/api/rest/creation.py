@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REFUSALS = frozenset(
-    {"instance_not_started", "node_cordoned", "node_full", "node_not_reached", "wrong_node"}
+    {
+        "engine_unavailable",
+        "instance_not_started",
+        "node_cordoned",
+        "node_full",
+        "node_not_reached",
+        "wrong_node",
+    }
 )
 """What a node says that another one may not say."""
 MOST_ASKED = 8

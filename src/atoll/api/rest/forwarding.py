@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HOP = HEADER.lower().encode()
 WRONG_NODE = "wrong_node"
-FULL = ("node_full", "node_cordoned", "instance_not_started")
+FULL = ("engine_unavailable", "instance_not_started", "node_cordoned", "node_full")
 """How a node refuses to start a session that another one might."""
 TRIES = 3
 

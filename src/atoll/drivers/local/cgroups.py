@@ -31,6 +31,8 @@ CONTROLLERS = ("memory", "cpu", "pids")
 FREEZER = "freezer"
 APART = frozenset({"memory", "pids"})
 """Controllers that hold user code apart from the supervisor."""
+GONE = (errno.ENOENT, errno.ENODEV)
+"""Said of a group that is not there, and by one that was removed since it was opened."""
 ADOPTIONS = 100
 """How often processes that fork are looked for again."""
 
@@ -113,7 +115,9 @@ def _remove_if_empty(path: Path) -> None:
 def _pids(group: Path) -> list[int]:
     try:
         return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return []
 
 
@@ -176,8 +180,9 @@ def _counter(path: str, name: bytes) -> int:
                 key, _, value = line.partition(b" ")
                 if key == name:
                     return int(value)
-    except FileNotFoundError:
-        pass
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
     return 0
 
 
@@ -185,7 +190,9 @@ def _size(path: str) -> int | None:
     try:
         with open(path, "rb", buffering=0) as file:
             return int(file.read(64))
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return None
 
 
