@@ -139,7 +139,10 @@ class OrphanSweep:
             await self._remove(await self._of_execution(owner, old))
         elif kind == CONTEXTS:
             if owner not in self._contexts:
-                await self._remove(old)
+                # It may have been put again since it was listed.
+                now = await self._blobs.head(old[0].key)
+                if now is not None and self._is_old(now):
+                    await self._remove([now])
         elif kind == REQUESTS:
             await self._remove([info for info in old if self._is_old(info, self._request_ttl)])
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import PermanentError, TemporaryError
+from atoll.model.image import parse
 from atoll.sdk.decode import decode
 from atoll.sdk.events import messages
 from atoll.sdk.paths import segment
@@ -86,10 +87,10 @@ class AsyncTemplates:
         Python. That takes a while: see `wait_ready`.
 
         Where sessions are made by Docker, `image` is the name of an image, or `dockerfile` the text
-        of a Dockerfile, and `context` a directory of this machine that it copies from; it is sent
-        as it is. `registry` has the credentials for pulling: `username` and `password`, or
-        `identity_token`, and the `server` if it is not that of the image. `runtime` is an OCI
-        runtime such as `runsc`.
+        of a Dockerfile, and `context` a directory of this machine that it copies from; what its
+        `.dockerignore` leaves out is not sent. `registry` has the credentials for pulling:
+        `username` and `password`, or `identity_token`, and with a Dockerfile the `server`.
+        `runtime` is an OCI runtime such as `runsc`.
         """
         body = {"name": name, "id": template_id}
         changes = _changes(
@@ -150,6 +151,8 @@ class AsyncTemplates:
         if context is not None:
             changes["build_context"] = await self.send_context(context)
         body |= {key: value for key, value in changes.items() if value is not None}
+        if image is not None and registry is None and not _serves(body.get("registry"), image):
+            del body["registry"]  # Those of the image before are not for another's server.
         body["default_resources"] = {
             **stored["default_resources"],
             **_limits(cpu, memory, disk, max_processes),
@@ -280,6 +283,14 @@ def _changes(
         "registry": None if registry is None else dict(registry),
         "security_context": None if require is None else {"require": list(require)},
     }
+
+
+def _serves(registry: Mapping[str, str] | None, image: str) -> bool:
+    """Whether credentials, if there are any, are for the registry of an image."""
+    try:
+        return registry is None or registry["server"] == parse(image).server
+    except ValueError:
+        return True  # It is no image by name, which the server has a word for.
 
 
 def _pack(packer: Packer, file: IO[bytes]) -> str:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from atoll.settings import TemplateSettings
     from atoll.stores.base import Store
 
+UNEXPECTED = "Something went wrong that was not foreseen; the log of the server has it."
+
 log = structlog.get_logger(__name__)
 
 LONGEST_MESSAGE = 2000
@@ -141,15 +143,24 @@ class Builds:
         except (RequestError, PermanentError) as error:
             return _failed(template, build, error.message, said)
         except TemporaryError as error:
-            if build.attempts > self._settings.build_retries:
-                words = f"{error.message} Given up after {build.attempts} attempts."
-                return _failed(template, build, words, said)
-            pause = self._settings.build_backoff * build.attempts
-            said.line(f"{error.message} Tried again in {pause.total_seconds():g} s.")
-            later = dataclasses.replace(
-                build, message=error.message[:LONGEST_MESSAGE], retry_at=self._clock.now() + pause
+            return self._later(template, build, error.message, said)
+        except Exception as error:
+            # Of ours, or of something that nobody thought of: not for ever, and not in silence.
+            log.error("build.broke", template_id=template.id, exc_info=error)
+            return self._later(template, build, UNEXPECTED, said)
+
+    def _later(self, template: Template, build: Build, why: str, said: BuildLog) -> Template:
+        """To be tried again, unless it was often enough."""
+        if build.attempts > self._settings.build_retries:
+            return _failed(
+                template, build, f"{why} Given up after {build.attempts} attempts.", said
             )
-            return dataclasses.replace(template, status=TemplateStatus.PENDING, build=later)
+        pause = self._settings.build_backoff * build.attempts
+        said.line(f"{why} Tried again in {pause.total_seconds():g} s.")
+        later = dataclasses.replace(
+            build, message=why[:LONGEST_MESSAGE], retry_at=self._clock.now() + pause
+        )
+        return dataclasses.replace(template, status=TemplateStatus.PENDING, build=later)
 
     async def _made(self, template: Template, said: BuildLog) -> Build:
         """All of it on this node, and what there is to be told of it."""

@@ -57,6 +57,12 @@ class Materials:
         if given is None:
             return None
         server = given.server or _server(template)
+        if template.image and server != _server(template):
+            raise InvalidRequest(
+                f"registry.server: the image is of {_server(template)}; credentials for {server} "
+                "are not for it.",
+                field="registry.server",
+            )
         if not given.username and not given.identity_token:
             if before is None or before.server != server:
                 raise InvalidRequest(

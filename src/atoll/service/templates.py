@@ -452,7 +452,22 @@ def _built_alike(old: Template, new: Template) -> bool:
     """Whether what was built of one is what the other needs."""
     if old.build is None or new.build is None or old.status is not TemplateStatus.READY:
         return False
-    return old.python == new.python and all(
-        getattr(old.build, name) == getattr(new.build, name)
-        for name in ("root", "layers", "debian_packages", "python_packages")
+    return (
+        old.python == new.python
+        and all(
+            getattr(old.build, name) == getattr(new.build, name)
+            for name in ("root", "debian_packages", "python_packages")
+        )
+        and (old.layers == new.layers or _same_image(old, new))
+    )
+
+
+def _same_image(old: Template, new: Template) -> bool:
+    """Whether their images are made from the same, though one of them was built anew."""
+    return (
+        bool(old.layers and new.layers)
+        and all(layer.image for layer in (*old.layers, *new.layers))
+        and not new.base_image.startswith(BASE_TEMPLATE)
+        and (old.dockerfile, old.build_context, old.root)
+        == (new.dockerfile, new.build_context, new.root)
     )

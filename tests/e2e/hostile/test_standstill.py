@@ -21,8 +21,10 @@ def say(n):
     with open('.n', 'w') as f: f.write(str(n))
     os.replace('.n', 'n')
 say(0)
-for number in set(range(1, 65)) - {9, 19, 32, 33}:
+for number in set(range(1, 65)) - {9, 17, 19, 32, 33}:
     signal.signal(number, signal.SIG_IGN)
+def spin():
+    while True: pass
 if os.fork() == 0:
     while True: os.kill(-1, signal.SIGCONT)
 if os.fork() == 0:
@@ -31,7 +33,7 @@ if os.fork() == 0:
         if pid == 0: os._exit(0)
         os.waitpid(pid, 0)
 for _ in range(4):
-    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+    threading.Thread(target=spin, daemon=True).start()
 n = 0
 while True:
     n += 1

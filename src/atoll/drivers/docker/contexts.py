@@ -14,7 +14,7 @@ import hashlib
 import tarfile
 import tempfile
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 
 from atoll.errors import PermanentError, TemporaryError
 
@@ -28,6 +28,15 @@ DOCKERFILE = "Dockerfile"
 PIECE = 1024 * 1024
 MOST_ENTRIES = 200_000
 INVALID = "build_context_invalid"
+EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+MOST_EXTENSION = 64 * 1024
+"""Bytes of what is told of an entry before it."""
 
 
 @contextlib.asynccontextmanager
@@ -55,8 +64,14 @@ async def _fetch(context: BuildContext, file: IO[bytes]) -> None:
         found.update(piece)
         file.write(piece)
 
-    async for piece in await context.open():
-        await asyncio.to_thread(keep, piece)
+    pieces = await context.open()
+    try:
+        async for piece in pieces:
+            await asyncio.to_thread(keep, piece)
+    except OSError as error:
+        raise TemporaryError(
+            f"There is no room for the build context: {error}", code="node_full"
+        ) from error
     if found.hexdigest() != context.digest:
         raise TemporaryError(
             f"The build context {context.digest} was not read as it was stored.",
@@ -84,21 +99,35 @@ def _entry(dockerfile: str) -> bytes:
     return info.tobuf() + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
+class Member(tarfile.TarInfo):
+    def _proc_member(self, archive: tarfile.TarFile) -> Self:
+        # Read whole before anything of it is looked at.
+        if self.type in EXTENSIONS and not 0 <= self.size <= MOST_EXTENSION:
+            raise _invalid("the head of an entry is too long")
+        member: Self = super()._proc_member(archive)  # type: ignore[misc]
+        return member
+
+
 def checked(file: IO[bytes]) -> int:
     """Where the entries of the tar end; raises `PermanentError` when it is not to be built from."""
     file.seek(0)
     links: set[str] = set()
     count = 0
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=Member) as tar:
             for member in tar:
                 count += 1
                 if count > MOST_ENTRIES:
                     raise _invalid(f"it has more than {MOST_ENTRIES} entries")
                 _check(member, links)
                 tar.members.clear()  # type: ignore[attr-defined]
-            return tar.offset
-    except (tarfile.TarError, UnicodeError, ValueError, OverflowError) as error:
+            end = tar.offset
+            file.seek(end)
+            # What cannot be read, behind something that can, is the end too for this module.
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise _invalid("it is damaged")
+            return end
+    except (tarfile.TarError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         raise _invalid(f"it is not a whole tar without compression ({error})") from error
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 REPOSITORY, TAG = "atoll-workspace", "1"
 IMAGE = f"{REPOSITORY}:{TAG}"
 LABEL = "atoll.draft"
+DRAFT, FILL = NAMES = ("atoll-draft-", "atoll-fill-")
 OLD_SECONDS = 600
 """A draft of that age is nobody's any more."""
 NOT_THERE = 404
@@ -58,12 +59,17 @@ class Drafts:
     async def _listed(self, **filters: list[str]) -> list[dict[str, Any]]:
         params = {"all": "1", "filters": json.dumps(filters)}
         async with self._engine.query("containers/json", params=params) as response:
-            return list(await response.json())
+            # By their names too, which are ours to give: labels come with images.
+            return [
+                one
+                for one in await response.json()
+                if any(name.removeprefix("/").startswith(NAMES) for name in one["Names"] or ())
+            ]
 
     @contextlib.asynccontextmanager
     async def made(self, *mounts: dict[str, Any], name: str | None = None) -> AsyncIterator[str]:
         """One with these mounts, by its id."""
-        name = name or f"atoll-draft-{secrets.token_hex(8)}"
+        name = name or f"{DRAFT}{secrets.token_hex(8)}"
         try:
             try:
                 draft = await self._create(name, mounts)

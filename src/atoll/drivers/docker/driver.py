@@ -30,14 +30,14 @@ from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter, links
 from atoll.drivers.docker.choice import obstacle
 from atoll.drivers.docker.drafts import Drafts
-from atoll.drivers.docker.engine import BUSY, NOT_THERE, UNAVAILABLE, Engine, end, translated
+from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, end, translated
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.relays import Relays
 from atoll.drivers.docker.storage import Directories
-from atoll.drivers.docker.templates import MISSING, ImageTemplates
+from atoll.drivers.docker.templates import ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
@@ -250,8 +250,8 @@ class DockerDriver:
         try:
             return await self._ensure(spec)
         except TemporaryError as error:
-            # One is asked for each time, the other keeps nothing but this template's from starting.
-            if error.code not in (UNAVAILABLE, MISSING):
+            # Others are of one template or of one volume, or are asked for each time.
+            if error.code in ("node_full", "instance_not_started"):
                 self._failure = error.message
             raise
 
@@ -307,6 +307,9 @@ class DockerDriver:
         return self._handle(found)
 
     async def _give_up(self, instance_id: str) -> None:
+        stream = self._held.pop(instance_id, None)
+        if stream is not None:
+            await end(stream)
         try:
             await self._remove(instance_id)
             await self._storage.clear(instance_id)
@@ -572,8 +575,9 @@ class DockerDriver:
     async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
         """`_Settled` when it is so already, or gone."""
         try:
-            async with self._engine.query(path, method=method, **options):
-                return
+            async with self._engine.query(path, method=method, **options) as response:
+                # What is waited for comes with the body; the head comes at once.
+                await response.read()
         except DockerError as error:
             if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
                 raise _Settled from error
@@ -645,10 +649,11 @@ class DockerDriver:
             async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
             ) as response:
-                found: list[dict[str, Any]] = await response.json()
-                return [one for one in found if containers.INSTANCE_LABEL in one["Labels"]]
+                return [one for one in await response.json() if _is_instance(one)]
 
     async def handles(self) -> list[Handle]:
+        # Before the rest: what is made meanwhile is not to be forgotten.
+        known = self._memory.instances() | self._new
         # Before the containers: a directory is made first and removed last.
         names = await self._storage.instances()
         found = {
@@ -663,6 +668,10 @@ class DockerDriver:
                     "container": "", "workspace": name, "link": links.SOCKET,
                 }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
+        for name in known - found.keys():
+            # Another control plane of this node has destroyed it.
+            self._memory.forget(name)
+            self._new.discard(name)
         return [found[name] for name in sorted(found)]
 
     async def workspaces(self) -> list[str]:
@@ -686,6 +695,12 @@ class _Settled(Exception):
 
 def _name(instance_id: str) -> str:
     return f"atoll-{instance_id}"
+
+
+def _is_instance(listed: dict[str, Any]) -> bool:
+    """By its name, which is ours to give: labels come with an image, too."""
+    instance_id = listed["Labels"].get(containers.INSTANCE_LABEL, "")
+    return ids.is_instance_id(instance_id) and f"/{_name(instance_id)}" in (listed["Names"] or ())
 
 
 def _observed(found: dict[str, Any]) -> Observation:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import posixpath
 import re
+import secrets
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.contexts import packed
-from atoll.drivers.docker.engine import NO_SPACE, UNREACHABLE, translated
+from atoll.drivers.docker.engine import NO_SPACE, UNAVAILABLE, UNREACHABLE, translated
 from atoll.drivers.docker.progress import Progress
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.image import HUB, parse
@@ -56,6 +57,7 @@ are found, which containers of such an image would inherit.
 """
 HUB_KEY = "https://index.docker.io/v1/"
 """What the engine calls the registry of names that name none."""
+PROBE = "atoll-probe-"
 NAMES = ("python3", "python")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LONGEST_MESSAGE = 4 * 1024 * 1024
@@ -68,6 +70,7 @@ _TYPE_BITS, _LINK_BIT = 0x8F280000, 1 << 27
 """Of a mode as the engine tells it: what is not a plain file has one of them; a link, this one."""
 _DENIED = ("unauthorized", "denied", "no basic auth", "authentication required", "forbidden")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
+_AWAY = ("dial tcp", "net/http", "tls handshake", "toomanyrequests", "unexpected http status: 5")
 _NOT_FOUND = ("not found", "manifest unknown", "name unknown", "no matching manifest")
 
 
@@ -87,6 +90,8 @@ class Image:
     """Bytes."""
     digests: tuple[str, ...] = ()
     """Names with the digests of its manifests, of the registries that it came from."""
+    tags: tuple[str, ...] = ()
+    """All its names."""
 
 
 class Images:
@@ -136,7 +141,20 @@ class Images:
                 for path in paths:
                     if await self._is_program(container, path):
                         return path
+                await self._insist_on(container)
         return None
+
+    async def _insist_on(self, container: str) -> None:
+        """What is not found in a container that somebody has removed may be in the image."""
+        try:
+            await self._engine.docker.containers.container(container).show()
+        except DockerError as error:
+            if error.status != 404:
+                raise
+            raise TemporaryError(
+                "An image was not looked into to its end: the container for that was removed.",
+                code=UNAVAILABLE,
+            ) from error
 
     @contextlib.asynccontextmanager
     async def _probe(self, image: Image) -> AsyncIterator[str]:
@@ -148,7 +166,8 @@ class Images:
             "HostConfig": {"NetworkMode": "none"},
         }
         # To its end: one that is made and not known would stay.
-        making = asyncio.ensure_future(self._engine.docker.containers.create(config))
+        name = f"{PROBE}{secrets.token_hex(8)}"
+        making = asyncio.ensure_future(self._engine.docker.containers.create(config, name=name))
         try:
             container = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -198,7 +217,9 @@ class Images:
         with translated():
             left = await self._engine.docker.containers.list(all=True, filters={"label": labels})
             for container in left:
-                await self._remove_container(container.id)
+                # By its name too, which is ours to give: labels come with images.
+                if any(name.startswith(f"/{PROBE}") for name in container["Names"] or ()):
+                    await self._remove_container(container.id)
 
     # What is held
 
@@ -211,15 +232,15 @@ class Images:
     async def hold(self, image_id: str, name: str) -> None:
         with translated():
             await self._engine.docker.images.tag(image_id, f"{OWN}/{self._node}", tag=name)
-        self._known.pop(self.held_as(name), None)
+        self._known.clear()  # Each of its names tells of the others.
 
-    async def held_by_others(self, name: str) -> str | None:
-        """The id of what another node on this engine holds by the same name."""
+    async def held_by_others(self, name: str) -> Image | None:
+        """What another node on this engine holds by the same name."""
         with translated():
             found = await self._engine.docker.images.list(
                 filters={"reference": [f"{OWN}/*:{name}"]}
             )
-        return str(found[0]["Id"]) if found else None
+        return await self.find(str(found[0]["Id"])) if found else None
 
     async def names_held(self) -> list[str]:
         repository = f"{OWN}/{self._node}"
@@ -256,6 +277,8 @@ class Images:
         with code `registry_unavailable`.
         """
         wanted = parse(reference)
+        if auth is not None and auth.server != wanted.server:
+            auth = None  # The engine would give them to whichever server the image is of.
         params = {"fromImage": wanted.name, "tag": wanted.wanted}
         headers = {} if auth is None else {"X-Registry-Auth": _encoded(_credentials(auth))}
         progress = Progress()
@@ -305,8 +328,8 @@ class Images:
     ) -> None:
         """
         Make the image `name` from a Dockerfile; with `anew`, whatever was built before. Raises
-        `PermanentError` with code `build_failed` or `build_context_invalid`, or what `pull` raises
-        when the image that it begins with cannot be had.
+        `PermanentError` with code `build_failed` or `build_context_invalid`, or `TemporaryError`
+        with code `registry_unavailable` while the image that it begins with cannot be had.
         """
         memory = str(self._settings.build_memory)
         params = {
@@ -408,7 +431,8 @@ def _build_error(words: str, last: deque[str]) -> AtollError:
     lowered = words.lower()
     if NO_SPACE in lowered:
         return TemporaryError(f"The Docker engine: {words}", code="node_full")
-    if "dial tcp" in lowered or "net/http" in lowered or "tls handshake" in lowered:
+    of_command = lowered.startswith("the command ")
+    if not of_command and any(part in lowered for part in _AWAY):
         return TemporaryError(
             f"The registry of the Dockerfile's base cannot be reached: {words}",
             code="registry_unavailable",
@@ -451,4 +475,5 @@ def _image(told: Mapping[str, Any]) -> Image:
         volumes=tuple(config.get("Volumes") or ()),
         size=int(told.get("Size") or 0),
         digests=tuple(told.get("RepoDigests") or ()),
+        tags=tuple(told.get("RepoTags") or ()),
     )

@@ -11,6 +11,7 @@ another user than user code, and the executor listens to nobody else.
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from atoll.link.client import Link, LinkLost
@@ -39,8 +40,17 @@ async def by_socket(
     except FileNotFoundError:
         raise LinkLost(f"{directory} is gone.") from None
     try:
-        # Through the descriptor: the whole path may be longer than a socket's name can be.
-        path = f"/proc/self/fd/{fd}/{FILE}"
-        return await Link.connect(path, settings, timeout=timeout, token=token)
+        # Through descriptors: the whole path may be longer than a socket's name can be, and what
+        # ran inside before the directory was sealed may have left a link there.
+        found = os.open(FILE, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except FileNotFoundError:
+        raise LinkLost(f"{directory} has no socket.") from None
     finally:
         os.close(fd)
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise LinkLost(f"{directory / FILE} is not a socket.")
+        path = f"/proc/self/fd/{found}"
+        return await Link.connect(path, settings, timeout=timeout, token=token)
+    finally:
+        os.close(found)

@@ -17,7 +17,7 @@ import structlog
 
 from atoll.drivers.docker import containers
 from atoll.drivers.docker.engine import translated
-from atoll.errors import AtollError, TemporaryError
+from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.drivers.docker.engine import Engine
@@ -56,6 +56,10 @@ class Memory:
         """An instance with its first process, as the engine's machine numbers it."""
         self._groups[instance_id] = self._group(container, pid) if self._engine.is_local else None
 
+    def instances(self) -> set[str]:
+        """Those that were noted, and not forgotten."""
+        return set(self._groups)
+
     def forget(self, instance_id: str) -> None:
         for known in (self._groups, self._told, self._seen):
             known.pop(instance_id, None)
@@ -93,7 +97,8 @@ class Memory:
                         await self._heard.wait()
             kills = self._told.get(instance_id, 0)
         before = self._seen.get(instance_id, 0)
-        self._seen[instance_id] = kills
+        if instance_id in self._groups:  # Not forgotten meanwhile.
+            self._seen[instance_id] = kills
         return kills > before
 
     def _kills(self, instance_id: str) -> int | None:
@@ -144,7 +149,7 @@ class Memory:
                     ) as response:
                         async for line in response.content:
                             self._hear(json.loads(line))
-            except (TemporaryError, ValueError) as error:
+            except (AtollError, ValueError) as error:
                 log.info("engine.events_lost", error=str(error))
             await asyncio.sleep(RECONNECT_SECONDS)
 

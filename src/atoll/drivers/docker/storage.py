@@ -13,15 +13,16 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from atoll import ids
 from atoll.drivers import bundle
 from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.local import host
 from atoll.drivers.local.places import Places
-from atoll.drivers.local.workspaces import Workspace, Workspaces
+from atoll.drivers.local.workspaces import Workspace, Workspaces, remove_tree
 from atoll.errors import NotFound, TemporaryError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Directories:
         directory.mkdir(mode=0o700, exist_ok=True)
         link, journal = directory / "link", self._journal(workspace)
         # Of an instance whose container somebody else has removed: nothing listens there.
-        shutil.rmtree(link, ignore_errors=True)
+        remove_tree(link)
         for place in (link, journal):
             place.mkdir(mode=0o700, exist_ok=True)
             for file in os.scandir(place):
@@ -170,16 +171,21 @@ class Directories:
             raise TemporaryError(f"Workspace {workspace} is gone.", code="workspace_lost")
         for place in (self._instances / instance_id / "link", self._journal(found)):
             os.chown(place, 0, 0)
+            # What a template imports runs before this, as who owned it until now.
+            os.chmod(place, 0o700)
 
     def socket(self, instance_id: str) -> Path:
         return self._instances / instance_id / "link"
 
     async def clear(self, instance_id: str) -> None:
-        await asyncio.to_thread(self._clear, instance_id)
+        with translated(instance_id):
+            await asyncio.to_thread(self._clear, instance_id)
 
     def _clear(self, instance_id: str) -> None:
+        if not ids.is_instance_id(instance_id):
+            raise ValueError(f"{instance_id[:100]!r} is no instance's: nothing is removed by it.")
         with self.places.detached(instance_id):
-            shutil.rmtree(self._instances / instance_id, ignore_errors=True)
+            remove_tree(self._instances / instance_id)
 
     async def instances(self) -> list[str]:
         with translated("this node"):
@@ -219,9 +225,9 @@ class Directories:
 def translated(name: str, code: str = "instance_not_started") -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    except (OSError, subprocess.SubprocessError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise TemporaryError(
-            f"The files of {name} could not be made: {error}",
+            f"The files of {name} could not be made or removed: {error}",
             code="node_full" if full else code,
         ) from error

@@ -3,8 +3,9 @@ Templates as images of an engine: the part of the driver's contract that is abou
 
 The layer of a template is its image, held by the layer's name. It is an image that the engine has
 by the name that the template gives, or that is pulled by it, or one that is built from the
-template's Dockerfile. What a name stands for is settled on a node when it is first needed there;
-where the first node had it from a registry, the others get the same by its digest.
+template's Dockerfile. What a name stands for is settled when a version of a template is built;
+where that came from a registry, other nodes get the same by its digest, and it is held by the
+layer's name with the digest too: by then another version's image may have the name alone.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ class ImageTemplates:
         self._images = images
         self._settings = settings
         self._scratch = scratch
-        self._digests: dict[str, str] = {}
-        """Of what was pulled here, by layer: the engine forgets them with the name."""
 
     async def open(self) -> None:
         await self._images.remove_probes()
@@ -71,9 +70,14 @@ class ImageTemplates:
         name = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:40]
         return Layer(name, image=True)
 
-    def _name(self, template: Template) -> str:
+    def _layer(self, template: Template) -> str:
         held = next((layer for layer in reversed(template.layers) if layer.image), None)
         return (held or self.image_layer(template)).name
+
+    def _name(self, template: Template) -> str:
+        """By which its image is held."""
+        layer, digest = self._layer(template), _known_digest(template)
+        return layer if digest is None else _with_digest(layer, digest)
 
     async def check(self, template: Template) -> None:
         build = template.build
@@ -136,23 +140,44 @@ class ImageTemplates:
         found = await self._there(template, name)
         if found is None:
             return False
-        await self._images.hold(found, name)
+        await self._images.hold(found.id, name)
+        await self._hold_digest(template, found)
         return True
 
-    async def _there(self, template: Template, name: str) -> str | None:
-        """The id of an image that will do, and that the engine has."""
+    async def _hold_digest(self, template: Template, found: Image) -> None:
+        """The engine forgets the digest with the name that the image was pulled by."""
+        digest = self._digest_of(template, found)
+        if digest is not None and _known_digest(template) is None:
+            await self._images.hold(found.id, _with_digest(self._layer(template), digest))
+
+    def _digest_of(self, template: Template, found: Image) -> str | None:
+        if template.dockerfile:
+            return None
+        repository = parse(self._reference(template)).name
+        for each in found.digests:
+            name, _, digest = each.partition("@")
+            if name == repository:
+                return digest
+        for tag in found.tags:
+            layer, _, digest = tag.rpartition(":")[2].partition(".")
+            if digest and layer == self._layer(template):
+                return f"sha256:{digest}"
+        return None
+
+    async def _there(self, template: Template, name: str) -> Image | None:
+        """One that will do, and that the engine has."""
         if not template.dockerfile:
             found = await self._images.find(self._reference(template))
             if found is not None and self._will_do(found, template):
-                return found.id
+                return found
         return await self._images.held_by_others(name)
 
     def _will_do(self, found: Image, template: Template) -> bool:
-        build = template.build
-        if build is not None and build.image is not None and build.image.digest is not None:
-            return any(each.endswith(f"@{build.image.digest}") for each in found.digests)
+        digest = _known_digest(template)
+        if digest is not None:
+            return any(each.endswith(f"@{digest}") for each in found.digests)
         # To be looked up anew: what is here may not be what the name stands for now.
-        return build is None or not build.anew
+        return template.build is None or not template.build.anew
 
     async def build(
         self,
@@ -178,13 +203,13 @@ class ImageTemplates:
                 say=say,
             )
         else:
-            reference = self._reference(template)
-            if build is not None and build.image is not None and build.image.digest is not None:
-                reference = parse(reference).pinned(build.image.digest)
+            reference, digest = self._reference(template), _known_digest(template)
+            if digest is not None:
+                reference = parse(reference).pinned(digest)
             found = await self._images.bring(
                 reference, name, material.auth, timeout=timeout, say=say
             )
-            self._digests |= _digest_of(found, reference, name)
+            await self._hold_digest(template, found)
         await self._tell(template, say)
 
     async def _tell(self, template: Template, say: Callable[[bytes], None]) -> None:
@@ -194,25 +219,23 @@ class ImageTemplates:
         say(f"Image {image.id}, {image.size} bytes. {inside}.\n".encode())
 
     async def image(self, template: Template) -> ImageInfo:
-        found, name = await self.find(template), self._name(template)
-        digest = self._digests.get(name)
-        if digest is None and not template.dockerfile:
-            digest = _digest_of(found, self._reference(template), name).get(name)
-        return ImageInfo(digest, found.entrypoint, found.cmd)
+        found = await self.find(template)
+        return ImageInfo(self._digest_of(template, found), found.entrypoint, found.cmd)
 
     async def layers(self) -> list[str]:
-        return await self._images.names_held()
+        return sorted({name.partition(".")[0] for name in await self._images.names_held()})
 
     async def discard_layer(self, name: str) -> None:
-        self._digests.pop(name, None)
-        if not await self._images.let_go(name):
-            log.info("image.in_use", layer=name)
+        for held in await self._images.names_held():
+            if held.partition(".")[0] == name and not await self._images.let_go(held):
+                log.info("image.in_use", layer=held)
 
 
-def _digest_of(found: Image, reference: str, name: str) -> dict[str, str]:
-    repository = parse(reference).name
-    for each in found.digests:
-        known, _, digest = each.partition("@")
-        if known == repository:
-            return {name: digest}
-    return {}
+def _known_digest(template: Template) -> str | None:
+    """That of the image that this version was built to."""
+    image = template.build.image if template.build is not None else None
+    return image.digest if image is not None else None
+
+
+def _with_digest(layer: str, digest: str) -> str:
+    return f"{layer}.{digest.removeprefix('sha256:')}"

@@ -22,6 +22,7 @@ from aiodocker.exceptions import DockerError
 
 from atoll.drivers import bundle
 from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker.drafts import FILL
 from atoll.drivers.docker.engine import translated
 from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, NotFound, TemporaryError
@@ -91,6 +92,9 @@ class Volumes:
         self._lent: str | None = None
         """The volume of the interpreter for images that have none, once it was needed."""
         self._lending = asyncio.Lock()
+        self._whole = False
+        """Whether the volume of our files was filled to its end."""
+        self._sharing = asyncio.Lock()
 
     # The node
 
@@ -100,7 +104,7 @@ class Volumes:
         self._shared = f"atoll-{self._node}-{tag}"
         with translated():
             await self._drafts.clear()
-            await self._fill(self._shared, SHARED, self._archive)
+            await self._share()
             await self._drop_older()
             self.quota = await self._has_quota()
 
@@ -120,6 +124,7 @@ class Volumes:
     async def interpreter(self) -> dict[str, Any]:
         async with self._lending:
             if self._lent is None or await self._get(self._lent) is None:
+                self._lent = None
                 lent = await asyncio.to_thread(interpreter.write, self._place)
                 name = f"atoll-{self._node}-{lent.name}"
                 with translated():
@@ -130,7 +135,7 @@ class Volumes:
     async def _fill(self, volume: str, target: str, archive: bytes) -> None:
         """Make a volume with our files, unless it is whole. Who has the draft fills it."""
         await self._make(volume, {SHARED_LABEL: ""})
-        name, waited = f"atoll-fill-{volume}", 0.0
+        name, waited = f"{FILL}{volume}", 0.0
         mount = _mount(volume, target)
         while True:
             try:
@@ -175,8 +180,7 @@ class Volumes:
             )
         name = spec.workspace or spec.instance_id
         with translated():
-            if await self._get(self._shared) is None:
-                await self._fill(self._shared, SHARED, self._archive)
+            await self._share()
             if spec.workspace is None:
                 await self._make_workspace(name, spec.resources.disk)
             elif await self._get(_name(name)) is None:
@@ -185,6 +189,14 @@ class Volumes:
             _mount(self._shared, SHARED, read_only=True),
             _mount(_name(name), containers.WORKSPACE),
         ]
+
+    async def _share(self) -> None:
+        """Fill the volume of our files again, when somebody has removed it."""
+        async with self._sharing:
+            if not self._whole or await self._get(self._shared) is None:
+                self._whole = False
+                await self._fill(self._shared, SHARED, self._archive)
+                self._whole = True
 
     async def _make_workspace(self, name: str, size: int) -> None:
         labels = {containers.WORKSPACE_LABEL: name, SIZE_LABEL: str(size)}
