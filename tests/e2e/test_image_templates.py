@@ -141,6 +141,10 @@ def test_credentials_stay_with_their_server(docker_api: Api, private: str) -> No
     for server in ("elsewhere.example.com", "docker.io"):
         other = kept | {"image": f"{server}/team/python:1", "registry": {"server": server}}
         problem(docker_api.http.put(path, json=other), 422, "invalid_request")
+    # Nor are they given to the server of another image.
+    other = kept | {"image": "elsewhere.example.com/team/python:1"}
+    told = problem(docker_api.http.put(path, json=other), 422, "invalid_request")
+    assert told["field"] == "registry.server"
     rebuilt = answer(docker_api.http.post(f"{path}/build"), 202)
     assert settled(docker_api, made["id"])["version"] == rebuilt["version"]
     assert "Pulling from" in log_of(docker_api, made["id"])

@@ -1259,10 +1259,10 @@ class Templates:
         Python. That takes a while: see `wait_ready`.
 
         Where sessions are made by Docker, `image` is the name of an image, or `dockerfile` the text
-        of a Dockerfile, and `context` a directory of this machine that it copies from; it is sent
-        as it is. `registry` has the credentials for pulling: `username` and `password`, or
-        `identity_token`, and the `server` if it is not that of the image. `runtime` is an OCI
-        runtime such as `runsc`.
+        of a Dockerfile, and `context` a directory of this machine that it copies from; what its
+        `.dockerignore` leaves out is not sent. `registry` has the credentials for pulling:
+        `username` and `password`, or `identity_token`, and with a Dockerfile the `server`.
+        `runtime` is an OCI runtime such as `runsc`.
         """
         return self._portal.call(
             self._async.create,

@@ -96,6 +96,13 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return info
 
 
+def head(kind: bytes, size: int) -> bytes:
+    """Of what is told of an entry before it."""
+    info = tarfile.TarInfo("h")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
 def context_of(data: bytes) -> BuildContext:
     async def pieces() -> AsyncIterator[bytes]:
         yield data
@@ -205,6 +212,19 @@ async def test_a_pull_that_cannot_be_says_why(
     assert PASSWORD not in str(caught.value)
 
 
+async def test_credentials_are_for_their_server_and_no_other(
+    ground: Ground, registry: Registry, pulled: str
+) -> None:
+    """They are right, and the registry would take them."""
+    with refused(PermanentError, "image_denied"):
+        await ground.images.pull(
+            pulled,
+            RegistryAuth("elsewhere.example.com", USER, PASSWORD),
+            timeout=LONG,
+            say=ground.said.append,
+        )
+
+
 async def test_a_registry_that_is_gone_may_come_back(
     ground: Ground, registry: Registry, pulled: str
 ) -> None:
@@ -310,6 +330,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "no_tar": lambda: b"hello" * 1000,
     "empty": lambda: b"",
     "compressed": lambda: __import__("gzip").compress(tar_of({"a": b""})),
+    "damaged_in_the_middle": lambda: tar_of({"a": b""})[:512] + b"x" * 512 + tar_of({"b": b""}),
+    "says_it_has_a_long_head": lambda: head(tarfile.XHDTYPE, 2**50),
+    "has_a_long_head": lambda: head(tarfile.GNUTYPE_LONGNAME, 10**7) + b"a" * 10**7,
+    "heads_of_heads": lambda: (head(tarfile.XHDTYPE, 11) + b"11 path=a\n".ljust(512, b"\0")) * 2000,
 }
 
 
@@ -393,6 +417,42 @@ async def test_another_node_gets_the_image_by_its_digest(
     assert (await ground.templates.find(again)).id != first.id
 
 
+async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
+    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    one = settled(ground, make_template(image=pulled))
+    await build(ground, one, Material(right(registry)))
+    info = await ground.templates.image(one)
+    first = await ground.templates.find(one)
+    assert one.build is not None
+    one = replace(one, build=replace(one.build, image=info))
+    await ground.templates.discard_layer(one.layers[-1].name)
+    archive = tmp_path / "other.tar"
+    archive.write_bytes(tar_of({"other": b""}))
+    dockerd.import_image(archive, "other:1")
+    registry.put(dockerd, "other:1", "team/tiny:1")
+
+    # As on another node: the second is the first that is needed there.
+    two = settled(ground, make_template(image=pulled))
+    await build(ground, two, Material(right(registry)))
+    assert two.layers == one.layers
+    assert not await ground.templates.built(one)
+    await build(ground, one, Material(right(registry)))
+    assert (await ground.templates.find(one)).id == first.id
+    other = await ground.templates.find(two)
+    assert other.id != first.id
+    assert (await ground.templates.image(one)).digest == info.digest
+    # After a restart too it is known what the second is, though the engine forgot it with the name.
+    anew = ImageTemplates(ground.templates._engine, ground.images, DockerSettings(), tmp_path)
+    told = (await anew.image(two)).digest
+    assert told not in (None, info.digest)
+    assert await anew.layers() == [one.layers[-1].name]
+    await anew.discard_layer(one.layers[-1].name)
+    assert await anew.layers() == []
+
+
 async def test_the_same_is_not_built_twice(ground: Ground) -> None:
     text = f"FROM {SHELL}\nRUN echo once-{os.urandom(4).hex()}\n"
     one, two = (settled(ground, make_template(dockerfile=text)) for _ in range(2))
@@ -448,6 +508,13 @@ async def test_an_image_that_is_not_there_is_missing_for_a_while(ground: Ground)
         ({"dockerfile": "FROM a\nADD http://169.254.169.254/ /x"}, "dockerfile_invalid"),
         ({"dockerfile": "FROM a\nADD \\\n# x\n ftp://h/ /x"}, "dockerfile_invalid"),
         ({"dockerfile": "FROM a\nONBUILD add $URL /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nAD\\\nD http://h/x /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nAD\\ \n\n  \nD http://h/x /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nADD http:\\\n//h/x /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "FROM a\nLABEL a=b`\nADD http://h/x /x"}, "dockerfile_invalid"),
+        ({"dockerfile": "# escape=`\nFROM a\nAD`\nD http://h/x /x"}, "dockerfile_invalid"),
+        ({"dockerfile": 'FROM a\nADD ["http:\\/\\/h/x", "/x"]'}, "dockerfile_invalid"),
+        ({"dockerfile": 'FROM a\nADD "http:"//h/x /x'}, "dockerfile_invalid"),
         ({"image": "a:1", "runtime": "none-such"}, "runtime_unsupported"),
         (
             {"image": "a:1", "build": Build(debian_packages=("curl",), layers=(Layer("x"),))},
@@ -467,7 +534,7 @@ async def test_what_can_be_made_is_not(ground: Ground) -> None:
     for given in (
         {"image": "registry.example.com:5000/a/b:1@sha256:" + "0" * 64},
         {"image": ""},
-        {"image": "", "dockerfile": "FROM a\nADD x /y\nRUN curl http://x"},
+        {"image": "", "dockerfile": "FROM a\nADD --chown=1:1 x /y\nRUN curl http://x"},
         {"image": "python:3.12", "runtime": "runc"},
     ):
         await ground.templates.check(make_template(**given))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import stat
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.docker.driver import DockerDriver
-from atoll.model.instance import Callback, State
+from atoll import ids
+from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.link.client import LinkLost
+from atoll.model.instance import Callback, Handle, State
 from tests.contract.drivers.conftest import (
     LIMITS,
     Heard,
@@ -26,7 +30,6 @@ from tests.contract.drivers.conftest import (
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
-    from atoll.model.instance import Handle
     from tests.servers.docker import Dockerd
 
 pytestmark = [pytest.mark.anyio, on("docker")]
@@ -303,6 +306,7 @@ async def test_an_image_does_not_change_how_it_is_confined(node: Node) -> None:
         "WORKDIR /etc",
         "EXPOSE 80",
         "LABEL atoll.instance=mine atoll.workspace=mine atoll.node=mine atoll.link=mine",
+        "LABEL atoll.install=mine atoll.draft=mine atoll.probe=mine atoll.shared=mine",
         "ENV HOME=/root PYTHONPATH=/data ATOLL_PYTHON=/bin/false X=from-image",
         mine="content",
     )
@@ -346,3 +350,45 @@ print(*(tried(open, place + '/new', 'w') for place in ('/workspace', '/tmp', '/v
         await node.driver.destroy(one)
     listed = node.engine.ask("GET", "/volumes").json()["Volumes"] or []
     assert not [volume for volume in listed if not volume["Labels"]]
+
+
+async def test_labels_of_an_image_do_not_make_an_instance_of_what_is_none(
+    node: Node, tmp_path: Path
+) -> None:
+    """Containers of packages that are installed have the node's label, and the image's own."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    name = (node.data_dir / "node" / NAME).read_text()
+    for number, instance in enumerate((str(precious), "../../x", ids.instance_id())):
+        labels = {"atoll.node": name, "atoll.instance": instance, "atoll.workspace": "/home"}
+        about = {"Image": PYTHON, "Cmd": ["true"], "Labels": labels}
+        where = {"name": f"atoll-install_{number}"}
+        made = node.engine.ask("POST", "/containers/create", params=where, json=about).json()["Id"]
+        try:
+            assert await node.driver.handles() == []
+            with pytest.raises(ValueError, match="is no instance's"):
+                await node.driver.destroy(Handle("../x", "docker", 1, {"container": made}))
+        finally:
+            node.engine.remove(made)
+    assert precious.is_dir()
+
+
+async def test_what_ran_before_the_seal_cannot_keep_it_open_nor_lead_elsewhere(
+    node: Node, tmp_path: Path
+) -> None:
+    handle, link = await started(node.driver, spec())
+    link.close()
+    place = node.data_dir / "node" / "instances" / handle.instance_id / "link"
+    place.chmod(0o777)
+    (await node.driver.connect(handle)).close()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other"))
+        other.listen()
+        other.setblocking(False)
+        (place / "link.sock").rename(place / "kept")
+        (place / "link.sock").symlink_to(tmp_path / "other")
+        with pytest.raises(LinkLost, match="is not a socket"):
+            await node.driver.connect(handle)
+        with pytest.raises(BlockingIOError):
+            other.accept()

@@ -391,10 +391,32 @@ async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) ->
         "Labels": {"atoll.node": name, "atoll.draft": ""},
         "HostConfig": {"Binds": [f"atoll-{workspace}:/workspace"]},
     }
-    node.engine.ask("POST", "/containers/create", json=about)
+    # Nobody's draft by its name: images have labels too.
+    other = node.engine.ask("POST", "/containers/create", json=about).json()["Id"]
+    node.engine.ask("POST", "/containers/create", params={"name": "atoll-draft-0"}, json=about)
+    with pytest.raises(TemporaryError) as busy:
+        await node.driver.discard(workspace)
+    assert busy.value.code == "workspace_busy"
+    node.engine.remove(other)
     await node.driver.discard(workspace)
     assert await node.driver.workspaces() == []
     assert await node.alone()
+
+
+@on("remote")
+async def test_our_files_that_somebody_removed_are_there_for_all_who_start_at_once(
+    node: Node,
+) -> None:
+    (shared,) = (
+        one["Name"]
+        for one in node.engine.ask("GET", "/volumes").json()["Volumes"]
+        if "atoll.shared" in (one["Labels"] or {})
+        and one["Name"].startswith(f"atoll-{(node.data_dir / 'node' / NAME).read_text()}-")
+    )
+    node.engine.ask("DELETE", f"/volumes/{shared}")
+    for _, link in await asyncio.gather(*(started(node.driver, spec()) for _ in range(3))):
+        assert await printed(node.driver, link, "print('well')") == "well"
+        link.close()
 
 
 @on("remote")
