@@ -150,6 +150,25 @@ def test_credentials_stay_with_their_server(docker_api: Api, private: str) -> No
     assert "Pulling from" in log_of(docker_api, made["id"])
 
 
+def test_what_was_built_anew_stays_when_something_else_is_changed(
+    docker_api: Api, private: str, registry: Registry, dockerd: Dockerd
+) -> None:
+    given = {"name": "x", "image": private, "registry": {"username": USER, "password": PASSWORD}}
+    made = create(docker_api, **given)
+    path = f"{V1}/templates/{made['id']}"
+    # The tag moves, and what was there before is still on the node.
+    dockerd.ask("POST", f"/images/{SHELL}/tag", params={"repo": "moved", "tag": "1"})
+    registry.put(dockerd, "moved:1", "team/python:1")
+    answer(docker_api.http.post(f"{path}/build"), 202)
+    rebuilt = settled(docker_api, made["id"])
+    assert rebuilt["image_digest"] not in (None, made["image_digest"])
+
+    kept = given | {"name": "y", "registry": made["registry"]}
+    changed = answer(docker_api.http.put(path, json=kept))
+    assert (changed["status"], changed["name"]) == ("ready", "y")
+    assert changed["image_digest"] == rebuilt["image_digest"]
+
+
 def test_wrong_credentials_fail_the_build_and_are_not_told(docker_api: Api, private: str) -> None:
     made = create(
         docker_api,
