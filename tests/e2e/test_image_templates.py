@@ -153,7 +153,11 @@ def test_credentials_stay_with_their_server(docker_api: Api, private: str) -> No
 def test_what_was_built_anew_stays_when_something_else_is_changed(
     docker_api: Api, private: str, registry: Registry, dockerd: Dockerd
 ) -> None:
-    given = {"name": "x", "image": private, "registry": {"username": USER, "password": PASSWORD}}
+    given: dict[str, Any] = {
+        "name": "x",
+        "image": private,
+        "registry": {"username": USER, "password": PASSWORD},
+    }
     made = create(docker_api, **given)
     path = f"{V1}/templates/{made['id']}"
     # The tag moves, and what was there before is still on the node.
