@@ -7,6 +7,7 @@ A test that takes `node` runs on `USUAL` kinds; `on` names others for it. Anothe
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +87,7 @@ class Node:
         self.data_dir = data_dir
         self._engine = engine
         self._others = own_children()
+        self._links: list[Link] = []
         self.driver: Driver = self._make()
 
     @property
@@ -101,7 +103,16 @@ class Node:
         return self._engine.over_tls if self.kind == "remote" else {"url": self._engine.url}
 
     def _make(self) -> Driver:
-        return make_driver(self.kind, self.data_dir, self.where)
+        driver = make_driver(self.kind, self.data_dir, self.where)
+        connect = driver.connect
+
+        async def noted(handle: Handle) -> Link:
+            link = await connect(handle)
+            self._links.append(link)
+            return link
+
+        driver.connect = noted  # type: ignore[method-assign]
+        return driver
 
     async def take_over(self) -> Driver:
         """As after the end of the process: a new driver that knows only what the node knows."""
@@ -115,6 +126,10 @@ class Node:
             await self.driver.destroy(handle)
         for workspace in await self.driver.workspaces():
             await self.driver.discard(workspace)
+        # Those that a test has left open, before its loop ends.
+        for link in self._links:
+            link.close()
+            await asyncio.wait_for(link.closed, 30)
         await self.driver.close()
 
     def pid_1(self, handle: Handle) -> int:
