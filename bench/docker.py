@@ -194,6 +194,11 @@ def _one(server: Server, number: int) -> None:
 def idle(report: Report, ground: Ground, count: int) -> None:
     report.section(f"memory of the machine that {count} idle ones take, each")
     figures = {}
+    # First: what servers give back when they end would be taken for its own.
+    before = _available()
+    containers = [ground.plain.start() for _ in range(count)]
+    figures["docker run sleep"] = (before - _available()) / count
+    ground.plain.remove(*containers)
     with ExitStack() as stack:
         for name, server in ground.servers(stack, 0).items():
             client = server.client()
@@ -203,10 +208,6 @@ def idle(report: Report, ground: Ground, count: int) -> None:
             figures[name] = (before - _available()) / count
             for session in made:
                 delete(client, session)
-    before = _available()
-    containers = [ground.plain.start() for _ in range(count)]
-    figures["docker run sleep"] = (before - _available()) / count
-    ground.plain.remove(*containers)
     for name, size in figures.items():
         print(f"{name:<46} {size / 2**20:9.2f} MiB", flush=True)
         report.rows.append({"section": "idle", "name": name, "bytes": size})
