@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -192,20 +192,19 @@ def _one(server: Server, number: int) -> None:
 
 
 def idle(report: Report, ground: Ground, count: int) -> None:
-    report.section(f"memory of the machine that {count} idle ones take, each")
+    report.section(f"memory of processes that {count} idle ones take, each")
     figures = {}
-    # First: what servers give back when they end would be taken for its own.
-    before = _available()
+    before = _used()
     containers = [ground.plain.start() for _ in range(count)]
-    figures["docker run sleep"] = (before - _available()) / count
+    figures["docker run sleep"] = (_used() - before) / count
     ground.plain.remove(*containers)
     with ExitStack() as stack:
         for name, server in ground.servers(stack, 0).items():
             client = server.client()
             run(client, create(client), CODE)  # What is made once is there then.
-            before = _available()
+            before = _used()
             made = [create(client) for _ in range(count)]
-            figures[name] = (before - _available()) / count
+            figures[name] = (_used() - before) / count
             for session in made:
                 delete(client, session)
     for name, size in figures.items():
@@ -213,13 +212,19 @@ def idle(report: Report, ground: Ground, count: int) -> None:
         report.rows.append({"section": "idle", "name": name, "bytes": size})
 
 
-def _available() -> int:
-    """Bytes; after a moment, so that what has just ended is not counted."""
+def _used() -> int:
+    """
+    Bytes of all processes, each with its part of what it shares; after a moment, so that what has
+    just ended is not counted. What the machine has available is too restless to tell.
+    """
     time.sleep(2)
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("the kernel does not tell")
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/smaps_rollup"):
+        with suppress(OSError):  # It has ended, or is of the kernel.
+            for line in path.read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
 
 
 def main() -> None:
