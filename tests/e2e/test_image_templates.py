@@ -284,6 +284,19 @@ def test_what_a_node_without_docker_cannot_do_it_says(api: Api) -> None:
         assert told["field"] == name
 
 
+def test_the_sdk_leaves_credentials_behind_with_their_server(
+    on_docker: Server, private: str
+) -> None:
+    given = {"username": USER, "password": PASSWORD}
+    with Atoll(on_docker.url, api_key=on_docker.key) as atoll:
+        made = atoll.templates.create("x", image=private, registry=given)
+        made = atoll.templates.wait_ready(made.id, timeout=60)
+        assert made.registry is not None
+        assert atoll.templates.update(made.id, image=private, name="y").registry == made.registry
+        moved = atoll.templates.update(made.id, image=PYTHON)
+        assert (moved.image, moved.registry) == (PYTHON, None)
+
+
 def test_the_sdk_and_the_command_line_build_from_a_directory(
     on_docker: Server, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ The suites that say something about a driver, once more on a Docker engine.
 
 Each is a pytest of its own with `TEST_DRIVER=docker`, on the engine that the tests have running.
 Here are as many as a run of all tests has time for; `make test-docker` runs all of them in full.
+Three files, because the tests of one go one after the other.
 """
 
 from __future__ import annotations
