@@ -35,6 +35,7 @@ from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually
 from tests.harness import Server
 from tests.servers.redis import RedisServer
+from tests.standstill import go_on, stand_still
 
 PRESENCE, LEASE = 2.0, 6.0
 """Seconds after which a member counts as lost, and its leases with it."""
@@ -93,12 +94,12 @@ class Member(Server):
 
     def pause(self) -> None:
         """Let it stand still: it answers nothing, and does not know that time goes by."""
-        os.kill(self.pid, signal.SIGSTOP)
+        stand_still(self.pid)
         self.paused = True
 
     def resume(self) -> None:
         if self.paused:
-            os.kill(self.pid, signal.SIGCONT)
+            go_on(self.pid)
             self.paused = False
 
     def errors(self) -> list[str]:

@@ -30,6 +30,7 @@ import pytest
 import trustme
 
 from tests.servers import free_port, program, reaper
+from tests.standstill import stand_still
 
 API = "/v1.41"
 REMAPPED = 1_200_000_000
@@ -151,7 +152,7 @@ class Dockerd:
 
     def pause(self) -> None:
         """It stays connected and connections are taken, but it answers nothing."""
-        signal.pidfd_send_signal(self._running, signal.SIGSTOP)
+        stand_still(self._pid)
 
     def resume(self) -> None:
         signal.pidfd_send_signal(self._running, signal.SIGCONT)

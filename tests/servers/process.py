@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tests.servers import free_port, until_ready
+from tests.standstill import go_on, stand_still
 
 ROOT = os.geteuid() == 0
 NOBODY = 65534
@@ -118,15 +119,15 @@ class DatabaseServer(ABC):
     def pause(self) -> None:
         """It stays connected and connections are taken, but it answers nothing."""
         # The parent first, lest it starts another while they are listed.
-        self._running.send_signal(signal.SIGSTOP)
+        stand_still(self._running.pid)
         for pid in self._children():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                stand_still(pid)
 
     def resume(self) -> None:
         for pid in (*self._children(), self._running.pid):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                go_on(pid)
 
     def __enter__(self) -> Self:
         try:

@@ -12,6 +12,7 @@ from typing import Self
 from urllib.parse import quote
 
 from tests.servers import free_port, program, until_ready
+from tests.standstill import go_on, stand_still
 
 SLOTS = 16384
 
@@ -83,10 +84,10 @@ class RedisServer:
 
     def pause(self) -> None:
         """It stays connected and connections are taken, but it answers nothing."""
-        self._running.send_signal(signal.SIGSTOP)
+        stand_still(self._running.pid)
 
     def resume(self) -> None:
-        self._running.send_signal(signal.SIGCONT)
+        go_on(self._running.pid)
 
     def __enter__(self) -> Self:
         try:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
 import subprocess
 from typing import TYPE_CHECKING, Self
 
 import httpx
 
 from tests.servers import free_port, program, until_ready
+from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,11 +63,11 @@ class Registry:
     def pause(self) -> None:
         """It takes connections and answers nothing."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        stand_still(self._process.pid)
 
     def resume(self) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        go_on(self._process.pid)
 
     def put(self, engine: Dockerd, image: str, name: str) -> str:
         """Push what an engine has as `image`; by what it can be pulled. The engine lets it go."""

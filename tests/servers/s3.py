@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from obstore.store import S3Store
 
 from atoll.settings import BlobSettings
 from tests.servers import free_port, program, until_ready
+from tests.standstill import go_on, stand_still
 
 ACCESS_KEY, SECRET_KEY = "ATOLLTESTACCESSKEY", "atoll-test-secret-access-key"
 BUCKET = "atoll"
@@ -140,10 +140,10 @@ class S3Server:
 
     def pause(self) -> None:
         """It stays connected and connections are taken, but it answers nothing."""
-        self._running.send_signal(signal.SIGSTOP)
+        stand_still(self._running.pid)
 
     def resume(self) -> None:
-        self._running.send_signal(signal.SIGCONT)
+        go_on(self._running.pid)
 
     def __enter__(self) -> Self:
         try:

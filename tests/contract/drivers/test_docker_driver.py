@@ -240,7 +240,8 @@ async def refused(node: Node, handle: Handle) -> None:
         driver.destroy(handle),
         driver.resize(handle, spec().resources),
         driver.copy(driver.workspace_of(handle), "copy"),
-        driver.built(template()),
+        # Of which nothing is remembered.
+        driver.built(template(image="never-asked-for:1")),
     ):
         with pytest.raises(TemporaryError) as caught:
             await call
@@ -285,10 +286,10 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) ->
         assert await printed(mortal.driver, link, "print(1)") == "1"
     finally:
         mortal.engine.resume()
+        await hasty.close()
     assert await mortal.driver.health() is None
     assert (await mortal.driver.observe(handle)).state is State.RUNNING
     link.close()
-    await hasty.close()
 
 
 async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mortal: Node) -> None:

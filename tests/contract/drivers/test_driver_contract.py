@@ -35,6 +35,7 @@ from tests.contract.drivers.conftest import (
 )
 from tests.e2e.hostile.host import living
 from tests.rootfs import build_rootfs
+from tests.standstill import stand_still
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -239,7 +240,7 @@ async def test_destroying_a_dead_or_stuck_instance_works(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     link.close()
     stuck = node.pid_1(handle)
-    os.kill(stuck, signal.SIGSTOP)
+    stand_still(stuck)
     await node.driver.destroy(handle)
     assert stuck not in living()
     second = await node.driver.ensure(spec())

@@ -26,6 +26,7 @@ from atoll.model.instance import State
 from atoll.settings import LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import printed, spec, started, template
 from tests.e2e.hostile.host import below, living
+from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -137,7 +138,7 @@ async def test_a_damaged_handle_is_as_good_as_none(
 async def test_an_instance_that_was_up_is_not_waited_for_as_a_new_one(driver: LocalDriver) -> None:
     handle, link = await started(driver, spec())
     link.close()
-    os.kill(int(handle.data["child"]), signal.SIGSTOP)
+    stand_still(int(handle.data["child"]))
     begun = time.monotonic()
     with pytest.raises(LinkLost):
         await driver.connect(handle)
@@ -146,11 +147,11 @@ async def test_an_instance_that_was_up_is_not_waited_for_as_a_new_one(driver: Lo
 
 async def test_a_new_instance_is_waited_for_longer(driver: LocalDriver) -> None:
     handle = await driver.ensure(spec())
-    os.kill(int(handle.data["child"]), signal.SIGSTOP)
+    stand_still(int(handle.data["child"]))
     connecting = asyncio.create_task(driver.connect(handle))
     done, _ = await asyncio.wait([connecting], timeout=1)
     assert not done
-    os.kill(int(handle.data["child"]), signal.SIGCONT)
+    go_on(int(handle.data["child"]))
     (await connecting).close()
 
 

@@ -15,6 +15,7 @@ from atoll.drivers.local.nursery import Nursery
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import below, living
+from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,13 +59,13 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
     nursery.open()
     assert nursery._process is not None
     spawner = nursery._process.pid
-    os.kill(spawner, signal.SIGSTOP)
+    stand_still(spawner)
     try:
         with pytest.raises(TemporaryError) as caught:
             await nursery.spawn(request(tmp_path, "late"))
         assert caught.value.code == "instance_not_started"
     finally:
-        os.kill(spawner, signal.SIGCONT)
+        go_on(spawner)
 
     # It is started after all, told of, and ended: nobody would know of it.
     async def ended() -> bool:

@@ -16,6 +16,7 @@ from atoll.executor import frames
 from atoll.link.client import ExecutorError, Link, LinkLost
 from atoll.settings import LinkSettings
 from tests.executors import Executor, job
+from tests.standstill import go_on, stand_still
 
 pytestmark = pytest.mark.anyio
 
@@ -228,12 +229,12 @@ async def test_an_executor_that_falls_silent_is_given_up_and_found_again(
     output, (child,) = Output(), executor.children()
     running = await start(link, output, code="print(1, flush=True)\ninput()", stdin_open=True)
     await output.until(b"1")
-    os.kill(child, signal.SIGSTOP)
+    stand_still(child)
     try:
         with pytest.raises(LinkLost):
             await asyncio.wait_for(running, 10)
     finally:
-        os.kill(child, signal.SIGCONT)
+        go_on(child)
     again = await executor.connect()
     following = asyncio.create_task(again.attach("one", output.pieces[-1][0], output))
     await again.call("stdin", id="one", data=text("\n"))

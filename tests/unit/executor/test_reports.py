@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import queue
-import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +16,7 @@ import pytest
 
 from tests.e2e.hostile.host import below, processes
 from tests.executors import Executor, Heard, executor, job
+from tests.standstill import go_on, stand_still
 
 pytestmark = pytest.mark.anyio
 
@@ -203,10 +202,10 @@ async def test_a_process_that_user_code_stops_keeps_nothing_else_waiting(
     await address.next("/at/internal/instances/inst_1/ready")
     (reporter,) = named(program, "reporter")
     link = await program.connect_released()
-    os.kill(reporter, signal.SIGSTOP)
+    stand_still(reporter)
     for number in range(3):
         await link.run(job(str(number), "print(1)"), Heard())
-    os.kill(reporter, signal.SIGCONT)
+    go_on(reporter)
     await address.next(path("2", "result"))
     link.close()
 
