@@ -22,6 +22,7 @@ import struct
 import time
 
 from . import files, frames, minijson, removal, rights
+from .artifacts import coarse_now
 from .connection import Stream
 from .loop import Loop
 from .standstill import HOLD_SECONDS, Standstill
@@ -280,6 +281,9 @@ def _contents(workspace: files.Workspace, paths: list[str], stream: Stream) -> I
             continue
         try:
             status = os.fstat(fd)
+            now = coarse_now()
+            while status.st_ctime_ns >= now == coarse_now():
+                yield  # Read now, it could change once more and keep its time.
             stream.event({"event": "file", "index": index, "entry": _entry(path, status)})
             yield
             left = status.st_size

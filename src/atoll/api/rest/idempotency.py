@@ -68,6 +68,7 @@ _UNCERTAIN = frozenset(
         "blobs_unavailable",
         "coordination_unavailable",
         "database_unavailable",
+        "lease_lost",
         "node_not_reached",
         "spool_full",
     }

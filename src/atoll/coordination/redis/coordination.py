@@ -59,6 +59,7 @@ class RedisCoordination:
         self._cancellations = f"{self._prefix}:cancel"
         self._listeners: dict[str, set[Bell]] = {}
         self._waiting = Waiting()
+        self._beating = asyncio.Lock()
         self._commands = Commands(url, settings)
         self._ear = Ear(
             self._commands,
@@ -116,12 +117,13 @@ class RedisCoordination:
     # Presence
 
     async def beat(self) -> bool:
-        if self._waiting.ended:
-            return False
-        key = self._key(self.replica, "alive")
-        present = await self._commands.run(scripts.BEAT, (key,), self._presence_ttl)
-        await self._leases.take_back()
-        return bool(present)
+        async with self._beating:
+            if self._waiting.ended:
+                return False
+            key = self._key(self.replica, "alive")
+            present = await self._commands.run(scripts.BEAT, (key,), self._presence_ttl)
+            await self._leases.take_back()
+            return bool(present)
 
     async def alive(self, replica: str) -> bool:
         return bool(await self._commands.send("EXISTS", self._key(replica, "alive")))
@@ -229,7 +231,8 @@ class RedisCoordination:
             async with asyncio.timeout(self._commands.patience):
                 await self._approvals.end()
                 await self._leases.give_back()
-                await self._commands.send("DEL", self._key(self.replica, "alive"))
+                async with self._beating:
+                    await self._commands.send("DEL", self._key(self.replica, "alive"))
         except (TemporaryError, TimeoutError) as error:
             log.warning("coordination.shutdown_unfinished", error=str(error))
         finally:

@@ -1,0 +1,59 @@
+"""What is told of a workspace's contents, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.executor import files, porter
+
+
+class Listener:
+    """The other end, which hears everything at once."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.data = b""
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+    def send(self, kind: int, payload: bytes) -> None:
+        self.data += payload
+
+
+def test_a_file_is_read_when_a_later_change_would_be_dated_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On kernels that date files by their tick, two changes within one look alike."""
+    path = tmp_path / "file"
+    path.write_text("first")
+    dated = path.stat().st_ctime_ns
+    now = dated
+    monkeypatch.setattr(porter, "coarse_now", lambda: now)
+    heard = Listener()
+    steps = porter._contents(files.Workspace(str(tmp_path)), ["file"], heard)  # type: ignore[arg-type]
+    for _ in range(5):
+        next(steps)
+    assert heard.events == []
+
+    path.write_text("other")
+    now += 4_000_000
+    for _ in steps:
+        pass
+    assert heard.data == b"other"
+    assert [event["event"] for event in heard.events] == ["file", "over"]
+
+
+def test_a_file_that_is_dated_in_the_future_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("first")
+    ticks = iter(range(10))
+    monkeypatch.setattr(porter, "coarse_now", lambda: next(ticks))
+    heard = Listener()
+    for _ in porter._contents(files.Workspace(str(tmp_path)), ["file"], heard):  # type: ignore[arg-type]
+        pass
+    assert heard.data == b"first"
