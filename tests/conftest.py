@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from tests import drivers
 from tests.harness import Server
@@ -22,6 +24,13 @@ from tests.servers.s3 import S3Server
 
 LONGEST = 300
 """Seconds. Far more than any test takes: one that waits for ever fails instead."""
+
+# A process may stall. Where `CI` is set, this adds to Hypothesis' own profile for it, by which the
+# examples are the same in each run.
+settings.register_profile(
+    "atoll", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("atoll")
 
 
 @pytest.fixture
@@ -71,6 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(Path(__file__).parent)
         if (reason := drivers.why_not(str(path), item.name)) is not None:
             item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address that nobody answers at: held, so that nobody else takes it either."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")

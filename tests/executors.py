@@ -37,9 +37,20 @@ class Executor:
     def __init__(self, path: Path, process: subprocess.Popen[bytes]) -> None:
         self.path = path
         self.process = process
+        self._links: list[Link] = []
 
-    async def connect(self) -> Link:
-        return await Link.connect(str(self.path), LinkSettings(), timeout=timedelta(seconds=10))
+    async def connect(self, settings: LinkSettings | None = None) -> Link:
+        link = await Link.connect(
+            str(self.path), settings or LinkSettings(), timeout=timedelta(seconds=60)
+        )
+        self._links.append(link)
+        return link
+
+    async def disconnect(self) -> None:
+        """Close all links that a test has left open. The executor is gone, so none has to wait."""
+        for link in self._links:
+            link.close()
+        await asyncio.gather(*(link.closed for link in self._links))
 
     async def connect_released(self) -> Link:
         """The same, when it may run something."""
@@ -59,7 +70,7 @@ class Executor:
         return resident * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))
 
     async def exit_code(self) -> int:
-        return await asyncio.to_thread(self.process.wait, 10)
+        return await asyncio.to_thread(self.process.wait, 60)
 
 
 @contextmanager

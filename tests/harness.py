@@ -30,23 +30,32 @@ class Server:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        self.log = self.log_path.open("a")
-        self.process = subprocess.Popen(
-            [
-                *self.prefix, sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
-                "--data-dir", str(self.data_dir), *self._arguments,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**os.environ, **self._env},
-        )  # fmt: skip
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    *self.prefix, sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
+                    "--data-dir", str(self.data_dir), *self._arguments,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **self._env},
+            )  # fmt: skip
+        try:
+            self.url = self._address()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+        return self
+
+    def _address(self) -> str:
+        """Where it listens, as soon as it does."""
+        assert self.process is not None
         assert self.process.stdout is not None
         for line in self.process.stdout:
             found = ADDRESS.search(line)
             if found:
-                self.url = found[1]
-                return self
+                return found[1]
         raise AssertionError(f"the server did not start: {self.stderr()}")
 
     def stderr(self) -> str:
@@ -54,14 +63,19 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it, and wait for that; its exit code."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        code = self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.log.close()
-        self.process = None
-        return code
+        process = self.process
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(number)
+        try:
+            return process.wait(60)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+            self.process = None
 
     def __enter__(self) -> Self:
         return self.start()

@@ -136,8 +136,11 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     return content
 
 
-def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    """For what tells nobody when it happens."""
+def eventually(condition: Callable[[], object], seconds: float = 45.0) -> None:
+    """
+    For what tells nobody when it happens. Waits for less than the minute after which a sweep mends
+    what was missed.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from websockets.sync.client import ClientConnection
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 PROMPT = "bash --norc --noprofile -i"
 
 

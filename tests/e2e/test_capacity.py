@@ -72,10 +72,15 @@ def test_so_many_run_at_once_and_the_next_waits(api: Api) -> None:
 
 def test_those_who_wait_begin_in_order(api: Api) -> None:
     session = api.create(capacity=2)["id"]
-    holding = [api.submit(session, until("go")) for _ in range(2)]
+    holding = [api.submit(session, until(f"go{n}"), timeout=300) for n in range(2)]
     waiting = [api.submit(session, f"print({n})") for n in range(10)]
-    api.put(session, "go")
-    for execution_id in holding + waiting:
+    # One place for all: of two that begin at once, either may be the first.
+    api.put(session, "go0")
+    for execution_id in waiting:
+        assert api.result(execution_id)["status"] == "success"
+    assert api.status(holding[1]) == "running"
+    api.put(session, "go1")
+    for execution_id in holding:
         assert api.result(execution_id)["status"] == "success"
 
     begun = [api.execution(execution_id)["started_at"] for execution_id in waiting]

@@ -133,9 +133,12 @@ def test_watching_tells_a_line_each(atoll: Atoll, session: str) -> None:
         [sys.executable, "-m", "atoll.cli", "session", "watch", f"{session}:"],
         stdout=subprocess.PIPE, env=atoll.env, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stdout.readline() == "watching\n"
-        atoll("cp", "-", f"{session}:x", input=b"1")
-        assert process.stdout.readline() == "created x\n"
-        process.send_signal(2)
-        assert process.wait(20) == 130
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "watching\n"
+            atoll("cp", "-", f"{session}:x", input=b"1")
+            assert process.stdout.readline() == "created x\n"
+            process.send_signal(2)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()

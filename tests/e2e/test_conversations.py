@@ -144,7 +144,7 @@ def test_messages_are_read_in_order_once(api: Api, session: str) -> None:
 
 
 def test_messages_that_nobody_reads_are_bounded(api: Api, session: str) -> None:
-    execution_id = api.submit(session, until("go"))
+    execution_id = api.submit(session, until("go"), timeout=300)
     api.await_status(execution_id, "running")
     for _ in range(1000):
         answer(inject(api, execution_id, message="x"))
@@ -324,19 +324,20 @@ def test_a_question_is_refused_by_time(bubblewrap: str, tmp_path: Path) -> None:
         problem(resume(api, execution_id, approved=True), 409, "no_approval")
 
 
-def test_a_question_is_refused_by_cancelling(api: Api, session: str) -> None:
-    code = (
-        "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + ASK + "\nprint('over', flush=True)\n"
-        + until("never")
-    )  # fmt: skip
-    execution_id = api.submit(session, code)
-    waits(api, execution_id)
-    assert answer(cancel(api, execution_id))["status"] == "cancelled"
+def test_a_question_is_refused_by_cancelling(bubblewrap: str, tmp_path: Path) -> None:
+    env = {"ATOLL_POOL__SIZE": "0", "ATOLL_EXECUTION__CANCEL_GRACE": "20"}
+    with Server(tmp_path, **env) as own, calling(own) as api:
+        session = api.create()["id"]
+        code = f"import signal\nsignal.signal(15, signal.SIG_IGN)\n{ASK}\nprint('over')"
+        execution_id = api.submit(session, code)
+        waits(api, execution_id)
+        assert answer(cancel(api, execution_id))["status"] == "cancelled"
 
-    assert api.result(execution_id)["stdout"] == "False None cancelled\nover\n"
-    told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-    assert (told[1]["state"], told[1]["reason"]) == ("refused", "cancelled")
-    problem(resume(api, execution_id, approved=True), 409, "no_approval")
+        assert api.result(execution_id)["stdout"] == "False None cancelled\nover\n"
+        told = [data for _, name, data in api.events(execution_id) if name == "approval"]
+        assert (told[1]["state"], told[1]["reason"]) == ("refused", "cancelled")
+        problem(resume(api, execution_id, approved=True), 409, "no_approval")
+        api.end(session)
 
 
 def test_questions_one_after_the_other_and_at_once(api: Api, session: str) -> None:

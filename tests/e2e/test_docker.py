@@ -197,7 +197,7 @@ def test_what_ran_in_it_is_tried_again_with_the_cause(
 ) -> None:
     code = "with open('log', 'a') as log: log.write('x')\n" + until("go") + "print('done')"
     execution = api.submit(session, code, timeout=LONG)
-    eventually(lambda: "log" in api.names(session))
+    eventually(lambda: read(api, session, "log").text == "x")
     strike(dockerd, container(api, session), fate)
     eventually(lambda: read(api, session, "log").text == "xx", LONG)
     api.put(session, "go")

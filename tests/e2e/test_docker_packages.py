@@ -168,7 +168,7 @@ def test_one_whose_control_plane_was_killed_ends_and_is_done_again(
             assert len(own_dockerd.containers(label=[LABEL])) == 1
             server.stop(signal.SIGKILL)
             # By itself: nobody is there to end it.
-            eventually(lambda: own_dockerd.containers(label=[LABEL]) == [])
+            eventually(lambda: own_dockerd.containers(label=[LABEL]) == [], 60)
             held.go.set()
             with server.start().client() as http:
                 api = Api(http)

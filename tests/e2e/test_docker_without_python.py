@@ -64,7 +64,7 @@ def create(api: Api, **fields: Any) -> dict[str, Any]:
     """A template that is ready, as it is told."""
     made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
     path = f"{V1}/templates/{made['id']}"
-    eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"))
+    eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"), 60)
     told = answer(api.http.get(path))
     assert told["status"] == "ready", told
     return told

@@ -154,7 +154,8 @@ def test_who_waits_is_told_how_many_are_before_it(api: Api, server: Server, sess
         assert next(events) == ("", "queued", {"ahead": ahead})
     api.put(session, "go1")
 
-    assert [name for _, name, _ in events] == ["started", "stdout", "result"]
+    names = [name for _, name, _ in events if name not in PASSING]
+    assert names == ["started", "stdout", "result"]
 
 
 def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: str) -> None:
@@ -262,6 +263,7 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
         Server(tmp_path, ATOLL_EXECUTION__OUTPUT_LIMIT=str(limit)) as own,
         calling(own) as api,
     ):
+        api.http.timeout = 120
         session = api.create(timeout=300)["id"]
         api.run(session, "print(1)")
         assert own.process is not None
@@ -272,13 +274,13 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
         try:
             api.await_status(execution_id, "running")
             api.put(session, "go")
-            result = api.result(execution_id, wait=60)
+            result = api.result(execution_id, wait=100)
             grown = memory(own.process.pid) - before
         finally:
             for reader in readers:
                 reader.close()
         assert (result["status"], result["stdout_bytes"]) == ("success", 1600 * 65536)
-        assert result["execution_time"] < 20
+        assert result["execution_time"] < 60
         # The output once, some copies of it on its way to the record, and little for each reader.
         assert grown < 15 * limit, grown
 
@@ -293,15 +295,16 @@ def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
             assert reader.recv(10)
             reader.close()
         assert own.process is not None
-        sockets = Path(f"/proc/{own.process.pid}/fd")
+        files = Path(f"/proc/{own.process.pid}/fd")
 
-        def kept() -> int:
-            """Connections to the server that it has not closed."""
-            return sum(
-                1 for fd in sockets.iterdir() if fd.is_symlink() and "socket" in str(fd.readlink())
-            )
+        def is_socket(fd: Path) -> bool:
+            try:
+                return "socket" in str(fd.readlink())
+            except FileNotFoundError:
+                return False  # Closed meanwhile.
 
-        eventually(lambda: kept() < 20)
+        # Connections to the server that it has not closed.
+        eventually(lambda: sum(map(is_socket, files.iterdir())) < 20)
         api.put(session, "go")
         assert api.result(execution_id)["stdout"] == "1\n"
 

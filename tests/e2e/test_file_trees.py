@@ -189,15 +189,17 @@ def test_what_happens_in_a_workspace_is_told(api: Api, project: str, server: Ser
 def test_a_watch_ends_with_its_session(api: Api, server: Server) -> None:
     session = api.create()["id"]
     watch = Watch(server, session, path="")
-    assert watch.next()[0] == "watching"
-    ended = threading.Thread(target=api.end, args=(session,))
-    ended.start()
-    name = ""
-    while name != "end":
-        name, content = watch.next()
-    ended.join()
-    assert content["code"] in ("link_lost", "file_error")
-    watch.close()
+    try:
+        assert watch.next()[0] == "watching"
+        ended = threading.Thread(target=api.end, args=(session,))
+        ended.start()
+        name = ""
+        while name != "end":
+            name, content = watch.next()
+        ended.join()
+        assert content["code"] in ("link_lost", "file_error")
+    finally:
+        watch.close()
 
 
 def test_a_form_that_fails_tells_what_it_has_written(api: Api, session: str) -> None:

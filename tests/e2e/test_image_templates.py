@@ -36,6 +36,7 @@ def on_docker(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "ATOLL_DOCKER__URL": dockerd.url,
         "ATOLL_DOCKER__IMAGE": PYTHON,
         "ATOLL_TEMPLATE__BUILD_BACKOFF": "0.1",
+        "ATOLL_TEMPLATE__BUILD_RETRIES": "100",
         "ATOLL_POOL__SIZE": "0",
     }
     with Server(tmp_path_factory.mktemp("server"), "--stop-sessions", **env) as running:
@@ -64,7 +65,7 @@ def settled(api: Api, template_id: str, status: str = "ready") -> dict[str, Any]
     def ended() -> bool:
         return get(api, template_id)["status"] in ("ready", "failed")
 
-    eventually(ended)
+    eventually(ended, 60)
     found = get(api, template_id)
     assert found["status"] == status, found
     return found

@@ -104,10 +104,11 @@ def test_what_cannot_take_its_place_fails_the_execution(api: Api, session: str) 
 
 def test_leftovers_of_a_lost_instance_are_gone(api: Api, server: Server) -> None:
     session = api.create()["id"]
-    execution = api.submit(session, STAGED + "open('begun', 'w').close()\n" + until("never"))
+    once = "if os.path.exists('begun'): raise SystemExit(1)\nopen('begun', 'w').close()\n"
+    execution = api.submit(session, STAGED + once + until("never"))
     eventually(lambda: "begun" in api.names(session))
     asyncio.run(call(server, api.get(session)["container_id"], "shutdown"))
-    api.result(execution)
+    assert api.result(execution)["exit_code"] == 1
 
     listing = api.run(session, "import os; print(os.listdir('.tmp'))")
     assert listing["stdout"] == f"['{listing['execution_id']}']\n"

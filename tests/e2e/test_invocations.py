@@ -7,6 +7,7 @@ import re
 import socket
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -291,7 +292,8 @@ def test_a_time_out_is_in_milliseconds(api: Api, session: str) -> None:
     told = invoked(api, session, code="while True: pass", timeout_ms=150)
 
     assert (told["status"], told["result"]["status"]) == ("failed", "timeout")
-    assert told["result"]["execution_time"] < 10
+    # Less than that of one that names none.
+    assert told["result"]["execution_time"] < 30
     assert api.execution(told["execution_id"])["timeout"] == 0.15
 
 
@@ -623,8 +625,9 @@ def test_a_stream_with_a_key_is_heard_as_it_comes(api: Api, session: str, own_id
 # Clients that go away
 
 
-def leave(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -> None:
-    """Send a request, read until `wanted` has come, and be gone."""
+@contextmanager
+def asking(server: Server, body: dict[str, Any], **headers: str) -> Iterator[socket.socket]:
+    """Send a request, and be gone at the end of the block."""
     # Byte by byte what the client sends, or it would be another request.
     content = httpx.Request("POST", server.url, json=body).content
     address = httpx.URL(server.url)
@@ -637,6 +640,12 @@ def leave(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -
     )  # fmt: skip
     with socket.create_connection((address.host, address.port or 80), timeout=30) as connection:
         connection.sendall(head.encode() + content)
+        yield connection
+
+
+def leave(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -> None:
+    """Send a request, read until `wanted` has come, and be gone."""
+    with asking(server, body, **headers) as connection:
         seen = b""
         while wanted not in seen:
             piece = connection.recv(65_536)
@@ -665,8 +674,8 @@ def test_a_client_that_leaves_while_it_waits_finds_the_result_later(
 ) -> None:
     code = until("go") + RAN + "print('b')"
     body = {"session_id": session, "code": code, "invocation_id": own_id}
-    leave(server, body, b"")
-    eventually(lambda: api.http.get(f"{V1}/invocations/{own_id}").status_code == 200)
+    with asking(server, body):
+        eventually(lambda: api.http.get(f"{V1}/invocations/{own_id}").status_code == 200)
     api.put(session, "go")
 
     assert invoked(api, session, **body)["result"]["stdout"] == "b\n"
@@ -718,20 +727,29 @@ def test_invocations_are_listed_newest_first_page_by_page(
 
 
 def test_invocations_are_listed_by_status(api: Api, session: str) -> None:
+    def listed(status: str) -> list[str]:
+        (found,) = pages(api, "invocations", session_id=session, status=status)
+        return [item["invocation_id"] for item in found]
+
+    def submitted(code: str, **fields: Any) -> str:
+        told = answer(invoke(api, session, code=code, mode="async", **fields), 202)
+        return str(told["invocation_id"])
+
     made = {
         "succeeded": invoked(api, session, code="pass")["invocation_id"],
         "failed": invoked(api, session, code="1/0")["invocation_id"],
-        "accepted": answer(invoke(api, session, code=until("never"), mode="async"), 202)[
-            "invocation_id"
-        ],
-        "cancelled": answer(invoke(api, session, code="pass", mode="async"), 202)["invocation_id"],
+        "running": submitted(until("never"), timeout_ms=300_000),
+        "accepted": submitted("pass"),
+        "cancelled": submitted("pass"),
     }
     answer(api.http.post(f"{V1}/invocations/{made['cancelled']}/cancel"))
+    # Only what lasts is listed as such.
+    eventually(lambda: listed("running") == [made["running"]])
 
-    for status, invocation_id in made.items():
-        (found,) = pages(api, "invocations", session_id=session, status=status)
-        assert [item["invocation_id"] for item in found] == [invocation_id], status
-    answer(api.http.post(f"{V1}/invocations/{made['accepted']}/cancel"))
+    assert {status: listed(status) for status in made} == {
+        status: [invocation_id] for status, invocation_id in made.items()
+    }
+    answer(api.http.post(f"{V1}/invocations/{made['running']}/cancel"))
 
 
 def test_executions_of_all_sessions_are_listed_and_sorted_out(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -125,7 +126,7 @@ OUTCOMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "an endless loop that ignores signals": (
         {"code": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('on')\n"
-                 "while True: pass", "timeout": 0.5},
+                 "while True: pass", "timeout": 3},
         {"status": "timeout", "stdout": "on\n"},
     ),
     "a working directory that is not there": (
@@ -224,10 +225,12 @@ def test_cpu_time_of_a_busy_loop_is_told(api: Api, shared: str) -> None:
 
 
 def test_sleeping_takes_time_and_no_cpu(api: Api, shared: str) -> None:
+    asked = time.monotonic()
     metrics = api.run(shared, "import time\ntime.sleep(0.3)")["metrics"]
+    most = (time.monotonic() - asked) * 1000
 
     assert metrics["cpu_time_ms"] < 150
-    assert 300 <= metrics["duration_ms"] < 3000
+    assert 300 <= metrics["duration_ms"] <= most
 
 
 def test_peak_memory_of_an_allocation_is_told(api: Api, shared: str) -> None:

@@ -30,7 +30,7 @@ def full(pooled: Server) -> Iterator[Api]:
     """An API whose pool is full."""
     with pooled.client() as http:
         api = Api(http)
-        eventually(lambda: api.pool() == {"python": 3})
+        eventually(lambda: api.pool() == {"python": 3}, 60)
         yield api
 
 
@@ -131,11 +131,13 @@ def test_a_changed_template_empties_its_pool_and_fills_it_anew(full: Api, pooled
 
     python = names()
     full.http.post(f"{V1}/templates", json={"id": "own", "name": "x", "pool_size": 2})
-    eventually(lambda: full.pool() == {"python": 3, "own": 2})
-    old = names() - python
-    full.http.put(f"{V1}/templates/own", json={"name": "y", "pool_size": 2})
-    eventually(lambda: len(names() - python) == 2 and not names() & old)
-    full.http.delete(f"{V1}/templates/own")
+    try:
+        eventually(lambda: full.pool() == {"python": 3, "own": 2})
+        old = names() - python
+        full.http.put(f"{V1}/templates/own", json={"name": "y", "pool_size": 2})
+        eventually(lambda: len(names() - python) == 2 and not names() & old)
+    finally:
+        full.http.delete(f"{V1}/templates/own")
 
     eventually(lambda: names() <= python)
 

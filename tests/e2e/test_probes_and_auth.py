@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -195,9 +196,8 @@ def test_the_key_is_kept_from_others_and_stored_hashed(server: Server) -> None:
 
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(server.data_dir.stat().st_mode) == 0o700
-    with sqlite3.connect(server.data_dir / "atoll.db") as database:
+    with closing(sqlite3.connect(server.data_dir / "atoll.db")) as database:
         database.execute("PRAGMA wal_checkpoint")
-    database.close()
     for file in server.data_dir.glob("atoll.db*"):
         assert server.key.encode() not in file.read_bytes()
 
@@ -214,7 +214,7 @@ def test_the_key_of_the_environment_is_the_first_key(bubblewrap: str, tmp_path: 
     secret = "a-key-of-my-own-choice"
     with Server(tmp_path, ATOLL_API_KEY=secret) as server:
         assert not (tmp_path / "key").exists()
-        with httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             headers = {"Authorization": f"Bearer {secret}"}
             assert http.get(f"{V1}/sessions", headers=headers).status_code == 200
             problem(http.get(f"{V1}/sessions"), 401, "key_missing")
@@ -327,7 +327,7 @@ def test_an_origin_that_is_set_may_call(bubblewrap: str, tmp_path: Path) -> None
     friend = "https://friend.example"
     with (
         Server(tmp_path, ATOLL_CORS_ORIGINS=friend) as server,
-        httpx.Client(base_url=server.url) as http,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         asked = {"Access-Control-Request-Method": "POST"}
         preflight = http.options(f"{V1}/sessions", headers={"Origin": friend, **asked})
@@ -351,7 +351,7 @@ def test_it_does_not_listen_beyond_loopback_in_the_clear(tmp_path: Path) -> None
 def test_it_listens_beyond_loopback_when_told_to(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, "--host", "0.0.0.0", "--insecure") as server:
         port = urlsplit(server.url).port
-        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
 
 
 def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:

@@ -191,7 +191,8 @@ def test_only_the_instance_itself_may_report(
 
 def test_an_instance_s_token_is_no_api_key(reporting: Server, waiting: Waiting) -> None:
     headers = {"Authorization": f"Bearer {waiting.token}"}
-    problem(httpx.get(f"{reporting.url}{V1}/sessions", headers=headers), 401, "key_unknown")
+    url = f"{reporting.url}{V1}/sessions"
+    problem(httpx.get(url, headers=headers, timeout=60), 401, "key_unknown")
 
 
 def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -> None:
@@ -207,12 +208,13 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     for body in bad:
         problem(post(reporting, path, waiting.token, body), 422, "invalid_request")
     headers = {"Authorization": f"Bearer {waiting.token}"}
+    given: dict[str, Any] = {"headers": headers, "timeout": 60}
     url = f"{reporting.url}/internal/{path}"
-    problem(httpx.post(url, headers=headers, content=b"{nonsense"), 400, "bad_json")
-    large = httpx.post(url, headers=headers, content=bytes(40 * 1024 * 1024))
+    problem(httpx.post(url, content=b"{nonsense", **given), 400, "bad_json")
+    large = httpx.post(url, content=bytes(40 * 1024 * 1024), **given)
     problem(large, 413, "body_too_large")
-    problem(httpx.post(f"{reporting.url}/internal/else", headers=headers), 404, "not_found")
-    problem(httpx.get(url, headers=headers), 405, "method_not_allowed")
+    problem(httpx.post(f"{reporting.url}/internal/else", **given), 404, "not_found")
+    problem(httpx.get(url, **given), 405, "method_not_allowed")
     assert waiting.record() == before
 
 

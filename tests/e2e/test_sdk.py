@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from atoll import Answer, Approval, AsyncAtoll, Atoll, Conflict
 from tests.e2e.api import until
 from tests.harness import Server
+from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,14 +77,12 @@ def test_events_are_the_same_afterwards_and_from_any_point_on(atoll: Atoll) -> N
 async def test_a_stream_goes_on_when_the_server_is_killed_and_started_again(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     code = (
         "for n in range(300): print(n, flush=True)\n"
         + until("go")
         + "for n in range(300, 1000): print(n, flush=True)\n"
     )
-    with Server(tmp_path, "--port", str(port), ATOLL_POOL__SIZE="0") as server:
+    with Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0") as server:
         async with AsyncAtoll(server.url, api_key=server.key) as atoll:
             session = await atoll.sessions.create()
             said, sequences = "", []
@@ -136,9 +134,9 @@ def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: A
         with pytest.raises(TimeoutError, match="goes on"):
             execution.wait(0.1)
         # The line is not the code's time.
-        behind = session.submit("print(1)", timeout=1)
+        behind = session.submit("print(1)", timeout=4)
         with pytest.raises(TimeoutError):
-            behind.wait(1.5)
+            behind.wait(5)
         session.files.write("go", "")
         assert behind.wait().ok
 
@@ -146,7 +144,7 @@ def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: A
 def test_a_run_outlasts_what_one_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
     limits = {"max_wait": 0.2}
     with (
-        Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=5) as atoll,
+        Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=30) as atoll,
         atoll.session() as session,
     ):
         code = "import time; time.sleep(1.5); print(1)"
@@ -221,9 +219,7 @@ def test_a_callback_answers_what_the_code_asks(
 async def test_an_answer_reaches_the_code_through_a_restart_of_the_server(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Server(tmp_path, "--port", str(port), ATOLL_POOL__SIZE="0") as server:
+    with Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0") as server:
 
         async def answer(approval: Approval) -> bool:
             await asyncio.to_thread(server.stop, signal.SIGKILL)

@@ -141,7 +141,7 @@ async def test_who_still_listens_when_a_console_is_left_is_let_go(own: AsyncSess
         await console.send("x")
         listening = asyncio.create_task(console.wait())
     with pytest.raises(InvalidRequest) as left:
-        await asyncio.wait_for(listening, 5)
+        await asyncio.wait_for(listening, 30)
     assert left.value.code == "console_closed"
     with pytest.raises(InvalidRequest):
         await console.send("x")

@@ -203,14 +203,18 @@ def test_a_session_without_files_is_cloned_too(atoll: Atoll, disk: str | None) -
 
 
 def test_timers_bring_a_session_to_rest_and_to_its_end(atoll: Atoll) -> None:
-    session = atoll.sessions.create(idle_timeout=1, archive_after=1, delete_after=3)
+    session = atoll.sessions.create(idle_timeout=1, archive_after=1)
+    brief = atoll.sessions.create(idle_timeout=1, delete_after=1)
     # Nothing is idle in which something runs.
     assert session.run("import time; time.sleep(2.5)").ok
 
     eventually(lambda: session.refresh().status == "archived")
     assert session.info.cause == "idle"
+    session.update(delete_after=1)
     eventually(lambda: session.refresh().ended_at is not None)
-    assert (session.info.status, session.info.cause) == ("terminated", "idle")
+    eventually(lambda: brief.refresh().ended_at is not None)
+    for one in (session, brief):
+        assert (one.info.status, one.info.cause) == ("terminated", "idle")
 
 
 def test_what_has_ended_becomes_nothing_else(atoll: Atoll) -> None:

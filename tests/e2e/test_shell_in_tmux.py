@@ -32,13 +32,17 @@ class Screen:
 
     def __init__(self, tmux: str, socket: Path, env: dict[str, str]) -> None:
         self._tmux = [tmux, "-S", str(socket), "-f", "/dev/null"]
-        self._run("new-session", "-d", "-x", "100", "-y", "30", "sh", env=env)
-        self.type("PS1='he''re> '; clear")
-        self.until(lambda text: text.startswith(PROMPT))
+        try:
+            self._run("new-session", "-d", "-x", "100", "-y", "30", "sh", env=env)
+            self.type("PS1='he''re> '; clear")
+            self.until(lambda text: text.startswith(PROMPT))
+        except BaseException:
+            self.close()
+            raise
 
     def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
         return subprocess.run(
-            [*self._tmux, *words], env=env, capture_output=True, text=True, check=True, timeout=10
+            [*self._tmux, *words], env=env, capture_output=True, text=True, check=True, timeout=60
         ).stdout
 
     def text(self) -> str:

@@ -221,7 +221,7 @@ def test_a_session_keeps_its_version_whatever_becomes_of_the_template(
 
 def _kill_instances(server: Server) -> None:
     for name in os.listdir(server.data_dir / "node" / "instances"):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ProcessLookupError):
             os.kill(drivers.handle(server.data_dir, name)["child"], signal.SIGKILL)
 
 
@@ -385,7 +385,7 @@ def test_the_same_packages_are_built_once_and_another_template_can_be_a_base(
     layers = set(os.listdir(server.data_dir / "node" / "layers"))
     second = make(base_image=base, debian_packages=["hello"], env={"A": "1"})
     assert "are there already" in log_of(api, second["id"])
-    assert set(os.listdir(server.data_dir / "node" / "layers")) == layers
+    assert set(os.listdir(server.data_dir / "node" / "layers")) <= layers
 
     upper = make(
         base_image=f"template:{first['id']}",
@@ -414,7 +414,7 @@ def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
 
     assert template["attempts"] == 1
     assert words in template["message"]
-    assert set(os.listdir(server.data_dir / "node" / "layers")) == before
+    assert set(os.listdir(server.data_dir / "node" / "layers")) <= before
 
 
 @as_root

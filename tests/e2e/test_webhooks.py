@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PRIVATE = {"ATOLL_EVENT__WEBHOOK_PRIVATE": "true", "ATOLL_POOL__SIZE": "1"}
+PRIVATE = {
+    "ATOLL_EVENT__WEBHOOK_PRIVATE": "true",
+    "ATOLL_EVENT__WEBHOOK_TIMEOUT": "60",
+    "ATOLL_POOL__SIZE": "1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +34,13 @@ def trusting(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hooked(trusting: Server) -> Iterator[Api]:
+    """Its API; webhooks that a test leaves go with the test."""
     with trusting.client() as http:
-        yield Api(http)
+        api = Api(http)
+        yield api
+        remove(api, *answer(http.get(f"{V1}/webhooks"))["items"])
 
 
 @pytest.fixture
@@ -95,7 +102,6 @@ def test_events_come_in_order_and_signed(
     assert look(hooked, made)["deliveries"]["last_status"] == 200
     assert "secret" not in look(hooked, made)
     assert made["secret"] not in answer(hooked.http.get(f"{V1}/webhooks")).__repr__()
-    remove(hooked, made)
 
 
 def test_what_was_before_is_not_told_and_after_the_end_nothing_is(
@@ -106,14 +112,13 @@ def test_what_was_before_is_not_told_and_after_the_end_nothing_is(
     wanted = hooked.run(hooked_session, "1")["execution_id"]
     assert receiver.wait_for(1)[0].event["subject"] == wanted
     remove(hooked, made)
-    other = register(hooked, receiver, types=["execution.submitted"])
+    register(hooked, receiver, types=["execution.submitted"])
     last = hooked.run(hooked_session, "1")["execution_id"]
 
     received = receiver.wait_for(2)
 
     assert received[1].event == {**received[1].event, "type": "execution.submitted"}
     assert received[1].event["subject"] == last
-    remove(hooked, other)
 
 
 def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
@@ -138,13 +143,12 @@ def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
     eventually(lambda: look(hooked, made)["deliveries"]["failures"] == 0)
     told = look(hooked, made)["deliveries"]
     assert (told["gave_up"], told["last_error"], told["retry_at"]) == (0, None, None)
-    remove(hooked, made)
 
 
 def test_what_failed_is_tried_again_after_a_restart(
     bubblewrap: str, tmp_path: Path, receiver: Receiver
 ) -> None:
-    receiver.statuses = [503]
+    receiver.statuses = [503] * 4
     with Server(tmp_path, **PRIVATE) as server:
         with server.client() as http:
             api = Api(http)
@@ -152,19 +156,18 @@ def test_what_failed_is_tried_again_after_a_restart(
             made = register(api, receiver)
             api.run(session_id, "1")
             receiver.wait_for(1)
-            eventually(lambda: look(api, made)["deliveries"]["failures"] == 1)
+            eventually(lambda: look(api, made)["deliveries"]["failures"] >= 1)
             told = look(api, made)["deliveries"]
             assert told["last_status"] == 503
             assert told["retry_at"] is not None
         server.stop(signal.SIGKILL)
+        receiver.statuses = []
         server.start()
-        received = receiver.wait_for(3)
-        assert [one.event["type"] for one in received] == [
-            "execution.submitted",
-            "execution.submitted",
-            "execution.completed",
-        ]
-        assert received[0].headers["webhook-id"] == received[1].headers["webhook-id"]
+        eventually(lambda: receiver.received[-1].event["type"] == "execution.completed", 30)
+        *tries, _ = receiver.received
+        assert len(tries) >= 2
+        assert {one.event["type"] for one in tries} == {"execution.submitted"}
+        assert len({one.headers["webhook-id"] for one in tries}) == 1
         with server.client() as http:
             Api(http).end(session_id)
 
@@ -197,17 +200,18 @@ def test_what_is_refused_too_often_is_given_up_and_counted(
 def test_a_slow_one_holds_no_other_up(hooked: Api, hooked_session: str) -> None:
     with Receiver() as slow, Receiver() as quick:
         slow.open.clear()
-        webhooks = [register(hooked, slow), register(hooked, quick)]
+        register(hooked, slow)
+        register(hooked, quick)
         for _ in range(3):
             hooked.run(hooked_session, "1")
 
         quick.wait_for(6)
+        slow.wait_for(1)
 
         assert len(slow.received) == 1
         slow.open.set()
         slow.wait_for(6)
         assert [one.event for one in slow.received] == [one.event for one in quick.received]
-        remove(hooked, *webhooks)
 
 
 def test_one_that_is_switched_off_catches_up_when_it_is_on_again(
@@ -222,7 +226,6 @@ def test_one_that_is_switched_off_catches_up_when_it_is_on_again(
     assert changed["types"] == ["execution.completed"]
 
     assert receiver.wait_for(1)[0].event["subject"] == missed
-    remove(hooked, made)
 
 
 def test_another_address_is_tried_at_once(
@@ -237,7 +240,6 @@ def test_another_address_is_tried_at_once(
     answer(hooked.http.patch(f"{V1}/webhooks/{made['id']}", json={"url": receiver.url}))
 
     receiver.wait_for(2)
-    remove(hooked, made)
 
 
 def test_a_test_says_what_came_of_it(trusting: Server, hooked: Api, receiver: Receiver) -> None:
@@ -365,4 +367,3 @@ def test_a_secret_that_was_given_is_used_and_not_shown(
     headers = {"idempotency-key": "twice"}
     refused = hooked.http.post(f"{V1}/webhooks", json=body, headers=headers)
     problem(refused, 422, "invalid_request")
-    remove(hooked, made)

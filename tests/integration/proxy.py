@@ -21,14 +21,18 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._cut_after: re.Pattern[bytes] | None = None
+        self._once_passed = b""
         self._closed = False
         self.cut = threading.Event()
         """Set when the way was cut; nobody gets through until it is mended."""
 
-    def cut_answer_to(self, words: re.Pattern[bytes]) -> None:
-        """The next time that such are sent: pass them on, and cut the way before the answer."""
+    def cut_answer_to(self, words: re.Pattern[bytes], *, after: bytes) -> None:
+        """
+        The next time that such are sent on a connection by which `after` was sent since: pass them
+        on, and cut the way before the answer.
+        """
         with self._lock:
-            self._cut_after = words
+            self._cut_after, self._once_passed = words, after
 
     def mend(self) -> None:
         with self._lock:
@@ -72,10 +76,13 @@ class Proxy:
     def _pass_there(
         self, source: socket.socket, target: socket.socket, sent: threading.Event
     ) -> None:
+        passed = False
         with suppress(OSError):
             while data := source.recv(65536):
                 with self._lock:
-                    if self._cut_after is not None and self._cut_after.search(data):
+                    cut_after = self._cut_after
+                    passed = passed or (cut_after is not None and self._once_passed in data)
+                    if passed and cut_after is not None and cut_after.search(data):
                         self._cut_after = None
                         # Before the server has it: its answer must not be quicker.
                         sent.set()

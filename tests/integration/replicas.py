@@ -37,7 +37,7 @@ from tests.harness import Server
 from tests.servers.redis import RedisServer
 from tests.standstill import go_on, stand_still
 
-PRESENCE, LEASE = 2.0, 6.0
+PRESENCE, LEASE = 4.0, 10.0
 """Seconds after which a member counts as lost, and its leases with it."""
 LONG = 60.0
 """Seconds in which anything that happens at all has happened."""
@@ -94,8 +94,30 @@ class Member(Server):
 
     def pause(self) -> None:
         """Let it stand still: it answers nothing, and does not know that time goes by."""
+        eventually(self._stands_still, LONG)
+
+    def _stands_still(self) -> bool:
+        """Not in the middle of a write to SQLite, which would keep all others from writing."""
         stand_still(self.pid)
         self.paused = True
+        if self._writes():
+            self.resume()
+        return self.paused
+
+    def _writes(self) -> bool:
+        """Whether somebody has the only lock for writing that a SQLite file has."""
+        default = f"sqlite:///{self.data_dir / 'atoll.db'}"
+        kind, _, path = self._env.get("ATOLL_DATABASE_URL", default).partition(":///")
+        if kind != "sqlite":
+            return False
+        # Not for long: others wait, and what stands still is soon taken for lost.
+        with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            connection.execute("ROLLBACK")
+        return False
 
     def resume(self) -> None:
         if self.paused:
@@ -220,6 +242,17 @@ class Cluster:
             self.end()
         if self._with_redis:
             self.redis.kill()
+
+    @contextmanager
+    def another(self, name: str, **env: str) -> Iterator[Member]:
+        """One more member, with settings of its own."""
+        member = Member(self.data_dir, name, **{**self._env, **env})
+        try:
+            yield member.start()
+        finally:
+            if member.up:
+                member.kill()
+        assert member.errors() == []
 
     # The end
 

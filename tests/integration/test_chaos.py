@@ -29,7 +29,9 @@ KILLS = 2
 LASTING = 3
 """Sessions that nobody deletes, so that all clients want the same ones."""
 WORK = {"execute": 10, "submit": 10, "create": 3, "read": 5, "cancel": 3, "delete": 2}
-AGAIN = frozenset({"idempotency_in_flight", "coordination_unavailable", "session_not_ready"})
+AGAIN = frozenset(
+    {"idempotency_in_flight", "coordination_unavailable", "session_not_ready", "lease_lost"}
+)
 """Codes of answers that leave open what happened: the same is asked again."""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trustme
 from pymysql.constants import CLIENT
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.errors import TemporaryError
 from atoll.settings import DatabaseSettings
@@ -59,13 +61,19 @@ def server(
         yield running
 
 
-async def is_encrypted(url: str) -> bool:
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[AsyncConnection]:
     engine = make_engine([url], DatabaseSettings())
     try:
         async with engine.connect() as connection:
-            return bool(await connection.scalar(text(ENCRYPTED[url.partition(":")[0]])))
+            yield connection
     finally:
         await engine.dispose()
+
+
+async def is_encrypted(url: str) -> bool:
+    async with connected(url) as connection:
+        return bool(await connection.scalar(text(ENCRYPTED[url.partition(":")[0]])))
 
 
 async def test_a_server_with_a_certificate_of_the_authority_is_trusted(
@@ -142,27 +150,18 @@ async def test_the_mode_of_postgresql_says_what_it_says(
 async def test_the_parameters_of_a_url_reach_the_server(
     mariadb: MariaDB, postgresql: PostgreSQL
 ) -> None:
-    engine = make_engine(
-        [f"{mariadb.url}?init_command=SET%20@a%3D7&charset=utf8mb4&program_name=x&autocommit=on"],
-        DatabaseSettings(),
-    )
-    async with engine.connect() as connection:
+    given = "init_command=SET%20@a%3D7&charset=utf8mb4&program_name=x&autocommit=on"
+    async with connected(f"{mariadb.url}?{given}") as connection:
         assert await connection.scalar(text("SELECT @a")) == 7
         assert await connection.scalar(text("SELECT @@autocommit")) == 0
         assert await connection.scalar(text("SELECT @@tx_isolation")) == "READ-COMMITTED"
-    await engine.dispose()
     local = f"{mariadb.scheme}://root@/atoll?unix_socket={mariadb.place}/socket"
-    engine = make_engine([local], DatabaseSettings())
-    async with engine.connect() as connection:
+    async with connected(local) as connection:
         assert await connection.scalar(text("SELECT 1")) == 1
-    await engine.dispose()
-    engine = make_engine(
-        [f"{postgresql.url}?application_name=my%20app&command_timeout=9"], DatabaseSettings()
-    )
-    async with engine.connect() as connection:
+    given = "application_name=my%20app&command_timeout=9"
+    async with connected(f"{postgresql.url}?{given}") as connection:
         assert await connection.scalar(text("SHOW application_name")) == "my app"
         assert await connection.scalar(text("SHOW transaction_isolation")) == "read committed"
-    await engine.dispose()
 
 
 async def test_nothing_is_told_to_a_server_that_offers_no_tls(files: Path) -> None:

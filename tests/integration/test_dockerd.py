@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from tests.e2e.api import eventually
 from tests.servers import reaper
 from tests.servers.docker import Dockerd
 from tests.servers.images import PYTHON, SHELL, Archives
@@ -67,15 +68,16 @@ def test_an_engine_over_tcp_takes_only_those_with_its_certificate(tmp_path: Path
         url = engine.tcp_url.replace("tcp", "https") + "/_ping"
         context = ssl.create_default_context(cafile=str(engine.ca))
         with pytest.raises(httpx.TransportError):
-            httpx.get(url, verify=context)
+            httpx.get(url, verify=context, timeout=60)
         context.load_cert_chain(engine.cert, engine.key)
-        assert httpx.get(url, verify=context).text == "OK"
+        assert httpx.get(url, verify=context, timeout=60).text == "OK"
 
 
 def test_containers_go_on_when_only_the_engine_crashes(own_dockerd: Dockerd) -> None:
     container = own_dockerd.begin(SHELL, "sleep", "infinity")
     own_dockerd.crash()
-    assert any("sleep" in each for each in remains(own_dockerd))
+    # It has another name until its program has begun.
+    eventually(lambda: any("sleep" in each for each in remains(own_dockerd)))
     own_dockerd.start()
     assert own_dockerd.inspect(container)["State"]["Status"] == "exited"
 

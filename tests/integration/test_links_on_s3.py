@@ -45,23 +45,24 @@ def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
 
     assert first["native"] is True
     assert first["url"].startswith(own_s3.endpoint)
-    assert httpx.get(first["url"]).content == content
-    assert httpx.get(again["url"], headers={"Range": "bytes=1-2"}).content == content[1:3]
+    assert httpx.get(first["url"], timeout=60).content == content
+    part = httpx.get(again["url"], headers={"Range": "bytes=1-2"}, timeout=60)
+    assert part.content == content[1:3]
     assert len(keys(own_s3, "exports", session)) == 1
     api.put(session, "out", b"another")
-    assert httpx.get(presign(api, session, path="out")["url"]).content == b"another"
+    assert httpx.get(presign(api, session, path="out")["url"], timeout=60).content == b"another"
     assert len(keys(own_s3, "exports", session)) == 2
 
     put = presign(api, session, path="in/file", method="PUT", direct=True)
     assert (put["native"], put["method"]) == (True, "PUT")
-    problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
-    assert httpx.put(put["url"], content=content).status_code == 200
+    problem(httpx.post(put["complete_url"], timeout=60), 404, "upload_not_found")
+    assert httpx.put(put["url"], content=content, timeout=60).status_code == 200
     assert len(keys(own_s3, "uploads", session)) == 1
     done = httpx.post(put["complete_url"], timeout=60)
     assert answer(done, 201)["size"] == len(content)
     assert keys(own_s3, "uploads", session) == set()
-    problem(httpx.post(put["complete_url"]), 404, "upload_not_found")
-    problem(httpx.get(put["complete_url"]), 403, "signed_url_invalid")
+    problem(httpx.post(put["complete_url"], timeout=60), 404, "upload_not_found")
+    problem(httpx.get(put["complete_url"], timeout=60), 403, "signed_url_invalid")
     assert api.http.get(f"{V1}/sessions/{session}/files/in/file").content == content
     assert presign(api, session, path="a", method="PUT")["native"] is False
 
@@ -73,7 +74,7 @@ def test_links_lead_here_while_s3_is_dead(api: Api, own_s3: S3Server) -> None:
     link = presign(api, session, path="out")
 
     assert link["native"] is False
-    assert httpx.get(link["url"]).content == b"content"
+    assert httpx.get(link["url"], timeout=60).content == b"content"
 
 
 def test_links_lead_here_where_clients_do_not_reach_s3(
@@ -88,6 +89,6 @@ def test_links_lead_here_where_clients_do_not_reach_s3(
         put = presign(api, session, path="in", method="PUT", direct=True)
 
         assert (get["native"], put["native"]) == (False, False)
-        assert httpx.get(get["url"]).content == b"content"
-        assert httpx.put(put["url"], content=b"other").is_success
+        assert httpx.get(get["url"], timeout=60).content == b"content"
+        assert httpx.put(put["url"], content=b"other", timeout=60).is_success
         assert keys(own_s3, "exports", session) == set()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, answer, eventually, problem, sh
+from tests.e2e.api import V1, answer, eventually, problem, sh, until
 from tests.integration.nodes import Fleet
 from tests.integration.replicas import LONG
 
@@ -73,13 +73,15 @@ def test_what_ran_on_a_killed_node_runs_again_on_another(
         lost, other = nodes[0], nodes[1]
         session = nodes.create_on(lost, **SAVED)
         sh(lost.api, session, "echo kept > file")
-        code = "import time, pathlib; time.sleep(4); print(pathlib.Path('file').read_text())"
-        under_way = lost.api.submit(session, code, timeout=60)
+        code = until("go") + "print(open('file').read())"
+        under_way = lost.api.submit(session, code, timeout=600)
         queued = lost.api.submit(session, "print('after')", timeout=60)
         lost.api.await_status(under_way, "running")
         lost.kill()
 
         nodes.wait_for_move(session, lost)
+        go = f"{V1}/sessions/{session}/files/go"
+        eventually(lambda: other.api.http.put(go, content=b"").status_code == 201, LONG)
         result = other.api.result(under_way, wait=LONG)
         assert (result["status"], result["stdout"]) == ("success", "kept\n\n"), result
         assert other.api.result(queued, wait=LONG)["stdout"] == "after\n"
@@ -112,13 +114,14 @@ def test_a_drained_node_gives_its_sessions_away_and_can_be_forgotten(
         made = [nodes.create_on(drained, timeout=3600) for _ in range(4)]
         for number, session in enumerate(made):
             sh(drained.api, session, f"echo {number} > file")
-        busy = drained.api.submit(made[0], "import time; time.sleep(3); print('done')", timeout=60)
+        busy = drained.api.submit(made[0], until("go") + "print('done')", timeout=600)
         drained.api.await_status(busy, "running")
         problem(other.api.http.delete(f"{V1}/nodes/{drained.id}"), 409, "node_in_use")
 
         told = answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
         assert told["cordoned"]
         assert told["drain"]["total"] == 4
+        drained.api.put(made[0], "go")
         eventually(lambda: nodes.told(other.api)[drained.id]["drain"]["left"] == 0, LONG)
         # What ran had the time to end.
         result = other.api.result(busy, wait=LONG)
@@ -155,7 +158,7 @@ def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
             "print('again', again)"
         )
         busy = drained.api.submit(session, code, timeout=900)
-        drained.api.await_status(busy, "running")
+        eventually(lambda: "begun" in drained.api.names(session), LONG)
         answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
         nodes.wait_for_move(session, drained)
         result = other.api.result(busy, wait=LONG)

@@ -22,11 +22,7 @@ AWAY = (503, "coordination_unavailable")
 
 @pytest.fixture(scope="module")
 def shared(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("redis-restart"),
-        ATOLL_COORDINATION__CONNECT_TIMEOUT="1",
-        ATOLL_COORDINATION__READ_TIMEOUT="1",
-    ) as cluster:
+    with Cluster(tmp_path_factory.mktemp("redis-restart")) as cluster:
         yield cluster
 
 

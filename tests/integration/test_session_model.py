@@ -169,8 +169,12 @@ class Life:
             language=Language.PYTHON,
             timeout=20,
         )
+        late = self.refused.get("late")
         running = await self._tried(executions.submit(known.id, request))
-        if running is not None:
+        if running is None:
+            # What took too long may have been accepted all the same.
+            known.waits = known.waits or self.refused.get("late") != late
+        else:
             ended = await self._tried(executions.await_end(running, 3.0))
             if ended is not None and ended.status is ExecutionStatus.COMPLETED:
                 known.files.add(name)

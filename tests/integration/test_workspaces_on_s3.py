@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, until
 from tests.harness import Server
+from tests.integration.test_s3_outage import spooled
 from tests.servers.databases import migrate
 from tests.servers.redis import RedisServer
 from tests.servers.s3 import S3Server
@@ -152,7 +153,7 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     own_s3.start()
     eventually(lambda: codes(api, before) == [], 60)
     eventually(lambda: any("manifests" in key for key in stored(own_s3, new["id"])), 60)
-    eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
+    eventually(lambda: not spooled(server.data_dir), 60)
 
 
 def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
@@ -165,7 +166,7 @@ def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
     api.end(session)
 
     own_s3.start()
-    eventually(lambda: not any((server.data_dir / "spool").rglob("*.blob")), 60)
+    eventually(lambda: not spooled(server.data_dir), 60)
     later = api.create(started_from=session)["id"]
     shown = api.run(later, "print(open('kept').read(), open('more').read())")
     assert shown["stdout"] == "2 3\n"

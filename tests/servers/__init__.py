@@ -6,6 +6,7 @@ A missing one is a skip on a laptop and a failure in CI.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -19,6 +20,12 @@ from time import monotonic, sleep
 import pytest
 
 EXTRA_PATHS = ("/usr/sbin", "/usr/local/sbin")
+# Below those that the system gives to clients, who would take one before the server does. Each
+# worker has its own. Tests that it starts have the same ones, in another order.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PORTS = range(10_000, 32_000)[_WORKER::_WORKERS]
+_ports = itertools.cycle(random.SystemRandom().sample(_PORTS, len(_PORTS)))
 
 
 def program(name: str, package: str, *places: str) -> str:
@@ -35,9 +42,9 @@ def program(name: str, package: str, *places: str) -> str:
 
 
 def free_port() -> int:
-    """Below those that the system gives to clients, who would take it before the server does."""
+    """One that nobody listens on, and another one each time."""
     while True:
-        port = random.randrange(10_000, 32_000)
+        port = next(_ports)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -110,7 +110,9 @@ class DatabaseServer(ABC):
             children = [stack.enter_context(_descriptor(pid)) for pid in self._children()]
             self._running.kill()
             for child in children:
-                signal.pidfd_send_signal(child, signal.SIGKILL)
+                # One that had ended may be gone with its parent.
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(child, signal.SIGKILL)
             self._running.wait(60)
             for child in children:
                 assert select.select([child], [], [], 60)[0], "a process of the server stays"

@@ -13,6 +13,7 @@ A process that loses its parent becomes its child, so it knows them all without 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -91,8 +92,13 @@ def thaw(cgroup: str) -> None:
     for group in cgroups(cgroup):
         for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             # For reading too, which makes none where there is none.
-            with suppress(FileNotFoundError), (group / name).open("r+") as file:
-                file.write(value)
+            try:
+                with (group / name).open("r+") as file:
+                    file.write(value)
+            except OSError as error:
+                # The second of a group that somebody removes meanwhile.
+                if error.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
 
 
 def cgroups(name: str) -> Iterator[Path]:

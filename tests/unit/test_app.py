@@ -76,7 +76,10 @@ def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
 
 
 @pytest.mark.anyio
-async def test_a_key_that_the_environment_gives_no_more_is_revoked(tmp_path: Path) -> None:
+async def test_a_key_that_the_environment_gives_no_more_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.service.keys.PATIENCE_SECONDS", 60.0)
     old, new = "the-old-secret-key", "the-new-secret-key"
     async with app.keys(Settings(data_dir=tmp_path)) as keys:
         for secret in (old, old, new, new):

@@ -275,7 +275,7 @@ async def test_a_dead_server_is_told_of_within_seconds(s3: S3Server) -> None:
     for call in calls_of(blobs):
         begun = time.monotonic()
         await failure(call)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
 
 
 async def test_a_silent_server_is_told_of_in_time(tmp_path: Path) -> None:

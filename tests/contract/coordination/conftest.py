@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 
 import pytest
 
 from tests.servers.redis import RedisServer
 
-from .ground import Ground, memory_ground, redis_ground
+from .ground import LONG, Ground, memory_ground, redis_ground
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +24,21 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
         yield server
 
 
+@pytest.fixture
+def presence() -> timedelta:
+    """How long a replica of Redis counts as there; a test may have another."""
+    return timedelta(seconds=LONG)
+
+
 @pytest.fixture(params=["memory", "redis", "redis-cluster"])
-async def ground(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Ground]:
+async def ground(
+    request: pytest.FixtureRequest, presence: timedelta, anyio_backend: str
+) -> AsyncIterator[Ground]:
     if request.param == "memory":
         async with memory_ground() as memory:
             yield memory
         return
     fixture = {"redis": "redis_server", "redis-cluster": "redis_cluster"}[request.param]
     server: RedisServer = request.getfixturevalue(fixture)
-    async with redis_ground(server.url) as redis:
+    async with redis_ground(server.url, presence_ttl=presence) as redis:
         yield redis

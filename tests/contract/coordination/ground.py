@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
 
 LONG = 60.0
+SHORT_PRESENCE = timedelta(seconds=6)
+"""For who finds by waiting that a replica is lost: they look again after a third of it."""
 EXECUTION_TTL = timedelta(hours=1)
 
 
 def settings(**values: Any) -> CoordinationSettings:
-    # Those who wait look again after a third of the presence.
-    values = {"lease_ttl": timedelta(hours=10), "presence_ttl": timedelta(seconds=6)} | values
+    long = timedelta(seconds=LONG)
+    usual = {"presence_ttl": long, "read_timeout": long, "connect_timeout": long}
+    values = {"lease_ttl": timedelta(hours=10)} | usual | values
     return CoordinationSettings(prefix=f"t-{uuid.uuid4().hex}", **values)
 
 
@@ -84,7 +87,8 @@ class MemoryGround(Ground):
     def __init__(self) -> None:
         self.clock = MovedClock()
         self.state = MemoryState(self.clock)
-        self.settings = settings()
+        # By a clock that is moved, and questions are to outlast the loss of a replica.
+        self.settings = settings(presence_ttl=SHORT_PRESENCE)
         self.a, self.b = self.replica("a"), self.replica("b")
 
     def replica(self, name: str) -> Coordination:
@@ -114,10 +118,10 @@ class MemoryGround(Ground):
 
 
 class RedisGround(Ground):
-    def __init__(self, url: str, client: Redis) -> None:
+    def __init__(self, url: str, client: Redis, values: dict[str, Any]) -> None:
         self.url = url
         self.client = client
-        self.settings = settings()
+        self.settings = settings(**values)
         self.a, self.b = self.replica("a"), self.replica("b")
         self.beating: dict[str, asyncio.Task[None]] = {}
 
@@ -178,9 +182,10 @@ async def memory_ground() -> AsyncIterator[MemoryGround]:
 
 
 @asynccontextmanager
-async def redis_ground(url: str) -> AsyncIterator[RedisGround]:
+async def redis_ground(url: str, **values: Any) -> AsyncIterator[RedisGround]:
+    """`values` are settings other than the usual."""
     async with Redis.from_url(url, decode_responses=True) as client:
-        ground = RedisGround(url, client)
+        ground = RedisGround(url, client, values)
         try:
             await ground.a.open()
             await ground.b.open()

@@ -8,9 +8,11 @@ import pytest
 
 from atoll.coordination.base import Holder
 
-from .ground import LONG, Ground
+from .ground import LONG, SHORT_PRESENCE, Ground
 
 pytestmark = pytest.mark.anyio
+
+short_presence = pytest.mark.parametrize("presence", [SHORT_PRESENCE], ids=["short"])
 
 
 async def test_a_free_lease_is_taken_and_others_are_told_the_holder(ground: Ground) -> None:
@@ -189,6 +191,7 @@ async def test_the_lease_of_a_lost_replica_is_taken_over(ground: Ground) -> None
     assert await ground.b.holder("s") == Holder("b", "y")
 
 
+@short_presence
 async def test_one_who_waits_takes_over_the_lease_of_a_lost_replica(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     waiters = []
@@ -213,6 +216,7 @@ async def test_one_who_does_not_wait_leaves_a_lost_lease_to_the_first_in_line(
     assert await waiter is None
 
 
+@short_presence
 async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     lost = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from tests.servers.docker import Dockerd
 
+AnyDriver = TypeVar("AnyDriver", bound="Driver")
+
 MiB = 1024 * 1024
 LIMITS = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
+LINK = LinkSettings(connect_timeout=timedelta(seconds=30))
 
 
 USUAL = ("local", "docker")
@@ -54,9 +58,9 @@ everywhere = on(*USUAL, "gvisor", "remote")
 def make_driver(kind: str, data_dir: Path, where: dict[str, Any]) -> Driver:
     """`where` is how the engine is reached, of a kind that has one."""
     if kind == "local":
-        return LocalDriver(data_dir, LocalSettings(), LinkSettings())
+        return LocalDriver(data_dir, LocalSettings(), LINK)
     settings = DockerSettings(image=PYTHON, runtime=RUNTIMES[kind], **where)
-    return DockerDriver(data_dir, settings, LinkSettings(), LocalSettings())
+    return DockerDriver(data_dir, settings, LINK, LocalSettings())
 
 
 def template(**fields: Any) -> Template:
@@ -77,6 +81,45 @@ def spec(**fields: Any) -> InstanceSpec:
 
 def own_children() -> set[int]:
     return {pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()}
+
+
+def note_links(driver: Driver, links: list[Link]) -> None:
+    """Keep those that it makes, to be closed."""
+    connect = driver.connect
+
+    async def noted(handle: Handle) -> Link:
+        link = await connect(handle)
+        links.append(link)
+        return link
+
+    driver.connect = noted  # type: ignore[method-assign]
+
+
+async def clear(driver: Driver, links: list[Link]) -> None:
+    """Close a driver, with nothing left of what it made."""
+    try:
+        for handle in await driver.handles():
+            await driver.destroy(handle)
+        for workspace in await driver.workspaces():
+            await driver.discard(workspace)
+        # Those that a test has left open, before its loop ends.
+        for link in links:
+            link.close()
+            await asyncio.wait_for(link.closed, 30)
+    finally:
+        await driver.close()
+
+
+@asynccontextmanager
+async def opened(driver: AnyDriver) -> AsyncIterator[AnyDriver]:
+    """Cleared in the end."""
+    links: list[Link] = []
+    note_links(driver, links)
+    await driver.open()
+    try:
+        yield driver
+    finally:
+        await clear(driver, links)
 
 
 class Node:
@@ -104,14 +147,7 @@ class Node:
 
     def _make(self) -> Driver:
         driver = make_driver(self.kind, self.data_dir, self.where)
-        connect = driver.connect
-
-        async def noted(handle: Handle) -> Link:
-            link = await connect(handle)
-            self._links.append(link)
-            return link
-
-        driver.connect = noted  # type: ignore[method-assign]
+        note_links(driver, self._links)
         return driver
 
     async def take_over(self) -> Driver:
@@ -122,15 +158,7 @@ class Node:
         return self.driver
 
     async def clear(self) -> None:
-        for handle in await self.driver.handles():
-            await self.driver.destroy(handle)
-        for workspace in await self.driver.workspaces():
-            await self.driver.discard(workspace)
-        # Those that a test has left open, before its loop ends.
-        for link in self._links:
-            link.close()
-            await asyncio.wait_for(link.closed, 30)
-        await self.driver.close()
+        await clear(self.driver, self._links)
 
     def pid_1(self, handle: Handle) -> int:
         """The host's pid of the first process, of an instance that has not ended."""

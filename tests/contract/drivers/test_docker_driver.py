@@ -185,11 +185,11 @@ async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: 
         assert await other.driver.handles() == [theirs]
         assert (await other.driver.observe(mine)).state is State.GONE
         for call in (
-            other.driver.pause(mine),
-            other.driver.stop(mine, grace=timedelta(0)),
-            other.driver.destroy(mine),
+            other.driver.pause,
+            lambda handle: other.driver.stop(handle, grace=timedelta(0)),
+            other.driver.destroy,
         ):
-            await call
+            await call(mine)
             assert (await node.driver.observe(mine)).state is State.RUNNING
         with pytest.raises(LinkLost):
             await other.driver.connect(mine)
@@ -232,20 +232,21 @@ async def refused(node: Node, handle: Handle) -> None:
     driver = node.driver
     assert (await driver.observe(handle)).state is State.UNKNOWN
     for call in (
-        driver.ensure(spec()),
-        driver.handles(),
-        driver.pause(handle),
-        driver.resume(handle),
-        driver.stop(handle, grace=timedelta(0)),
-        driver.destroy(handle),
-        driver.resize(handle, spec().resources),
-        driver.copy(driver.workspace_of(handle), "copy"),
+        lambda: driver.ensure(spec()),
+        lambda: driver.handles(),
+        lambda: driver.pause(handle),
+        lambda: driver.resume(handle),
+        lambda: driver.stop(handle, grace=timedelta(0)),
+        lambda: driver.destroy(handle),
+        lambda: driver.resize(handle, spec().resources),
+        lambda: driver.copy(driver.workspace_of(handle), "copy"),
         # Of which nothing is remembered.
-        driver.built(template(image="never-asked-for:1")),
+        lambda: driver.built(template(image="never-asked-for:1")),
     ):
+        asked = call()
         with pytest.raises(TemporaryError) as caught:
-            await call
-        assert caught.value.code == UNAVAILABLE, call
+            await asked
+        assert caught.value.code == UNAVAILABLE, asked
     with pytest.raises(LinkLost):
         await driver.connect(handle)
     assert await driver.health()
@@ -255,9 +256,11 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
     handle, link = await started(mortal.driver, spec())
     await printed(mortal.driver, link, "open('kept', 'w').write('kept')")
     mortal.engine.stop()
-    await link.closed
-    await refused(mortal, handle)
-    mortal.engine.start()
+    try:
+        await link.closed
+        await refused(mortal, handle)
+    finally:
+        mortal.engine.start()
     assert await mortal.driver.health() is None
     assert await mortal.driver.handles() == [handle]
     assert (await mortal.driver.observe(handle)).state is State.EXITED
@@ -270,11 +273,11 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
 
 async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) -> None:
     handle, link = await started(mortal.driver, spec())
-    settings = DockerSettings(url=mortal.engine.url, image=PYTHON, timeout=timedelta(seconds=2))
+    settings = DockerSettings(url=mortal.engine.url, image=PYTHON, timeout=timedelta(seconds=10))
     hasty = DockerDriver(mortal.data_dir, settings, LinkSettings(), LocalSettings())
-    await hasty.open()
-    mortal.engine.pause()
     try:
+        await hasty.open()
+        mortal.engine.pause()
         seen, health, made = await asyncio.gather(
             hasty.observe(handle), hasty.health(), hasty.ensure(spec()), return_exceptions=True
         )
@@ -301,8 +304,8 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mo
         await asyncio.wait([making], timeout=whole * part)
         await asyncio.to_thread(mortal.engine.crash)
         (outcome,) = await asyncio.gather(making, return_exceptions=True)
-        assert isinstance(outcome, (Handle, TemporaryError)), outcome
         await asyncio.to_thread(mortal.engine.start)
+        assert isinstance(outcome, (Handle, TemporaryError)), outcome
         for handle in await mortal.driver.handles():
             await mortal.driver.destroy(handle)
         for workspace in await mortal.driver.workspaces():
@@ -329,10 +332,12 @@ async def test_an_engine_that_hangs_up_is_not_taken_for_an_instance_that_failed(
 
     await until(runs, "its container")
     await asyncio.to_thread(mortal.engine.crash)
-    with pytest.raises(TemporaryError) as caught:
-        await making
-    assert caught.value.code == UNAVAILABLE
-    mortal.engine.start()
+    try:
+        with pytest.raises(TemporaryError) as caught:
+            await making
+        assert caught.value.code == UNAVAILABLE
+    finally:
+        mortal.engine.start()
 
 
 async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:

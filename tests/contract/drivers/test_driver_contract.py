@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 15) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, f"never came: {what}"
@@ -164,13 +164,17 @@ async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node)
     handle, link = await started(node.driver, spec())
     await link.call("shutdown")
     await link.closed
-    await until(lambda: gone(node, handle), "its end")
-    told = Observation(State.EXITED, Cause.EXIT)
-    assert await node.driver.observe(handle) == told
+
+    async def told() -> bool:
+        return (await node.driver.observe(handle)).state is State.EXITED
+
+    await until(told, "how it ended")
+    exited = Observation(State.EXITED, Cause.EXIT)
+    assert await node.driver.observe(handle) == exited
     driver = await node.take_over()
     # Where only the driver's process heard of it, nobody is left who knows.
     assert await driver.observe(handle) == (
-        Observation(State.GONE) if node.kind == "local" else told
+        Observation(State.GONE) if node.kind == "local" else exited
     )
 
 
@@ -448,13 +452,16 @@ async def test_a_discarded_workspace_is_gone(node: Node) -> None:
 @everywhere
 async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    code = "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.002)"
-    request = job(node.driver, code)
+    code = (
+        "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.002)\n"
+        "    if n == 200: sys.stdin.readline()"
+    )
+    request = job(node.driver, code, stdin_open=True)
     heard = Heard()
     running = asyncio.create_task(link.run(request, heard))
 
     async def begun() -> bool:
-        return len(heard.pieces) > 20
+        return b"\n20\n" in heard.stdout
 
     await until(begun, "some output")
     link.close()
@@ -463,7 +470,9 @@ async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None
     cut = len(heard.pieces)
     second = await node.driver.connect(handle)
     assert [run["id"] for run in second.hello["runs"]] == [request["id"]]
-    result = await second.attach(request["id"], heard.last, heard)
+    attached = asyncio.create_task(second.attach(request["id"], heard.last, heard))
+    await second.call("stdin", id=request["id"], data="Cg==", eof=True)
+    result = await attached
     assert result["exit_code"] == 0
     assert heard.stdout == b"".join(b"%d\n" % n for n in range(400))
     assert len(heard.pieces) > cut

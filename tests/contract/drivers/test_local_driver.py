@@ -24,7 +24,7 @@ from atoll.errors import TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import State
 from atoll.settings import LinkSettings, LocalSettings
-from tests.contract.drivers.conftest import printed, spec, started, template
+from tests.contract.drivers.conftest import opened, printed, spec, started, template
 from tests.e2e.hostile.host import below, living
 from tests.standstill import go_on, stand_still
 
@@ -38,14 +38,8 @@ LINK = LinkSettings(connect_timeout=timedelta(seconds=0.3), start_timeout=timede
 
 @pytest.fixture
 async def driver(bubblewrap: str, tmp_path: Path) -> AsyncIterator[LocalDriver]:
-    made = LocalDriver(tmp_path / "data", LocalSettings(), LINK)
-    await made.open()
-    yield made
-    for handle in await made.handles():
-        await made.destroy(handle)
-    for workspace in await made.workspaces():
-        await made.discard(workspace)
-    await made.close()
+    async with opened(LocalDriver(tmp_path / "data", LocalSettings(), LINK)) as made:
+        yield made
 
 
 def running(driver: LocalDriver) -> set[int]:

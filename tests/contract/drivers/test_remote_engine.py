@@ -33,6 +33,7 @@ from tests.contract.drivers.conftest import (
     job,
     make_driver,
     on,
+    opened,
     printed,
     spec,
     started,
@@ -116,8 +117,11 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_nothing_piles_up(
 @on(*RELAYED)
 async def test_a_run_goes_on_while_its_link_is_cut_and_a_new_one_attaches(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    code = "import time\nfor n in range(60): print(n, flush=True); time.sleep(0.05)"
-    wanted, heard = job(node.driver, code), FirstWord()
+    code = (
+        "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
+        "    if n == 30: sys.stdin.readline()"
+    )
+    wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
     running = asyncio.create_task(link.run(wanted, heard))
     await asyncio.wait_for(heard.came.wait(), 30)
     assert link._transport is not None
@@ -125,7 +129,9 @@ async def test_a_run_goes_on_while_its_link_is_cut_and_a_new_one_attaches(node: 
     with pytest.raises(LinkLost):
         await running
     link = await node.driver.connect(handle)
-    result = await link.attach(wanted["id"], heard.last, heard)
+    attached = asyncio.create_task(link.attach(wanted["id"], heard.last, heard))
+    await link.call("stdin", id=wanted["id"], data="Cg==", eof=True)
+    result = await attached
     assert result["exit_code"] == 0
     assert heard.stdout.decode().split() == [str(number) for number in range(60)]
     link.close()
@@ -468,38 +474,37 @@ async def holding(engine: Dockerd, path: Path) -> AsyncIterator[str]:
             target.transport.abort()
 
     async with await asyncio.start_unix_server(serve, path):
-        yield f"unix://{path}"
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            yield f"unix://{path}"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_link_ends_with_its_container_though_the_way_to_it_stays_open(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
-    async with holding(dockerd, tmp_path / "s") as url:
-        driver = driver_at(tmp_path, url=url, storage="volumes")
-        await driver.open()
-        try:
-            handle, link = await started(driver, spec())
-            other, living = await started(driver, spec())
-            running = asyncio.create_task(link.run(job(driver, "input()"), Heard()))
-            dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
-            with pytest.raises(LinkLost):
-                await asyncio.wait_for(running, 60)
-            assert await printed(driver, living, "print('well')") == "well"
-            living.close()
-            for one in (handle, other):
-                await driver.destroy(one)
-                await driver.discard(driver.workspace_of(one))
-        finally:
-            await driver.close()
+    async with (
+        holding(dockerd, tmp_path / "s") as url,
+        opened(driver_at(tmp_path, url=url, storage="volumes")) as driver,
+    ):
+        handle, link = await started(driver, spec())
+        _, living = await started(driver, spec())
+        running = asyncio.create_task(link.run(job(driver, "input()"), Heard()))
+        dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
+        with pytest.raises(LinkLost):
+            await asyncio.wait_for(running, 60)
+        assert await printed(driver, living, "print('well')") == "well"
+        living.close()
 
 
 async def trouble(driver: DockerDriver) -> AtollError:
-    with pytest.raises(AtollError) as refused:
-        await driver.open()
-    await driver.close()
+    try:
+        with pytest.raises(AtollError) as refused:
+            await driver.open()
+    finally:
+        await driver.close()
     return refused.value
 
 
@@ -524,20 +529,16 @@ async def test_an_engine_is_believed_by_its_certificate_and_believes_ours(
         assert isinstance(error, PermanentError)
     finally:
         other.__exit__()
-    driver = driver_at(tmp_path / "data", **right)
-    await driver.open()
-    assert await driver.health() is None
-    await driver.close()
+    async with opened(driver_at(tmp_path / "data", **right)) as driver:
+        assert await driver.health() is None
 
 
 async def test_directories_are_chosen_where_the_engine_sees_them(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     for where, copies in (({"url": dockerd.url}, True), (dockerd.over_tls, False)):
-        driver = driver_at(tmp_path / "data", **where)
-        await driver.open()
-        assert ("copy" in driver.capabilities.features) is copies
-        await driver.close()
+        async with opened(driver_at(tmp_path / "data", **where)) as driver:
+            assert ("copy" in driver.capabilities.features) is copies
 
 
 async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
@@ -545,36 +546,29 @@ async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
 ) -> None:
     with Dockerd(tmp_path, remap=True) as engine:
         image_archives.load(engine)
-        driver = driver_at(tmp_path / "data", url=engine.url)
-        await driver.open()
-        assert "copy" not in driver.capabilities.features
-        handle, link = await started(driver, spec())
-        code = "import os; open('kept', 'w').write('x' * 7); print(os.getuid(), os.access('/', 2))"
-        assert await printed(driver, link, code) == "1000 False"
-        first = engine.inspect(str(handle.data["container"]))["State"]["Pid"]
-        assert os.stat(f"/proc/{first}").st_uid == REMAPPED + 1000
-        link.close()
-        await driver.destroy(handle)
-        other, link = await started(driver, spec(workspace=driver.workspace_of(handle)))
-        assert await printed(driver, link, "print(open('kept').read())") == "x" * 7
-        link.close()
-        await driver.destroy(other)
-        await driver.discard(driver.workspace_of(other))
-        await driver.close()
+        async with opened(driver_at(tmp_path / "data", url=engine.url)) as driver:
+            assert "copy" not in driver.capabilities.features
+            handle, link = await started(driver, spec())
+            code = "import os; open('kept', 'w').write('x' * 7)"
+            code += "; print(os.getuid(), os.access('/', 2))"
+            assert await printed(driver, link, code) == "1000 False"
+            first = engine.inspect(str(handle.data["container"]))["State"]["Pid"]
+            assert os.stat(f"/proc/{first}").st_uid == REMAPPED + 1000
+            link.close()
+            await driver.destroy(handle)
+            _, link = await started(driver, spec(workspace=driver.workspace_of(handle)))
+            assert await printed(driver, link, "print(open('kept').read())") == "x" * 7
+            link.close()
 
 
 async def test_another_engine_has_no_containers_of_this_node(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     """Two nodes on one engine leave each other alone."""
-    one = make_driver("remote", tmp_path / "one", dockerd.over_tls)
-    two = make_driver("remote", tmp_path / "two", dockerd.over_tls)
-    await one.open()
-    await two.open()
-    handle = await one.ensure(spec())
-    assert await two.handles() == []
-    assert await two.workspaces() == []
-    await one.destroy(handle)
-    await one.discard(one.workspace_of(handle))
-    await one.close()
-    await two.close()
+    async with (
+        opened(make_driver("remote", tmp_path / "one", dockerd.over_tls)) as one,
+        opened(make_driver("remote", tmp_path / "two", dockerd.over_tls)) as two,
+    ):
+        await one.ensure(spec())
+        assert await two.handles() == []
+        assert await two.workspaces() == []

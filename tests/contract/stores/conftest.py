@@ -12,6 +12,8 @@ from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 from tests.servers.databases import empty, migrate
 
+from .store_entities import PATIENT
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
@@ -66,7 +68,7 @@ def postgresql_database(postgresql: PostgreSQL) -> str:
 
 @pytest.fixture
 async def store(url: str, anyio_backend: str) -> AsyncIterator[Store]:
-    store = SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
+    store = SqlStore([url], sqlite=PATIENT, database=DatabaseSettings())
     await store.open()
     yield store
     await store.close()
@@ -86,7 +88,7 @@ async def open_file(path: Path, anyio_backend: str) -> AsyncIterator[OpenFile]:
         async def open_file(settings: SqliteSettings | None = None) -> Store:
             store = SqlStore(
                 [f"sqlite:///{path}"],
-                sqlite=settings or SqliteSettings(),
+                sqlite=settings or PATIENT,
                 database=DatabaseSettings(),
             )
             stack.push_async_callback(store.close)

@@ -39,6 +39,7 @@ from atoll.model.session import (
 )
 from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.model.volume import Volume, VolumeMount
+from atoll.settings import SqliteSettings
 from atoll.stores.base import Store
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 OpenFile = Callable[..., Awaitable[Store]]
 
+PATIENT = SqliteSettings(busy_timeout=timedelta(seconds=60))
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 RESOURCES = Resources(cpu=0.5, memory=512 * 2**20, disk=2**40, max_processes=128)
 ODD_TEXT = "NUL \0, half a pair \ud800 and \udcff, 𝄞, \r\n, '\";--, %s :id ?"

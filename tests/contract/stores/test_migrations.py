@@ -398,11 +398,12 @@ async def test_a_database_of_a_newer_version_is_left_alone(database: Database) -
 async def test_who_waits_too_long_for_another_run_is_told(
     engine: AsyncEngine, on_server: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrations, "WAIT", 0.2)
     async with engine.connect() as other:
         await other.execute(text(LOCKS[on_server.kind]))
-        with pytest.raises(TemporaryError) as caught:
-            await on_server.schema.upgrade()
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "WAIT", 0.2)
+            with pytest.raises(TemporaryError) as caught:
+                await on_server.schema.upgrade()
         assert caught.value.code == "upgrade_running"
         await other.rollback()
         await other.invalidate()
@@ -421,14 +422,16 @@ async def test_a_time_limit_of_the_url_is_named_when_it_is_too_short(
     postgresql: PostgreSQL,
 ) -> None:
     database = Database(postgresql.new_database(), postgresql.new_database)
-    hasty = Database(f"{database.url}?command_timeout=0.2", postgresql.new_database)
+    hasty = Database(f"{database.url}?command_timeout=2", postgresql.new_database)
     engine = make_engine([database.url], DatabaseSettings())
-    async with engine.connect() as other:
-        await other.execute(text(LOCKS[Kind.POSTGRESQL]))
-        with pytest.raises(PermanentError, match="command_timeout") as caught:
-            await hasty.schema.upgrade()
-        assert caught.value.code == "upgrade_failed"
-    await engine.dispose()
+    try:
+        async with engine.connect() as other:
+            await other.execute(text(LOCKS[Kind.POSTGRESQL]))
+            with pytest.raises(PermanentError, match="command_timeout") as caught:
+                await hasty.schema.upgrade()
+            assert caught.value.code == "upgrade_failed"
+    finally:
+        await engine.dispose()
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:

@@ -119,54 +119,58 @@ async def test_an_id_that_does_not_fit_is_refused_and_not_cut_off(
     assert await replicas[0].sessions.unfinished(limit=100) == []
 
 
-async def test_a_connection_is_used_again(server_url: str) -> None:
-    engine = ServerEngine([server_url], DatabaseSettings(pool_size=1, max_overflow=0))
+@asynccontextmanager
+async def opened(url: str, **settings: Any) -> AsyncIterator[ServerEngine]:
+    engine = ServerEngine([url], DatabaseSettings(**settings))
     await engine.open()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def test_a_connection_is_used_again(server_url: str) -> None:
     name = "pg_backend_pid()" if address(server_url).kind is Kind.POSTGRESQL else "connection_id()"
 
     def who(connection: Any) -> Any:
         return connection.execute(f"SELECT {name} AS id").fetchone()["id"]
 
-    seen = {await engine.read(who) for _ in range(5)} | {await engine.write(who) for _ in range(5)}
-    await engine.close()
+    async with opened(server_url, pool_size=1, max_overflow=0) as engine:
+        seen = {await engine.read(who) for _ in range(5)}
+        seen |= {await engine.write(who) for _ in range(5)}
 
     assert len(seen) == 1
 
 
 async def test_a_read_cannot_write(server_url: str) -> None:
-    engine = ServerEngine([server_url], DatabaseSettings())
-    await engine.open()
     insert = "INSERT INTO properties (name, value) VALUES ('a', 'b')"
 
-    await engine.read(lambda connection: connection.execute(insert).rowcount)
-    left = await engine.read(lambda it: it.execute("SELECT * FROM properties").fetchall())
-    await engine.close()
+    async with opened(server_url) as engine:
+        await engine.read(lambda connection: connection.execute(insert).rowcount)
+        left = await engine.read(lambda it: it.execute("SELECT * FROM properties").fetchall())
 
     assert left == []
 
 
 async def test_a_caller_that_waits_too_long_for_a_connection_is_told(server_url: str) -> None:
-    engine = ServerEngine(
-        [server_url],
-        DatabaseSettings(pool_size=1, max_overflow=0, pool_timeout=timedelta(seconds=0.1)),
-    )
-    await engine.open()
+    hasty = timedelta(seconds=0.1)
     taken, go_on = asyncio.Event(), asyncio.Event()
 
     def hold(_: Any) -> None:
         taken.set()
         sa.util.await_only(go_on.wait())
 
-    holding = asyncio.create_task(engine.read(hold))
-    await taken.wait()
-
-    with pytest.raises(TemporaryError, match="in use") as caught:
-        await engine.read(lambda connection: connection.execute("SELECT 1").fetchone())
+    async with opened(server_url, pool_size=1, max_overflow=0, pool_timeout=hasty) as engine:
+        holding = asyncio.create_task(engine.read(hold))
+        try:
+            await asyncio.wait_for(taken.wait(), 60)
+            with pytest.raises(TemporaryError, match="in use") as caught:
+                await engine.read(lambda connection: connection.execute("SELECT 1").fetchone())
+        finally:
+            go_on.set()
+            await holding
 
     assert caught.value.code == "database_unavailable"
-    go_on.set()
-    await holding
-    await engine.close()
 
 
 @pytest.mark.parametrize(

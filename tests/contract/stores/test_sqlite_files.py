@@ -33,13 +33,13 @@ pytestmark = pytest.mark.anyio
 
 CHILD = """
 import asyncio, os, signal, sys
-from store_entities import make_execution
-from atoll.settings import DatabaseSettings, SqliteSettings
+from store_entities import PATIENT, make_execution
+from atoll.settings import DatabaseSettings
 from atoll.stores.sql.store import SqlStore
 
 async def main(path, name, count, end):
     urls = [f"sqlite:///{path}"]
-    store = SqlStore(urls, sqlite=SqliteSettings(), database=DatabaseSettings())
+    store = SqlStore(urls, sqlite=PATIENT, database=DatabaseSettings())
     print("ready", flush=True)
     sys.stdin.readline()
     await store.open()

@@ -11,12 +11,13 @@ import pytest
 
 from atoll.errors import Conflict
 from atoll.model.event import Bounds, Event, execution_event
-from atoll.settings import DatabaseSettings, SqliteSettings
+from atoll.settings import DatabaseSettings
 from atoll.stores.sql import events as sql_events
 from atoll.stores.sql.store import SqlStore
 
 from .store_entities import (
     NOW,
+    PATIENT,
     completed,
     make_execution,
     make_session,
@@ -107,7 +108,7 @@ async def test_numbers_have_no_gaps_however_many_give_them_and_in_whatever_batch
     others: list[SqlStore] = []
     if ":memory:" not in url:
         for _ in range(2):
-            other = SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
+            other = SqlStore([url], sqlite=PATIENT, database=DatabaseSettings())
             await other.open()
             others.append(other)
     stores: list[Store] = [store, *others]

@@ -22,7 +22,7 @@ from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan
 RETRIES = 3
 FORGIVEN = frozenset({"instance_lost", "node_lost", "evicted"})
 RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
-SETTLED = 1_000_000_000
+SETTLED = 3_000_000_000
 """Nanoseconds in which the result of code that has ended is made and written down."""
 
 
@@ -195,10 +195,12 @@ def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
     for attempt in attempts[:retries]:
         if attempt["cause"] not in FORGIVEN:
             yield f"it was retried after {attempt['cause']}"
-        # One that nobody had begun is forgiven too while its instance cannot be reached.
-        stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
-        if attempt["container_id"] not in case.gone and not stood:
-            yield f"it was retried, and {attempt['container_id']} was not lost: {attempt}"
+    # One that nobody had begun is forgiven too while its instance cannot be reached: because of a
+    # fault, or because the machine is slow.
+    stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
+    kept = [attempt for attempt in attempts[:retries] if attempt["container_id"] not in case.gone]
+    if len(kept) > max(0, 1 + retries - len(case.runs)) and not stood:
+        yield f"it was retried, and its instance was not lost: {kept}"
 
 
 def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:

@@ -311,8 +311,12 @@ class _Events:
         except httpx.TransportError as error:
             raise Unanswered from error
         if response.status_code != 200:
-            await response.aread()
-            await self._opening.__aexit__(None, None, None)
+            try:
+                await response.aread()
+            except httpx.TransportError as error:
+                raise Unanswered from error
+            finally:
+                await self._opening.__aexit__(None, None, None)
             raise _Refused(response)
         return self._events(response)
 

@@ -24,7 +24,6 @@ def token(word):
     line = "{job} %s %d %s %d\\n" % (name, nonce, word, time.monotonic_ns())
     fd = os.open("/workspace/{file}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
-    os.fsync(fd)
     os.close(fd)
 """
 _BODY = """

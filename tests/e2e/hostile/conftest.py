@@ -85,7 +85,7 @@ def _attackable(
     if not privileged:
         env |= unprivileged.environment(home)
     with kind(data_dir, **env) as server, server.client() as client:
-        client.timeout = httpx.Timeout(30)
+        client.timeout = httpx.Timeout(90)
         yield Target(privileged, server, client, home)
         log = server.stderr()
     traces = log.split("Traceback (most recent call last)")[1:]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MiB = 1024 * 1024
 
 
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 15) -> Any:
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     """Look again and again until `condition` holds; what it said then."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

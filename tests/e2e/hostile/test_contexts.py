@@ -149,7 +149,7 @@ def test_what_is_shown_has_a_bound(context: Context) -> None:
     sizes = [len(str(shown["data"])) for shown in result["results"]]
     assert sum(sizes) < 9 * 1024 * 1024
     assert [shown for shown in result["results"] if shown["metadata"] == {"dropped": True}]
-    many = context.run(f"{CONTROL}\nfor n in range(50_000): show(b'{{}}')")
+    many = context.run(f"{CONTROL}\nfor n in range(50_000): show(b'{{}}')", timeout=60, wait=80)
     assert many["status"] == "success", many
     context.box.assert_usable()
 
@@ -175,8 +175,13 @@ def test_a_value_that_shows_itself_badly_does_no_harm(context: Context, body: st
 
 
 def test_a_value_that_takes_for_ever_to_show_is_interrupted(context: Context) -> None:
-    code = "class Slow:\n    def _repr_html_(self):\n        while True: pass\nx = 1\nSlow()"
-    assert context.run(code, timeout=1)["status"] == "timeout"
+    for _ in range(3):
+        context.run("class Slow:\n    def _repr_html_(self):\n        while True: pass\nx = 1")
+        assert context.run("Slow()", timeout=1)["status"] == "timeout"
+        if context.state != "dead":
+            break
+        # On a busy machine it may be too slow to hear of the interrupt in time.
+        context.assert_restarts()
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
 
 
@@ -236,6 +241,10 @@ def test_a_fork_that_steals_jobs_ends_with_the_time_that_they_have(context: Cont
 )
 def test_whatever_code_does_to_its_context_the_session_goes_on(context: Context, code: str) -> None:
     context.run(code, timeout=3)
-    context.run("1", timeout=3) if context.state == "idle" else None
+    if context.state == "idle":
+        body = {"code": "1", "context_id": context.id, "timeout": 3, "wait": 50}
+        answer = context.box.client.post(f"{context.box.url}/execute", json=body)
+        # It may end just then.
+        assert answer.status_code == 200 or answer.json()["code"] == "context_dead", answer.text
     context.box.assert_usable()
     context.assert_restarts()

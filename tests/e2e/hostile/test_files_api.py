@@ -214,7 +214,7 @@ def test_special_files_do_not_hang_the_api(fresh: Box, kind: str) -> None:
     fresh.client.post(f"{fresh.files}/mkdir", json={"path": "special/x"})
     fresh.client.put(f"{fresh.files}/special", content=b"x")
     fresh.client.delete(f"{fresh.files}/special", params={"recursive": True})
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
     fresh.assert_usable()
     assert fresh.instance == before
 
@@ -229,7 +229,7 @@ def test_pipes_in_the_place_of_uploads_do_not_hang_them(fresh: Box) -> None:
 def test_a_swapped_link_never_leads_out(target: Target, fresh: Box) -> None:
     """The race that a check before the use would lose."""
     swap = """
-import ctypes, os, time
+import ctypes, os
 open("/tmp/secret", "w").write("secret")
 os.makedirs("inside", exist_ok=True)
 open("inside/secret", "w").write("inside")
@@ -239,17 +239,17 @@ os.symlink("/tmp/out", "link")
 os.rename("inside", "way")
 libc = ctypes.CDLL(None)
 print("ready", flush=True)
-end = time.monotonic() + 4
-while time.monotonic() < end:
-    libc.renameat2(-100, b"way", -100, b"link", 2)  # RENAME_EXCHANGE
-    libc.renameat2(-100, b"way", -100, b"link", 2)
+while not os.path.exists("stop"):
+    for _ in range(100):
+        libc.renameat2(-100, b"way", -100, b"link", 2)  # RENAME_EXCHANGE
+        libc.renameat2(-100, b"way", -100, b"link", 2)
 """
-    execution = fresh.submit(swap, timeout=10)
+    execution = fresh.submit(swap, timeout=200)
     eventually(lambda: get(fresh, "way/secret").status_code == 200, "the first read")
     answers: dict[str, int] = {}
-    status = f"/api/v1/executions/{execution}/status"
-    rounds = 0
-    while rounds % 20 or fresh.client.get(status).json()["status"] in ("pending", "running"):
+    begun, rounds = time.monotonic(), 0
+    while (past := time.monotonic() - begun) < 4 or rounds < 20 or not answers.get("read"):
+        assert past < 60, answers
         rounds += 1
         answer = get(fresh, "way/secret")
         kind = "read" if answer.status_code == 200 else code_of(answer)
@@ -258,8 +258,8 @@ while time.monotonic() < end:
             assert answer.text == "inside"
         fresh.client.put(f"{fresh.files}/way/written", content=b"x")
         fresh.client.get(fresh.files, params={"path": "way"})
+    assert fresh.client.put(f"{fresh.files}/stop", content=b"").status_code == 201
     assert fresh.result(execution)["status"] == "success"
-    assert answers.get("read"), answers
     # Caught by the first look, or by the second when it was swapped in between.
     assert set(answers) <= {"read", "bad_path", "not_directory", "file_not_found"}
     assert fresh.printed("import os; print(os.listdir('/tmp/out'))") == "['secret']"
@@ -284,7 +284,7 @@ while time.monotonic() < end:
     for _ in range(5):
         started = time.monotonic()
         fresh.client.delete(f"{fresh.files}/grow", params={"recursive": True})
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25
     result = fresh.result(execution)
     assert result["status"] == "success", result
     fresh.assert_usable()
@@ -358,7 +358,8 @@ def test_a_huge_directory_is_listed_in_pages(target: Target, boxes: Callable[...
     count = 30_000
     made = box.run(
         f"import os\nos.mkdir('many')\n"
-        f"for n in range({count}):\n    open(f'many/{{n:06}}', 'w').close()"
+        f"for n in range({count}):\n    open(f'many/{{n:06}}', 'w').close()",
+        timeout=45,
     )
     assert made["status"] == "success", made
     assert made["artifacts_truncated"] is True
@@ -375,9 +376,17 @@ def test_a_huge_directory_is_listed_in_pages(target: Target, boxes: Callable[...
         if cursor is None:
             break
     assert seen == [f"{n:06}" for n in range(count)]
-    assert slowest < 3
-    gone = box.client.delete(f"{box.files}/many", params={"recursive": True})
-    assert gone.status_code == 204
+    assert slowest < 15
+
+    def gone() -> bool:
+        answer = box.client.delete(f"{box.files}/many", params={"recursive": True})
+        if answer.status_code not in (204, 404):
+            # It took longer than a removal may.
+            problem(answer, 409, "not_empty")
+        return answer.is_success or answer.status_code == 404
+
+    eventually(gone, "the end of the directory")
+    assert box.client.get(box.files).json()["items"] == []
 
 
 def test_a_file_that_changes_under_a_download_ends_the_download(fresh: Box) -> None:

@@ -106,7 +106,7 @@ def test_pid_1_shrugs_off_signals(shared: Box, number: int) -> None:
     shared.run(f"import os\nos.kill(1, {number})")
     shared.assert_usable()
     assert shared.instance == before
-    assert processes()[shared.pid_1][1] in "SR"
+    assert processes()[shared.pid_1][1] not in "TtZX"
 
 
 def test_pid_1_cannot_be_read_or_traced(shared: Box) -> None:
@@ -249,9 +249,10 @@ def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
 
 def test_a_fork_bomb_is_bounded_and_ends(fresh: Box) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    execution = fresh.submit(bomb, timeout=3)
+    execution = fresh.submit(bomb, timeout=10)
     status = f"/api/v1/executions/{execution}/status"
     pid_1, most = fresh.pid_1, 0
+    eventually(lambda: len(below(pid_1)) > 10, "the bomb")
     while fresh.client.get(status).json()["status"] in ("pending", "running"):
         most = max(most, len(below(pid_1)))
     assert 10 < most <= 48 + drivers.SPARE, most
@@ -306,8 +307,13 @@ def test_a_daemon_that_is_left_on_purpose_goes_with_the_session(target: Target, 
         "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 64)\n    time.sleep(600)"
     )
     pid_1 = fresh.pid_1
-    inside = below(pid_1)
-    assert len(inside) == 3
+
+    def all_three() -> set[int]:
+        found = below(pid_1)
+        return found if len(found) == 3 else set()
+
+    # The one that waits for the next run is made after the result is told.
+    inside = eventually(all_three, "the daemon, the zygote and one that waits")
     fresh.assert_usable()
     target.client.delete(fresh.url)
     eventually(lambda: not (inside | {pid_1}) & set(processes()), "the end of all of them")
@@ -318,7 +324,9 @@ def test_a_session_is_deleted_while_its_code_runs(
 ) -> None:
     box = boxes()
     execution = box.submit(TREE.format(prelude="pass", start="if os.fork() == 0: sleeper()"))
-    eventually(lambda: len(box.processes()) >= 3, "the child")
+    events = f"/api/v1/executions/{execution}/events"
+    with box.client.stream("GET", events) as stream:
+        assert "event: stdout" in stream.iter_lines()
     pid_1, name = box.pid_1, box.workspace_name
     inside = below(pid_1)
     answer = target.client.delete(box.url).json()

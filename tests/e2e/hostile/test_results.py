@@ -42,8 +42,11 @@ def test_endless_output_ends_with_the_timeout_and_takes_no_memory(
 ) -> None:
     before = resident(target.pid)
     inside = resident(shared.pid_1)
-    result = shared.run("import os\nwhile True: os.write(1, b'y' * 65536)", timeout=3)
-    assert (result["status"], result["stdout_truncated"]) == ("timeout", True)
+    for seconds in (3, 10, 20):
+        result = shared.run("import os\nwhile True: os.write(1, b'y' * 65536)", timeout=seconds)
+        assert (result["status"], result["stdout_truncated"]) == ("timeout", True)
+        if result["stdout_bytes"] > 50 * MiB:
+            break
     assert result["stdout_bytes"] > 50 * MiB
     assert len(result["stdout"]) == LIMIT
     assert resident(target.pid) - before < 48 * MiB
@@ -261,7 +264,7 @@ CLOSERS = {
 @pytest.mark.parametrize("kind", CLOSERS)
 def test_code_that_takes_its_own_ground_away_has_a_result(shared: Box, kind: str) -> None:
     code, expected = CLOSERS[kind]
-    result = shared.run(code, timeout=2)
+    result = shared.run(code, timeout=2 if expected == "timeout" else 20)
     assert result["status"] == (expected or result["status"]), result
     assert result["status"] in ("success", "failed", "timeout")
     shared.assert_usable()

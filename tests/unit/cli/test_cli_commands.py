@@ -166,8 +166,9 @@ def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected
     atoll("template", "create", "Science", "--id", "science")
     shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
     shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
+    patient = "from atoll.cli import complete, main; complete._PATIENCE = 60; main()"
     done = subprocess.run(
-        [sys.executable, "-c", "from atoll.cli import main; main()"],
+        [sys.executable, "-c", patient],
         env={**os.environ, **shell}, capture_output=True, text=True,
     )  # fmt: skip
     assert expected in done.stdout.split(), done

@@ -132,14 +132,17 @@ def test_a_question_is_asked_on_the_terminal(
         [*words, "--code", code], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs
     )
     os.close(theirs)
-    seen = b""
-    while b"[y/N] " not in seen:
-        seen += os.read(ours, 1000)
-    assert b"it asks: Delete \\x1b[2J? [1]" in seen
-    os.write(ours, typed.encode())
     with process:
-        assert process.wait(30) == 0
-    os.close(ours)
+        try:
+            seen = b""
+            while b"[y/N] " not in seen:
+                seen += os.read(ours, 1000)
+            assert b"it asks: Delete \\x1b[2J? [1]" in seen
+            os.write(ours, typed.encode())
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(ours)
     (execution,) = outside.executions.values()
     assert execution.answers == [{"approved": approved}]
 

@@ -185,20 +185,25 @@ def test_version_two_waits_until_all_stand_still(tmp_path: Path) -> None:
     groups, group = frozen_tree(tmp_path)
     assert groups.freezes
     assert not groups.frozen("one")
-    told = threading.Thread(target=_kernel, args=(group,))
+    over = threading.Event()
+    told = threading.Thread(target=_kernel, args=(group, over), daemon=True)
     told.start()
-    assert groups.freeze("one", 10)
-    told.join()
+    try:
+        assert groups.freeze("one", 60)
+    finally:
+        over.set()
+        told.join()
     assert groups.frozen("one")
     groups.thaw("one")
     assert (group / "cgroup.freeze").read_text() == "0"
     assert not groups.freeze("unknown", 1)
 
 
-def _kernel(group: Path) -> None:
-    while (group / "cgroup.freeze").read_text() != "1":
-        pass
-    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+def _kernel(group: Path, over: threading.Event) -> None:
+    while not over.is_set():
+        if (group / "cgroup.freeze").read_text() == "1":
+            (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+            return
 
 
 def test_what_does_not_stand_still_in_time_is_let_go_on(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,14 +80,13 @@ async def executor(tmp_path: Path) -> AsyncIterator[Executor]:
 
 
 async def connected(tmp_path: Path) -> Link:
-    settings = LinkSettings()
     return await Link.connect(
-        str(tmp_path / "link.sock"), settings, timeout=settings.connect_timeout
+        str(tmp_path / "link.sock"), LinkSettings(), timeout=timedelta(seconds=60)
     )
 
 
 async def until_released(executor: Executor, zygotes: list[int]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while executor.released != zygotes:
             executor.heard.clear()
             await executor.heard.wait()
@@ -147,7 +147,7 @@ async def test_a_zygote_that_cannot_be_released_later_closes_the_link_and_is_log
     await Confinement(NoGroups(), "i", link).settle()
     with capture_logs() as logs:
         executor.writer.write(executor.event(11))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await link.closed
     assert [entry["event"] for entry in logs] == ["instance.not_confined"]
 

@@ -14,7 +14,6 @@ import pytest
 
 from atoll.drivers.local.mirror import Mirror
 from atoll.settings import PackageSettings
-from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,15 +97,15 @@ async def test_nothing_leads_to_another_host(path: str, status: int) -> None:
         assert (await asked(mirror, f"GET /0/{path} HTTP/1.1"))[0] == status
 
 
-async def test_an_upstream_that_is_broken_or_away_is_remembered() -> None:
+async def test_an_upstream_that_is_broken_or_away_is_remembered(nowhere: str) -> None:
     with upstream() as server:
         mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"], PackageSettings())
         assert (await asked(mirror, "GET /0/broken HTTP/1.1"))[0] == 503
         assert mirror.trouble == "127.0.0.1 answered 503"
 
-    nowhere = Mirror([f"http://127.0.0.1:{free_port()}/debian"], PackageSettings())
-    assert (await asked(nowhere, "GET /0/x HTTP/1.1"))[0] == 502
-    assert nowhere.trouble is not None
+    mirror = Mirror([f"{nowhere}/debian"], PackageSettings())
+    assert (await asked(mirror, "GET /0/x HTTP/1.1"))[0] == 502
+    assert mirror.trouble is not None
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pytest
 from tests import executors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
 @pytest.fixture
-def executor(bubblewrap: str, tmp_path: Path) -> Iterator[executors.Executor]:
+async def executor(bubblewrap: str, tmp_path: Path) -> AsyncIterator[executors.Executor]:
     """Its zygote waits until somebody releases it."""
     with executors.executor(bubblewrap, tmp_path) as started:
         yield started
+    await started.disconnect()

@@ -46,7 +46,7 @@ class Output:
         await self.wait(lambda: text in self.data)
 
     async def wait(self, met: Any) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not met():
                 self._changed.clear()
                 await self._changed.wait()
@@ -206,7 +206,7 @@ async def test_an_executor_that_is_told_to_end_says_what_crashed(executor: Execu
     await output.until(b"up")
     child = executor.children()[0]
     os.kill(child, signal.SIGTERM)
-    result = await asyncio.wait_for(running, 10)
+    result = await asyncio.wait_for(running, 60)
     assert (result["reason"], result["signal"]) == ("shutdown", signal.SIGKILL)
     assert await executor.exit_code() == 143
 
@@ -223,20 +223,20 @@ async def test_code_inside_cannot_tell_the_executor_to_end(executor: Executor) -
 async def test_an_executor_that_falls_silent_is_given_up_and_found_again(
     executor: Executor,
 ) -> None:
-    settings = LinkSettings(lost_after=timedelta(seconds=0.5))
-    link = await Link.connect(str(executor.path), settings, timeout=timedelta(seconds=10))
-    await link.call("release", zygote=link.hello["zygote"])
-    output, (child,) = Output(), executor.children()
+    link, output, (child,) = await ready(executor), Output(), executor.children()
     running = await start(link, output, code="print(1, flush=True)\ninput()", stdin_open=True)
     await output.until(b"1")
+    hasty = await executor.connect(LinkSettings(lost_after=timedelta(seconds=0.5)))
     stand_still(child)
     try:
         with pytest.raises(LinkLost):
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(hasty.attach("one", 0, Output()), 60)
     finally:
         go_on(child)
     again = await executor.connect()
     following = asyncio.create_task(again.attach("one", output.pieces[-1][0], output))
     await again.call("stdin", id="one", data=text("\n"))
     assert (await following)["exit_code"] == 0
+    assert (await running)["exit_code"] == 0
     again.close()
+    link.close()

@@ -76,7 +76,7 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
     watching = slow.watch("one", 0, expected=True)
     first = await anext(item async for item in watching if isinstance(item, Piece))
     await link.call("stdin", id="one", data=text("\n"))
-    assert (await asyncio.wait_for(running, 20))["exit_code"] == 0
+    assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
     # What waits here is no more than a window, however much there is.
     (stream,) = slow._streams.values()
     assert stream.incoming is not None

@@ -22,16 +22,19 @@ def test_a_callback_that_raises_ends_nothing_else(capsys: pytest.CaptureFixture[
         os.read(read, 1)
         seen.append("descriptor")
         loop.at_end_of_turn(fail)
-        loop.at_end_of_turn(lambda: seen.append("end of turn"))
+        loop.at_end_of_turn(end_of_turn)
         fail()
+
+    def end_of_turn() -> None:
+        seen.append("end of turn")
+        loop.after(0, fail)
+        loop.after(0, lambda: seen.append("timer"))
+        loop.after(0, stop)
 
     def stop() -> None:
         loop.running = False
 
     loop.add(read, READ, ready)
-    loop.after(0.01, fail)
-    loop.after(0.01, lambda: seen.append("timer"))
-    loop.after(0.02, stop)
     os.write(write, b"x")
     loop.run()
     loop.close()

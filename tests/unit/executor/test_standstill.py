@@ -17,6 +17,7 @@ from tests.unit.executor.test_interaction import Output
 
 pytestmark = pytest.mark.anyio
 
+TRIES = 20
 MOVES = """
 import os
 os.makedirs('a'); os.makedirs('m'); os.makedirs('z')
@@ -77,6 +78,16 @@ async def scanned(link: Link, freeze: float | bool = True) -> tuple[list[str], d
     return [json.loads(line)[0] for line in text.splitlines()], answer
 
 
+async def of_one_moment(link: Link) -> list[str]:
+    """A list for which all stood still; on a busy machine not each time in time."""
+    for _ in range(TRIES):
+        paths, answer = await scanned(link)
+        assert not answer["cut"]
+        if answer["frozen"]:
+            return paths
+    pytest.fail("They do not stand still.")
+
+
 async def ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -96,8 +107,7 @@ def _counts(path: Path) -> None:
 async def test_a_list_is_of_one_moment(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     for _ in range(5):
-        paths, answer = await scanned(link)
-        assert answer == {"cut": False, "frozen": True}
+        paths = await of_one_moment(link)
         assert [path for path in paths if path.endswith("token")] in (["a/token"], ["z/token"])
     _, answer = await scanned(link, freeze=False)
     assert not answer["frozen"]
@@ -108,16 +118,13 @@ async def test_a_list_is_of_one_moment(executor: Executor) -> None:
 
 async def test_code_that_wakes_forks_and_ignores_signals_stands_still(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
-    good = 0
-    for _ in range(10):
-        _, answer = await scanned(link)
-        good += answer["frozen"]
+    good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
     # One who wakes all others all the time is stopped in the end, not each time in time.
-    assert good
+    if not any(good):
+        await of_one_moment(link)
     await link.call("cancel", id="one", grace=0)
-    assert (await asyncio.wait_for(task, 20))["reason"] == "cancelled"
-    _, answer = await scanned(link)
-    assert answer["frozen"]
+    assert (await asyncio.wait_for(task, 60))["reason"] == "cancelled"
+    await of_one_moment(link)
     link.close()
 
 
@@ -139,10 +146,10 @@ child.kill()
     link, task, output = await running(executor, code)
     workspace = executor.path.parent / "workspace"
     for _ in range(3):
-        assert (await scanned(link))[1]["frozen"]
+        await of_one_moment(link)
         await goes_on(workspace / "n")
     (workspace / "end").touch()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
     await output.until(b"T None\n")
     link.close()
 
@@ -162,9 +169,9 @@ print('stopped' if b'Stopped' in said else 'fine', flush=True)
 """
     link, task, output = await running(executor, code)
     for _ in range(20):
-        assert (await scanned(link))[1]["frozen"]
+        await of_one_moment(link)
     (executor.path.parent / "workspace/end").touch()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
     await output.until(b"fine\n")
     link.close()
 
@@ -208,10 +215,15 @@ async def test_all_go_on_when_the_time_is_over(executor: Executor) -> None:
 async def test_two_at_once_stand_still_together(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     other = await executor.connect()
-    for outcome in await asyncio.gather(*(scanned(each) for each in (link, other, link, other))):
-        paths, answer = outcome
-        assert answer["frozen"]
-        assert len([path for path in paths if path.endswith("token")]) == 1
+    for _ in range(TRIES):
+        lists = await asyncio.gather(*(scanned(each) for each in (link, other, link, other)))
+        frozen = [paths for paths, answer in lists if answer["frozen"]]
+        for paths in frozen:
+            assert len([path for path in paths if path.endswith("token")]) == 1
+        if len(frozen) == len(lists):
+            break
+    else:
+        pytest.fail("They do not stand still together.")
     await ended(task)
     link.close()
     other.close()
@@ -235,17 +247,21 @@ async def test_runs_that_come_meanwhile_run_afterwards(executor: Executor) -> No
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
-    told = link.pull("scan", freeze=True)
-    assert await anext(told)
     zygote = link.hello["zygote"]
-    second = asyncio.create_task(link.run(job("two", "print(2)"), Output()))
-    done, _ = await asyncio.wait([second], timeout=0.2)
-    assert not done
-    answer: Any = None
-    async for item in told:
-        answer = item
-    assert answer["frozen"]
-    assert (await asyncio.wait_for(second, 10))["exit_code"] == 0
+    for number in range(TRIES):
+        told = link.pull("scan", freeze=True)
+        assert await anext(told)
+        second = asyncio.create_task(link.run(job(f"two-{number}", "print(2)"), Output()))
+        done, _ = await asyncio.wait([second], timeout=0.2)
+        answer: Any = None
+        async for item in told:
+            answer = item
+        assert (await asyncio.wait_for(second, 60))["exit_code"] == 0
+        if answer["frozen"]:
+            assert not done
+            break
+    else:
+        pytest.fail("They do not stand still.")
     other = await executor.connect()
     assert other.hello["zygote"] == zygote
     other.close()

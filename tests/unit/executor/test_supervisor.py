@@ -23,7 +23,7 @@ async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Execut
     running = asyncio.create_task(link.run(job("one", "print(1)"), Heard()))
     await asyncio.sleep(0)
     await link.call("cancel", id="one")
-    result = await asyncio.wait_for(running, 5)
+    result = await asyncio.wait_for(running, 60)
     assert (result["reason"], result["exit_code"], result["artifacts"]) == ("cancelled", None, [])
     link.acknowledge("one")
     with pytest.raises(ExecutorError):
@@ -36,7 +36,7 @@ async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Execut
 async def test_a_run_that_waits_for_the_zygote_has_a_deadline(executor: Executor) -> None:
     link = await executor.connect()
     request = job("one", "print(1)", timeout=0.1)
-    result = await asyncio.wait_for(link.run(request, Heard()), 5)
+    result = await asyncio.wait_for(link.run(request, Heard()), 60)
     assert result["reason"] == "timeout"
     link.close()
 
@@ -54,7 +54,7 @@ async def test_a_run_that_waits_is_in_the_journal_whoever_sent_it(executor: Exec
     heard = Heard()
     attached = asyncio.create_task(second.attach("one", 0, heard))
     await second.call("release", zygote=second.hello["zygote"])
-    assert (await asyncio.wait_for(attached, 10))["exit_code"] == 0
+    assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
     assert heard.log == [(1, frames.STDOUT, b"1\n")]
     second.close()
 
@@ -66,7 +66,7 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     running = [asyncio.create_task(run) for run in jobs]
     await asyncio.sleep(0)
     await link.call("release", zygote=link.hello["zygote"])
-    results = await asyncio.wait_for(asyncio.gather(*running), 20)
+    results = await asyncio.wait_for(asyncio.gather(*running), 60)
     assert [result["exit_code"] for result in results] == [0] * 16
     link.close()
 
@@ -92,11 +92,11 @@ while True: time.sleep(1000)
             said.set()
 
     running = asyncio.create_task(link.run(job("one", code), Listening()))
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), 60)
     await link.call("quiet")
-    result = await asyncio.wait_for(running, 10)
+    result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         # Killed they are at once; that each is reaped is told one by one.
         while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -205,13 +205,13 @@ async def test_other_connections_are_closed_and_what_they_began_goes_on(
     for _ in range(2):
         await second.call("detach")
     with pytest.raises(LinkLost):
-        await asyncio.wait_for(running, 10)
-    await asyncio.wait_for(first.closed, 10)
+        await asyncio.wait_for(running, 60)
+    await asyncio.wait_for(first.closed, 60)
     assert second.alive
     again = Heard()
     attached = asyncio.create_task(second.attach("one", 0, again))
     await second.call("stdin", id="one", data="bW9yZQo=")
-    assert (await asyncio.wait_for(attached, 10))["exit_code"] == 0
+    assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
     assert b"".join(data for _, _, data in again.log) == b"on\nmore\n"
     third = await executor.connect()
     assert [run["id"] for run in third.hello["runs"]] == ["one"]

@@ -25,7 +25,7 @@ async def working(
 ) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.ensure_future(work(queue, handle, workers=workers))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield task
     finally:
         task.cancel()

@@ -203,7 +203,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         )
         placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Moves(found.store, placements, found.coordination, clock)
-        probing = Probing(SECRET, clock, settings.node.probe_timeout)
+        probing = Probing(SECRET, clock, timedelta(seconds=60))
         probe = Probe(
             found.store,
             nodes,

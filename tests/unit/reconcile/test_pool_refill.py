@@ -149,9 +149,10 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
     try:
         yield Ground(node, store, clock, pool, refill)
     finally:
-        for task in asyncio.all_tasks():
-            if task.get_name() == "pool":
-                task.cancel()
+        making = [task for task in asyncio.all_tasks() if task.get_name() == "pool"]
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
         await store.close()
 
 

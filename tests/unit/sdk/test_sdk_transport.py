@@ -23,7 +23,9 @@ START = {"type": "http.response.start", "status": 200, "headers": []}
 
 
 def client(app: ASGIApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=InProcessTransport(app), base_url="http://embedded")
+    return httpx.AsyncClient(
+        transport=InProcessTransport(app), base_url="http://embedded", timeout=60
+    )
 
 
 async def test_a_response_is_read_while_it_is_written() -> None:

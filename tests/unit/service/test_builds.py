@@ -27,7 +27,6 @@ from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
 from tests.contract.stores.store_entities import make_session
-from tests.servers import free_port
 from tests.servers.index import Index
 
 if TYPE_CHECKING:
@@ -110,10 +109,9 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
 
 
 async def test_a_fault_that_may_pass_is_tried_again_a_second_later_each_time(
-    bubblewrap: str, tmp_path: Path
+    bubblewrap: str, tmp_path: Path, nowhere: str
 ) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}/simple"
-    async with site(tmp_path, nowhere, build_retries=2) as here:
+    async with site(tmp_path, f"{nowhere}/simple", build_retries=2) as here:
         await here.templates.create(here.template("greet"))
         for attempt in (1, 2):
             await here.built()

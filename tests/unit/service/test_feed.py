@@ -105,20 +105,23 @@ async def test_one_who_gives_up_takes_the_read_from_nobody() -> None:
 async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -> None:
     async with feeding() as (store, feed):
         sequencer = asyncio.create_task(Sequencer(feed).run())
-        stretches = feed.follow(0, ("session.*",), None, allowed)
-        assert (await anext(stretches)).events == ()
-        coming = asyncio.ensure_future(anext(stretches))
-        await tell(store, 1)
-        feed.written()
-        assert [one.number for one in (await coming).events] == [1]
-        assert feed.followers == 1
-        last = asyncio.ensure_future(anext(stretches))
-        await asyncio.sleep(0)
-        feed.close()
-        with pytest.raises(StopAsyncIteration):
-            await last
-        assert feed.followers == 0
-        sequencer.cancel()
+        try:
+            stretches = feed.follow(0, ("session.*",), None, allowed)
+            assert (await anext(stretches)).events == ()
+            coming = asyncio.ensure_future(anext(stretches))
+            await tell(store, 1)
+            feed.written()
+            assert [one.number for one in (await coming).events] == [1]
+            assert feed.followers == 1
+            last = asyncio.ensure_future(anext(stretches))
+            await asyncio.sleep(0)
+            feed.close()
+            with pytest.raises(StopAsyncIteration):
+                await last
+            assert feed.followers == 0
+        finally:
+            sequencer.cancel()
+            await asyncio.gather(sequencer, return_exceptions=True)
 
 
 async def test_one_who_fell_too_far_behind_is_told_so() -> None:

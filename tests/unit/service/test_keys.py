@@ -76,6 +76,12 @@ class Ground:
         self.clock.time += seconds
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for a database that is slow by chance; tests about patience have their own."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+
+
 @pytest.fixture
 async def ground(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Ground]:
     url = f"sqlite:///{tmp_path / 'atoll.db'}"
@@ -235,5 +241,6 @@ async def test_all_who_wait_are_refused_with_the_first(
     assert all(isinstance(error, TemporaryError) for error in told)
     assert ground.database.reads == reads + 1
 
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
     ground.database.hold().set()
     assert await ground.keys.find(secret) is not None

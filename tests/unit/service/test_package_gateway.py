@@ -48,9 +48,13 @@ async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[W
     async with Gateway(index_at(index.url, None), given, said.append) as running:
         server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
         way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
-        async with httpx.AsyncClient(transport=way, base_url="http://gateway") as client:
-            yield World(client, said)
-        server.close()
+        try:
+            async with httpx.AsyncClient(
+                transport=way, base_url="http://gateway", timeout=60
+            ) as client:
+                yield World(client, said)
+        finally:
+            server.close()
 
 
 async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -> None:

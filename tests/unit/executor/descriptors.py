@@ -1,0 +1,16 @@
+"""What this process has open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def held(*places: Path) -> list[str]:
+    """Files that are open beneath these places; a thread of another test may open others."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if any(Path(path).is_relative_to(at) for at in places))
