@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -221,3 +225,24 @@ def test_what_is_asked_for_meanwhile_is_refused_or_done_once(cluster: Cluster) -
         ran = lines(cluster[0].api, session)
         assert sorted(ran) == sorted(token for where, token, _ in accepted if where == session)
         cluster[1].api.end(session)
+
+
+def test_what_could_not_be_cleared_goes_with_the_sessions_of_the_last_server(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    with Cluster(tmp_path) as cluster:
+        sessions = [cluster[number].api.create()["id"] for number in (0, 1)]
+        cluster.redis.kill()
+        for session in sessions:
+            cluster[0].api.end(session)
+        for member in cluster.members:
+            member.kill()
+        held = cluster.rows("SELECT workspace FROM sessions WHERE workspace IS NOT NULL")
+        assert cluster.workspaces() >= {json.loads(row["workspace"]) for row in held}
+        assert len(held) == len(sessions)
+        # As if it had failed often: it would be tried again much later.
+        later = "UPDATE sessions SET retry_at = 4e15, unsettled_at = 4e15, failures = 9"
+        with closing(sqlite3.connect(cluster.data_dir / "atoll.db")) as database, database:
+            database.execute(later)
+        cluster.redis.start()
+        # Which looks for what is left: see `Cluster.end`.

@@ -407,6 +407,13 @@ class Sessions:
             for session in unfinished:
                 await self.over(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
             after = unfinished[-1].id
+        after = ""
+        while held := await self._store.sessions.holdings(self._node_id, limit=100, after=after):
+            for one in held:
+                # It had ended before, and nobody comes back to clear it.
+                if one.session_id not in self.clearing:
+                    self._tasks.start(self.settle(one.session_id), f"clear {one.session_id}")
+            after = held[-1].session_id
 
     async def over(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
         while True:
