@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTHON ?= python3
 ARGS ?=
+# What Python has compiled is kept, or each server that a test starts would take a second longer.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
