@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -162,7 +163,8 @@ async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
 @everywhere
 async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    await link.call("shutdown")
+    with suppress(LinkLost):  # A relay may end before it has passed on the answer.
+        await link.call("shutdown")
     await link.closed
 
     async def told() -> bool:
