@@ -98,6 +98,7 @@ def test_an_execution_is_heard_through_another_replica(pair: tuple[Api, Api]) ->
     a, b = pair
     session = a.create()["id"]
     execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
+    running(a, execution_id)
     told = b.events(execution_id)
     assert next(told)[1] == "started"
     number, name, content = next(told)
