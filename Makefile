@@ -9,31 +9,42 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
+.PHONY: run test test-changed test-all test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/atoll serve $(ARGS)
 
 # How many processes share the tests; they wait more than they compute.
-WORKERS ?= 3
+export WORKERS ?= 3
 
+# What needs nothing but bubblewrap, and a smoke test of each server that is installed.
 test: $(STAMP)
-	@scripts/system-packages test
-	@exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@scripts/system-packages run
+	@exec $(BIN)/python -m tests.run --quick $(ARGS)
+
+# What of it the changes since the main branch can break; since another commit with SINCE=….
+export SINCE ?=
+test-changed: $(STAMP)
+	@scripts/system-packages run
+	@exec $(BIN)/python -m tests.run --changed $(ARGS)
+
+# Everything, with every server.
+test-all: $(STAMP)
+	@scripts/system-packages test-all
+	@exec $(BIN)/python -m tests.run $(ARGS)
 
 # All that goes through the API, with a Docker engine in place of the local driver.
 test-docker: $(STAMP)
-	@scripts/system-packages test
-	@TEST_DRIVER=docker exec $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-	    tests/e2e --ignore tests/e2e/on_docker $(ARGS)
+	@scripts/system-packages test-all
+	@TEST_DRIVER=docker exec $(BIN)/python -m tests.run tests/e2e $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300
 SEED ?=
 
 chaos: $(STAMP)
-	@scripts/system-packages test
+	@scripts/system-packages test-all
 	@TEST_DRIVER=$(or $(TEST_DRIVER),local) exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
@@ -47,7 +58,7 @@ bench: $(STAMP)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker: $(STAMP)
-	@scripts/system-packages test
+	@scripts/system-packages test-all
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 
 lock: $(STAMP)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import drivers
 from tests.harness import Server
+from tests.missing import missing
 from tests.servers.docker import Dockerd
 from tests.servers.images import Archives, make_archives
 from tests.servers.mariadb import MariaDB
@@ -31,6 +32,36 @@ settings.register_profile(
     "atoll", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("atoll")
+
+
+QUICK_DIRECTORIES = ("unit", "component")
+"""Where all tests are quick; elsewhere those with the marker are."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run what `make test` runs")
+
+
+def pytest_configure() -> None:
+    # A shell starts background programs with SIGINT ignored, which their children inherit.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = [item for item in items if not _is_quick(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_quick(item)]
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent)
+        if (reason := drivers.why_not(str(path), item.name)) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    directory = item.path.relative_to(Path(__file__).parent).parts[0]
+    return directory in QUICK_DIRECTORIES or item.get_closest_marker("quick") is not None
 
 
 @pytest.fixture
@@ -73,15 +104,6 @@ def chosen_driver(
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first, every = map(int, os.environ.get("TEST_SHARE", "0/1").split("/"))
-    items[:] = items[first::every]
-    for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
-        if (reason := drivers.why_not(str(path), item.name)) is not None:
-            item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
-
-
 @pytest.fixture
 def nowhere() -> Iterator[str]:
     """An address that nobody answers at: held, so that nobody else takes it either."""
@@ -95,10 +117,7 @@ def bubblewrap() -> str:
     path = shutil.which("bwrap")
     if path is not None:
         return path
-    missing = "bubblewrap is not installed"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    missing("bubblewrap is not installed")
 
 
 @pytest.fixture(scope="session")

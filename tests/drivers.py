@@ -3,7 +3,7 @@ The driver that the servers of the tests run with, and what the host sees of its
 
 `TEST_DRIVER=docker` chooses a Docker engine: the one at `TEST_DOCKER_URL`, which has the image of
 `tests.servers.images`, or else one that the tests start. Where something of the local driver alone
-is tested, `LOCAL_ONLY` says why. `TEST_SHARE=1/3` takes the second of each three tests.
+is tested, `LOCAL_ONLY` says why.
 """
 
 from __future__ import annotations

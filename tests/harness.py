@@ -12,6 +12,9 @@ from typing import Any, Self
 
 import httpx
 
+from tests import preloaded
+from tests.preloaded import Forked
+
 ADDRESS = re.compile(r"listens on (\S+)")
 
 
@@ -20,6 +23,8 @@ class Server:
 
     prefix: tuple[str, ...] = ()
     """A command that becomes the server, such as one that takes rights from it."""
+    preloaded = True
+    """Whether it may be a fork (`tests.preloaded`), which it is not with a `prefix`."""
 
     def __init__(self, data_dir: Path, *arguments: str, **env: str) -> None:
         self.data_dir = data_dir
@@ -27,20 +32,22 @@ class Server:
         self._env = env
         self.log_path = data_dir / "server.log"
         self.url = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
 
     def start(self) -> Self:
+        arguments = ["serve", "--port", "0", "--data-dir", str(self.data_dir), *self._arguments]
+        env = {**os.environ, **self._env}
         with self.log_path.open("a") as log:
-            self.process = subprocess.Popen(
-                [
-                    *self.prefix, sys.executable, "-m", "atoll.cli", "serve", "--port", "0",
-                    "--data-dir", str(self.data_dir), *self._arguments,
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, **self._env},
-            )  # fmt: skip
+            if self.preloaded and not self.prefix:
+                self.process = preloaded.origin().start(arguments, env, log.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [*self.prefix, sys.executable, "-m", "atoll.cli", *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=env,
+                )
         try:
             self.url = self._address()
         except BaseException:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.harness import Server
+from tests.missing import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,22 +28,27 @@ ROOT = os.geteuid() == 0
 UID = 64_123 if ROOT else os.geteuid()
 CHECKOUT = Path(__file__).resolve().parents[1]
 
-# Arguments: closed directories, a `--`, directories to bind back, a `--`, the command.
+# Arguments: closed directories, a `--`, directories to bind back, a `--`, the command. Paths may
+# contain spaces: only a newline separates two.
 _SCRIPT = """
+IFS='
+'
+set -f
 closed= ; kept=
-while [ "$1" != -- ]; do closed="$closed $1"; shift; done; shift
-while [ "$1" != -- ]; do kept="$kept $1"; shift; done; shift
+while [ "$1" != -- ]; do closed="$closed$1$IFS"; shift; done; shift
+while [ "$1" != -- ]; do kept="$kept$1$IFS"; shift; done; shift
 stage=/mnt; number=0
 mount -t tmpfs tmpfs $stage
 for path in $kept; do
-    number=$((number + 1)); mkdir $stage/$number; mount --rbind $path $stage/$number
+    number=$((number + 1)); mkdir $stage/$number; mount --rbind "$path" $stage/$number
 done
-for path in $closed; do mount -t tmpfs -o mode=0755 tmpfs $path; done
+for path in $closed; do mount -t tmpfs -o mode=0755 tmpfs "$path"; done
 number=0
 for path in $kept; do
-    number=$((number + 1)); mkdir -p $path; mount --move $stage/$number $path
+    number=$((number + 1)); mkdir -p "$path"; mount --move $stage/$number "$path"
 done
 umount $stage
+cd "$PWD"
 exec setpriv --reuid %(uid)d --regid %(uid)d --clear-groups --no-new-privs "$@"
 """
 
@@ -115,9 +121,8 @@ class UnprivilegedServer(Server):
         super().__init__(data_dir, *arguments, **{"ATOLL_DRIVER": "local", **env})
 
 
-def available() -> str | None:
-    """Why this machine cannot run anything unprivileged; nothing when it can."""
+def require() -> None:
+    """Skip the test where nothing can be run unprivileged."""
     for program in ("unshare", "setpriv") if ROOT else ():
         if shutil.which(program) is None:
-            return f"{program} is not installed"
-    return None
+            missing(f"{program} is not installed (package util-linux)")

@@ -19,6 +19,7 @@ SEEDS = (7, 42, None)
 """Two that are always the same, and one that is new each time and printed."""
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_or_done_twice_while_everything_dies(
     bubblewrap: str, tmp_path: Path, seed: int | None

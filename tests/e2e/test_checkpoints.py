@@ -57,6 +57,7 @@ def lose_workspace(server: Server, session: dict[str, Any]) -> None:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
+@pytest.mark.every_driver
 def test_a_checkpoint_is_taken_when_it_is_asked_for(api: Api) -> None:
     session = api.create()["id"]
     problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
@@ -99,6 +100,7 @@ def test_a_session_without_files_is_no_beginning(api: Api) -> None:
     problem(refused, 404, "session_not_found")
 
 
+@pytest.mark.every_driver
 def test_files_that_were_lost_with_their_node_come_from_the_checkpoint(
     server: Server, api: Api
 ) -> None:
@@ -156,6 +158,7 @@ def test_durability_of_an_execution_is_there_with_its_result(server: Server, api
     assert api.run(session["id"], "print(open('more').read())")["stdout"] == "x\n"
 
 
+@pytest.mark.every_driver
 def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
     first = api.create()["id"]
     code = (
@@ -201,6 +204,7 @@ def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> 
     problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
 
 
+@pytest.mark.every_driver
 def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     session = api.create()["id"]
     made = api.run(

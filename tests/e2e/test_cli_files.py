@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.sdk.test_sdk_trees import seen
+from tests.component.sdk.test_sdk_trees import seen
 
 if TYPE_CHECKING:
     from tests.harness import Server

@@ -103,6 +103,7 @@ def test_a_size_that_is_told_before_it_runs_counts_when_it_does(api: Api, sessio
         shell.send("exit\n").ended()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("how", ["byte", "signal"])
 def test_an_interrupt_reaches_what_is_in_the_foreground(api: Api, session: str, how: str) -> None:
     execution = begin(api, session, terminal=SHELL)
@@ -184,6 +185,7 @@ def test_who_leaves_finds_it_again_with_what_was_shown(api: Api, session: str) -
         second.send("exit\n").ended()
 
 
+@pytest.mark.every_driver
 def test_who_comes_back_with_a_position_hears_only_the_rest(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution, query={"format": "json"}) as first:
@@ -452,6 +454,7 @@ def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
         api.end(session)
 
 
+@pytest.mark.every_driver
 def test_a_server_that_is_told_to_end_closes_consoles_at_once(own: Server) -> None:
     with own.client() as http, ThreadPoolExecutor(1) as beside:
         api = Api(http)

@@ -165,6 +165,7 @@ def test_two_contexts_and_executions_without_one_are_separate(context: Context) 
     assert context.api.run(context.session, "print(x)")["error"]["name"] == "NameError"
 
 
+@pytest.mark.every_driver
 def test_stdin_and_environment_are_those_of_the_execution(context: Context) -> None:
     result = context.ok(
         "import os\nprint(input(), os.environ['WHO'])", stdin="a\nb\n", env={"WHO": "me"}
@@ -264,6 +265,7 @@ def test_a_table_of_pandas_comes_as_html_and_text(context: Context) -> None:
     assert shown["data"]["text/plain"].split() == ["a", "0", "1", "1", "2"]
 
 
+@pytest.mark.every_driver
 def test_results_stay_with_the_record_and_are_told_as_events(context: Context) -> None:
     execution = context.submit("print('first')\ndisplay('x' * 200_000)\nprint('then')\n7")
     result = context.api.result(execution)
@@ -386,6 +388,7 @@ def test_a_restart_forgets_all_and_cancels_what_runs(context: Context) -> None:
     assert context.value("'x' in globals()") == "False"
 
 
+@pytest.mark.every_driver
 def test_a_deleted_context_is_gone(context: Context) -> None:
     execution = context.submit("open('began', 'w').close()\nimport time; time.sleep(60)")
     eventually(lambda: "began" in context.api.names(context.session))

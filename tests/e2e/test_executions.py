@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -14,6 +13,7 @@ import pytest
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server
+from tests.missing import missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +83,7 @@ def test_code_imports_modules_of_the_workspace(api: Api, session: str) -> None:
     assert api.run(session, "import mine\nprint(mine.VALUE)")["stdout"] == "5\n"
 
 
+@pytest.mark.every_driver
 def test_a_command_gets_its_arguments_as_they_are(api: Api, session: str) -> None:
     result = api.run(session, command=["printf", "%s|", "a b", "$HOME", "*", ""])
 
@@ -99,8 +100,7 @@ def test_shell_is_a_shell(api: Api, session: str) -> None:
 
 def test_javascript_runs(api: Api, session: str) -> None:
     if shutil.which("node") is None:
-        missing = "node is not installed"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+        missing("node is not installed (package nodejs)")
     code = "console.log([1, 2].map(x => x * 2), process.argv.slice(1))"
     result = api.run(session, code, language="javascript", args=["x"])
 
@@ -229,6 +229,7 @@ def test_everyone_who_waits_hears_of_the_end(api: Api, session: str, server: Ser
 # One at a time
 
 
+@pytest.mark.every_driver
 def test_executions_of_a_session_run_one_at_a_time_in_order(api: Api, session: str) -> None:
     first = api.submit(session, until("go") + "open('log', 'a').write('0')")
     mark = "open('log', 'a').write('<')\nopen('log', 'a').write('{}>')"
@@ -336,6 +337,7 @@ def test_an_execution_that_has_ended_stays_as_it_ended(api: Api, session: str) -
 # Events
 
 
+@pytest.mark.every_driver
 def test_output_is_heard_before_the_end(api: Api, session: str) -> None:
     code = "import sys\nprint('first')\n" + until("go") + "print('last', file=sys.stderr)"
     execution_id = api.submit(session, code)

@@ -55,6 +55,7 @@ def download(api: Api, session: str, path: str) -> bytes:
 # In and out
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 def test_a_name_is_a_name_whatever_is_in_it(api: Api, session: str, name: str) -> None:
     content = name.encode()
@@ -102,6 +103,7 @@ def test_code_may_write_and_remove_what_was_uploaded(api: Api, session: str) -> 
     assert download(api, session, "dir/new") == b"xy"
 
 
+@pytest.mark.every_driver
 def test_putting_again_replaces_the_file(api: Api, session: str) -> None:
     api.put(session, "a", b"a long first version")
     api.put(session, "a", b"short")
@@ -322,6 +324,7 @@ def test_a_directory_is_no_file(api: Api, session: str) -> None:
     assert stat["type"] == "directory"
 
 
+@pytest.mark.every_driver
 def test_a_pipe_is_not_read(api: Api, session: str) -> None:
     api.run(session, "import os\nos.mkfifo('pipe')")
 
@@ -443,6 +446,7 @@ def api_still_answers(server: Server, session: str) -> bool:
         return bool(Api(other).run(session, "print(1)")["stdout"] == "1\n")
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("chunked", [False, True], ids=["by length", "chunked"])
 def test_an_upload_that_breaks_off_leaves_nothing(
     api: Api, session: str, server: Server, chunked: bool

@@ -96,6 +96,7 @@ def read(api: Api, session: str, name: str = "kept") -> httpx.Response:
 # Killed
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("by", ["file", "execution", "context", "upload", "processes"])
 def test_a_killed_instance_is_replaced_within_one_request(
     api: Api, node: Node, session: str, by: str
@@ -132,6 +133,7 @@ def test_requests_at_once_after_a_kill_cause_one_recovery(
         assert names == {api.get(session)["container_id"]}
 
 
+@pytest.mark.every_driver
 def test_an_instance_that_dies_again_and_again_is_replaced_again_and_again(
     api: Api, node: Node, session: str
 ) -> None:
@@ -222,6 +224,7 @@ def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node:
 # The sweep
 
 
+@pytest.mark.every_driver
 def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, node: Node) -> None:
     """It runs every half second here, while instances are lost, replaced, stopped and started."""
     sessions = [str(api.create()["id"]) for _ in range(3)]

@@ -87,6 +87,7 @@ def made(server: Server) -> Iterator[set[str]]:
 # Stop and start
 
 
+@pytest.mark.every_driver
 def test_a_stopped_session_has_its_files_and_no_instance(api: Api, session: str) -> None:
     api.put(session, "kept", b"here")
     before = api.get(session)
@@ -162,6 +163,7 @@ def test_a_session_rests_and_starts_as_often_as_one_likes(api: Api, session: str
     assert sh(api, session, "cat log") == "0\n1\n2\n3\n"
 
 
+@pytest.mark.every_driver
 def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
     assert do(api, session, "archive")["status"] == "archived"
     assert api.run(session, "print(1)")["stdout"] == "1\n"
@@ -195,6 +197,7 @@ def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api,
 # Pause
 
 
+@pytest.mark.every_driver
 def test_a_paused_session_keeps_memory_and_wakes_on_request(api: Api, session: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     api.run(session, "x = 41", context_id=context)
@@ -248,6 +251,7 @@ def test_contexts_are_gone_after_a_stop(api: Api, session: str) -> None:
     assert answer(api.http.get(f"{V1}/sessions/{session}/contexts"))["items"] == []
 
 
+@pytest.mark.every_driver
 def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str) -> None:
     execution = api.submit(session, until("go"), timeout=60)
     api.await_status(execution, "running")
@@ -267,8 +271,7 @@ def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
 
 
 def test_a_node_that_cannot_pause_says_so(bubblewrap: str) -> None:
-    if (missing := unprivileged.available()) is not None:
-        pytest.skip(missing)
+    unprivileged.require()
     with unprivileged.directory() as place:
         server = unprivileged.UnprivilegedServer(place, **unprivileged.environment(place))
         with server, server.client() as http:
@@ -387,6 +390,7 @@ def test_a_life_is_extended_by_one_call(api: Api) -> None:
     assert (ended["cause"], ended["wanted"]) == ("timeout", "destroyed")
 
 
+@pytest.mark.every_driver
 def test_a_memory_limit_that_is_raised_holds_at_once(api: Api) -> None:
     session = api.create(memory="96Mi")["id"]
     hungry = "x = bytearray(160 * 2**20)\nprint(len(x))"
@@ -508,6 +512,7 @@ def test_what_runs_or_waits_is_cancelled_with_a_cause_and_starts_nothing(
     assert api.names(session) == ["begun"]
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("verb", ["stop", "archive"])
 def test_requests_during_a_stop_work_or_are_refused_clearly(
     api: Api, session: str, verb: str
@@ -541,6 +546,7 @@ def test_many_starts_make_one_instance(api: Api, own: Server, session: str) -> N
     assert len(names) == 1
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
 def test_many_requests_start_what_rests_once(
     api: Api, own: Server, session: str, rest: str
@@ -583,6 +589,7 @@ def _sessions(api: Api) -> list[dict[str, Any]]:
 # The end
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("state", ["run", "stop", "archive", "pause"])
 def test_an_end_comes_from_every_state_and_leaves_nothing(
     api: Api, own: Server, state: str
@@ -607,6 +614,7 @@ def test_an_end_comes_from_every_state_and_leaves_nothing(
     assert api.end(session)["ended_at"] == ended["ended_at"]
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("verb", ["start", "stop", "archive", "pause"])
 def test_an_end_comes_in_the_middle_of_anything(api: Api, own: Server, verb: str) -> None:
     session = api.create()["id"]
@@ -650,6 +658,7 @@ def test_a_clone_has_the_files_and_settings_of_the_other_and_its_own_life(api: A
     api.end(shown["id"])
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("state", ["stop", "archive"])
 def test_what_rests_is_cloned_and_rests_on(api: Api, session: str, state: str) -> None:
     api.put(session, "kept", b"here")
@@ -675,6 +684,7 @@ def test_what_runs_is_cloned_while_it_runs(api: Api, session: str) -> None:
     api.end(clone)
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("disk", ["1Mi", "100Pi"])
 def test_a_clone_that_cannot_be_leaves_nothing(api: Api, own: Server, disk: str) -> None:
     session = api.create(disk="32Mi")["id"]

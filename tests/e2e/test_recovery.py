@@ -66,6 +66,7 @@ def crash(server: Server) -> None:
 # The server is killed
 
 
+@pytest.mark.every_driver
 def test_a_session_survives_the_server(own: Server) -> None:
     with calling(own) as api:
         before = api.create()
@@ -223,6 +224,7 @@ def events_after(api: Api, execution_id: str, after: str) -> list[tuple[str, str
     return [(name, data.get("text")) for _, name, data in api.events(execution_id, after)]
 
 
+@pytest.mark.every_driver
 def test_a_listener_comes_back_to_a_new_server_and_misses_nothing(own: Server) -> None:
     code = "print('one')\n" + until("go") + "print('two')"
     with calling(own) as api:
@@ -342,6 +344,7 @@ def test_those_who_wait_when_the_server_ends_are_told_to_come_back(own: Server) 
         assert rest == [("stdout", "2\n"), ("result", None)]
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_server_that_ends_for_good_leaves_nothing(
     bubblewrap: str, tmp_path: Path, number: signal.Signals

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import AsyncAtoll, Atoll, Conflict, InvalidRequest, RequestError
-from tests.unit.sdk.test_sdk_trees import seen
+from tests.component.sdk.test_sdk_trees import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

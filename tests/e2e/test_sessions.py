@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Creating
 
 
+@pytest.mark.every_driver
 def test_a_session_runs_when_the_answer_comes(api: Api) -> None:
     shown = api.create()
 

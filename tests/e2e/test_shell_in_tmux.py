@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.api import Api, eventually
 from tests.e2e.console import begin, console
 from tests.harness import Server
+from tests.missing import missing
 from tests.servers import free_port
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def screen(server: Server, tmp_path: Path) -> Iterator[Screen]:
 def _screen(server: Server, tmp_path: Path) -> Iterator[Screen]:
     tmux = shutil.which("tmux")
     if tmux is None:
-        if os.environ.get("CI"):
-            pytest.fail("tmux is not installed")
-        pytest.skip("tmux is not installed")
+        missing("tmux is not installed")
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TMUX")},
         "ATOLL_URL": server.url,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests import unprivileged
 
 EXAMPLE = """
@@ -15,9 +13,7 @@ with Atoll() as atoll, atoll.session() as session:
 
 
 def test_the_first_example_runs_as_an_ordinary_user_and_leaves_nothing(bubblewrap: str) -> None:
-    missing = unprivileged.available()
-    if missing:
-        pytest.skip(missing)
+    unprivileged.require()
     with unprivileged.directory() as home:
         done = unprivileged.run("-c", EXAMPLE, home=home)
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "42", "")
@@ -26,9 +22,7 @@ def test_the_first_example_runs_as_an_ordinary_user_and_leaves_nothing(bubblewra
 
 
 def test_the_example_really_runs_without_rights(bubblewrap: str) -> None:
-    missing = unprivileged.available()
-    if missing:
-        pytest.skip(missing)
+    unprivileged.require()
     with unprivileged.directory() as home:
         code = (
             "import os; print(os.getresuid(), os.getgroups());"

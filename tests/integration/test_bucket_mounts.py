@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
+from tests.missing import missing
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
@@ -28,10 +29,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount f
 @pytest.fixture(scope="module")
 def s3fs() -> None:
     if shutil.which("s3fs") is None:
-        missing = "s3fs is not installed"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        missing("s3fs is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.reconcile.orphans import YOUNG
 from atoll.settings import DockerSettings, Settings
+from tests.component.reconcile.test_orphans import ground
 from tests.e2e.test_docker import begin, names
 from tests.servers.images import PYTHON
-from tests.unit.reconcile.test_orphans import ground
 
 if TYPE_CHECKING:
     from pathlib import Path

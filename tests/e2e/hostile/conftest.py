@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ if drivers.CHOSEN == "docker":
     # Whoever may use a Docker engine is as good as root.
     VARIANTS = ["root"]
 SMALL = {"memory": "128Mi", "disk": "32Mi", "max_processes": 48}
+
+
+class RootServer(Server):
+    """A program of its own: its secret is in /proc, where hostile code would look for it."""
+
+    preloaded = False
 
 
 @dataclass
@@ -52,23 +59,32 @@ class Target:
         return self.server.process.pid
 
 
-@pytest.fixture(scope="session", params=VARIANTS)
-def target(
-    request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
-    with attackable(request.param, tmp_path_factory.mktemp("hostile")) as found:
-        yield found
+@pytest.fixture(scope="session")
+def targets(
+    bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Target]]:
+    """The servers by variant, each started by the first test that needs it."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(variant: str) -> Target:
+            return stack.enter_context(attackable(variant, tmp_path_factory.mktemp("hostile")))
+
+        yield started
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def target(request: pytest.FixtureRequest, targets: Callable[[str], Target]) -> Target:
+    return targets(request.param)
 
 
 @contextmanager
 def attackable(variant: str, home: Path, **settings: str) -> Iterator[Target]:
     """A server of its own, with these settings."""
     if variant == "root":
-        yield from _attackable(Server, home, privileged=True, **settings)
+        yield from _attackable(RootServer, home, privileged=True, **settings)
         return
-    missing = unprivileged.available()
-    if missing:
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    unprivileged.require()
     with unprivileged.directory() as place:
         kind = unprivileged.UnprivilegedServer
         yield from _attackable(kind, place, privileged=False, **settings)

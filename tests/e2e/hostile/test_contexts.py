@@ -174,6 +174,7 @@ def test_a_value_that_shows_itself_badly_does_no_harm(context: Context, body: st
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
 
 
+@pytest.mark.every_driver
 def test_a_value_that_takes_for_ever_to_show_is_interrupted(context: Context) -> None:
     for _ in range(3):
         context.run("class Slow:\n    def _repr_html_(self):\n        while True: pass\nx = 1")
@@ -215,6 +216,7 @@ def test_a_fork_that_steals_jobs_ends_with_the_time_that_they_have(context: Cont
     context.assert_restarts()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize(
     "code",
     [

@@ -50,6 +50,7 @@ def largest(pid_1: int) -> int:
     return max(sizes)
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("kind", MEMORY)
 def test_a_memory_bomb_ends_with_cause_oom_and_the_session_goes_on(
     boxes: Callable[..., Box], kind: str
@@ -86,6 +87,7 @@ print("all")
     fresh.assert_usable()
 
 
+@pytest.mark.every_driver
 def test_memory_that_the_kernel_holds_for_pipes_does_not_grow_without_end(fresh: Box) -> None:
     code = """
 import fcntl, os
@@ -131,6 +133,7 @@ FILL = {
 }
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("kind", FILL)
 def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: str) -> None:
     code = (
@@ -169,6 +172,7 @@ def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
     assert (more["status"], more["cause"]) == ("failed", "disk"), more
 
 
+@pytest.mark.every_driver
 def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
     if not target.own_disk:
         pytest.skip("promised where the workspace is a file system of its own")
@@ -204,6 +208,7 @@ print(made)
     fresh.assert_usable()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
 def test_a_filled_tmp_is_bounded_and_can_be_cleaned(boxes: Callable[..., Box], place: str) -> None:
     box = boxes(memory="256Mi")
@@ -227,6 +232,7 @@ except OSError as error:
     box.assert_usable()
 
 
+@pytest.mark.every_driver
 def test_a_busy_session_does_not_keep_another_from_answering(boxes: Callable[..., Box]) -> None:
     hog, other = boxes(cpu="1", max_processes=32), boxes()
     code = "import os\nfor _ in range(4): os.fork()\nwhile True: pass"
@@ -252,6 +258,7 @@ def test_cpu_time_is_held_to_the_limit(target: Target, boxes: Callable[..., Box]
     assert result["metrics"]["cpu_time_ms"] < 1500
 
 
+@pytest.mark.every_driver
 def test_a_thousand_large_sparse_files_do_not_hold_back_the_result(fresh: Box) -> None:
     code = """
 import os

@@ -34,6 +34,7 @@ OUTSIDE = ["/etc/passwd", "/run/atoll/executor.pyz", "/proc/1/environ", "/proc/s
            "/dev/zero", "/"]  # fmt: skip
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("target_path", OUTSIDE)
 def test_a_link_that_leads_out_is_not_followed(shared: Box, target_path: str) -> None:
     name = f"out-{secrets.token_hex(4)}"
@@ -69,6 +70,7 @@ def test_writing_to_a_link_replaces_the_link(shared: Box) -> None:
     assert shared.printed(code) == "kept new"
 
 
+@pytest.mark.every_driver
 def test_removing_a_link_leaves_what_it_points_to(shared: Box) -> None:
     shared.printed(
         "import os\nos.mkdir('/tmp/dir')\nopen('/tmp/dir/f', 'w')\n"
@@ -200,6 +202,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_files_do_not_hang_the_api(fresh: Box, kind: str) -> None:
     before = fresh.instance
@@ -353,6 +356,7 @@ def test_whatever_is_in_it_a_workspace_goes_with_its_session(
     eventually(lambda: not place.exists(), "the end of the workspace")
 
 
+@pytest.mark.every_driver
 def test_a_huge_directory_is_listed_in_pages(target: Target, boxes: Callable[..., Box]) -> None:
     box = boxes(disk="512Mi")
     count = 30_000

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
+pytestmark = pytest.mark.every_driver
+
 # Looks for a text in every file that can be opened, from every place that could be a way out.
 SEARCH = """
 import os, sys

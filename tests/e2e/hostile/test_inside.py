@@ -11,6 +11,8 @@ from tests.e2e.hostile.host import MiB, eventually, resident
 if TYPE_CHECKING:
     from tests.e2e.hostile.host import Box
 
+pytestmark = pytest.mark.every_driver
+
 CONNECT = """
 import socket, os, time
 def connect():

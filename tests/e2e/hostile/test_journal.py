@@ -6,12 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests import drivers
 from tests.e2e.hostile.host import MiB, disk_use, eventually
 
 if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
+
+pytestmark = pytest.mark.every_driver
 
 SEARCH = """
 import os, sys

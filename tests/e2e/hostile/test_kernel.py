@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
+pytestmark = pytest.mark.every_driver
+
 PRELUDE = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)

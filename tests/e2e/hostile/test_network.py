@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
+pytestmark = pytest.mark.every_driver
+
 
 class Ears:
     """Sockets of the host that note whoever speaks to them."""

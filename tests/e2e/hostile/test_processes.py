@@ -66,6 +66,7 @@ def victim(target: Target) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.every_driver
 def test_host_processes_are_not_to_be_seen(shared: Box, victim: subprocess.Popen[bytes]) -> None:
     seen = shared.printed(
         "import os\n"
@@ -100,6 +101,7 @@ for pid in {pids!r}:
     assert target.client.get("/health").status_code == 200
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 9, 11, 15, 19, 20, 23, 24, 31, 34, 64])
 def test_pid_1_shrugs_off_signals(shared: Box, number: int) -> None:
     before = shared.instance
@@ -136,6 +138,7 @@ except OSError:
     assert shared.printed(code) == ""
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
 def test_a_signal_to_the_zygote_ends_the_run_and_not_the_session(
     fresh: Box, number: signal.Signals
@@ -150,6 +153,7 @@ def test_a_signal_to_the_zygote_ends_the_run_and_not_the_session(
     fresh.settled()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_a_signal_to_the_waiting_child_does_not_stop_the_session(
     fresh: Box, number: signal.Signals
@@ -184,6 +188,7 @@ def test_a_signal_to_everybody_does_not_stop_the_session(fresh: Box) -> None:
     fresh.settled()
 
 
+@pytest.mark.every_driver
 def test_code_that_kills_its_own_process_group_has_a_result(fresh: Box) -> None:
     result = fresh.run("import os, signal\nprint('x', flush=True)\nos.killpg(0, signal.SIGKILL)")
     assert (result["status"], result["signal"]) == ("failed", "SIGKILL")
@@ -191,6 +196,7 @@ def test_code_that_kills_its_own_process_group_has_a_result(fresh: Box) -> None:
     fresh.assert_usable()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("kind", SURVIVORS)
 def test_nothing_outlives_a_timeout(fresh: Box, kind: str) -> None:
     prelude, start = SURVIVORS[kind]
@@ -201,6 +207,7 @@ def test_nothing_outlives_a_timeout(fresh: Box, kind: str) -> None:
     fresh.assert_usable()
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("kind", ["a child", "one that ignores every signal", "a stopped one"])
 def test_nothing_outlives_a_cancellation(fresh: Box, kind: str) -> None:
     prelude, start = SURVIVORS[kind]
@@ -237,6 +244,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("leader", ["time.sleep(600)", "live()"], ids=["waits", "joins in"])
 def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
     fresh: Box, leader: str
@@ -247,6 +255,7 @@ def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
     fresh.assert_usable()
 
 
+@pytest.mark.every_driver
 def test_a_fork_bomb_is_bounded_and_ends(fresh: Box) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     execution = fresh.submit(bomb, timeout=10)
@@ -283,6 +292,7 @@ def test_a_bomb_left_in_the_background_keeps_no_execution_waiting_for_good(
     eventually(lambda: pid_1 not in processes(), "the end of PID 1")
 
 
+@pytest.mark.every_driver
 def test_threads_are_bounded_too(fresh: Box) -> None:
     code = """
 import threading
@@ -319,6 +329,7 @@ def test_a_daemon_that_is_left_on_purpose_goes_with_the_session(target: Target, 
     eventually(lambda: not (inside | {pid_1}) & set(processes()), "the end of all of them")
 
 
+@pytest.mark.every_driver
 def test_a_session_is_deleted_while_its_code_runs(
     target: Target, boxes: Callable[..., Box]
 ) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
+pytestmark = pytest.mark.every_driver
+
 LIMIT = MiB
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from atoll.service.demand import CREATES, Demand
-from tests.unit.reconcile.test_strays import MovedClock
+from tests.component.reconcile.test_strays import MovedClock
 
 WINDOW = timedelta(seconds=60)
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.root import app
+from tests.component.sdk.outside import KEY, Outside, ServerThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typer.testing import Result
+
+
+class Command(Protocol):
+    def __call__(self, *words: str, input: bytes = b"") -> Result: ...
+
+
+class Start(Protocol):
+    def __call__(self, *words: str, stdin: int | None = None) -> subprocess.Popen[bytes]: ...
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
+    outside = Outside()
+    with ServerThread(outside):
+        monkeypatch.setenv("ATOLL_URL", outside.url)
+        monkeypatch.setenv("ATOLL_API_KEY", KEY)
+        yield outside
+
+
+@pytest.fixture
+def atoll() -> Command:
+    """The command line in this process: quick, and coverage sees it."""
+    return lambda *words, input=b"": CliRunner().invoke(app, list(words), input=input)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """The command line as a process of its own, with its stdout and stderr piped."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atoll.cli", *words],
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        with process:
+            process.kill()

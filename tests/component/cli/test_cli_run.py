@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.component.sdk.outside import encoded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.component.cli.conftest import Command, Start
+    from tests.component.sdk.outside import Outside
+
+
+def script(**members: Any) -> str:
+    return json.dumps(members)
+
+
+def test_output_goes_where_the_program_sent_it_byte_for_byte(
+    start: Start, outside: Outside, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(script(out=[["stderr", "err"]], raw=[["stdout", encoded(b"\xff\x00\r\n")]]))
+    out, err = start("run", str(file)).communicate()
+    assert (out, err) == (b"\xff\x00\r\n", b"err")
+    (session,) = outside.sessions.values()
+    assert session["status"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        ({}, 0),
+        ({"status": "failed", "exit_code": 3}, 3),
+        ({"status": "failed", "exit_code": None, "signal": "SIGSEGV", "cause": "signal"}, 139),
+        ({"status": "timeout", "exit_code": None, "signal": "SIGKILL", "cause": "timeout"}, 124),
+        ({"status": "error", "exit_code": None, "cause": "instance_lost"}, 1),
+        ({"status": "failed", "exit_code": 0}, 1),
+    ],
+    ids=["success", "exit", "signal", "timeout", "lost", "no_code"],
+)
+def test_the_exit_code_is_that_of_the_program(
+    atoll: Command, outside: Outside, result: dict[str, Any], code: int
+) -> None:
+    assert atoll("run", "--code", script(result=result)).exit_code == code
+
+
+def test_what_the_program_did_not_say_is_said(atoll: Command, outside: Outside) -> None:
+    error = {"code": "not_json", "message": "handler() returned a set"}
+    failed = {"status": "failed", "exit_code": 1, "error": error}
+    said = atoll("run", "--code", script(result=failed))
+    assert said.stderr == "error: handler() returned a set (not_json)\n"
+    told = [["stderr", "Traceback…\nhandler() returned a set\n"]]
+    said = atoll("run", "--code", script(result=failed, out=told))
+    assert said.stderr == told[0][1]
+    error = {"code": "exit", "message": "The process ended with exit code 3."}
+    exited = {"status": "failed", "exit_code": 3, "error": error}
+    assert atoll("run", "--code", script(result=exited)).stderr == ""
+    timeout = {"status": "timeout", "exit_code": None, "execution_time": 2.0}
+    assert "(timeout)" in atoll("run", "--code", script(result=timeout)).stderr
+    cut = atoll("run", "--code", script(out=[["stdout", "ab"]], result={"stdout_bytes": 9}))
+    assert "2 of 9 bytes" in cut.stderr
+
+
+def test_words_behind_the_script_are_its_own(
+    atoll: Command, outside: Outside, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text("echo")
+    done = atoll(
+        "run", "-t", "500", "-e", "A=b=c", "--event", '{"n": 1}', "--memory", "1Gi",
+        str(file), "--json", "-x", "y",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    # The session must outlive an execution that may take longer than sessions do by themselves.
+    assert outside.bodies[0] == {"timeout": 560, "memory": "1Gi"}
+    assert outside.bodies[1] == {
+        "code": "echo",
+        "language": "shell",
+        "event": {"n": 1},
+        "timeout": 500.0,
+        "env": {"A": "b=c"},
+        "args": ["--json", "-x", "y"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "language"), [("a.py", "python"), ("a.JS", "javascript"), ("a.sh", "shell")]
+)
+def test_the_language_is_known_by_the_name(
+    atoll: Command, outside: Outside, tmp_path: Path, name: str, language: str
+) -> None:
+    (tmp_path / name).write_text("x")
+    atoll("run", str(tmp_path / name))
+    assert outside.bodies[1]["language"] == language
+
+
+def test_a_script_on_stdin_is_run(start: Start, outside: Outside) -> None:
+    process = start("run", "-", "arg", stdin=subprocess.PIPE)
+    out, err = process.communicate(b"print(1)")
+    assert (out, err, process.returncode) == (b"print(1)", b"", 0)
+    assert outside.bodies[1] == {"code": "print(1)", "language": "python", "args": ["arg"]}
+
+
+def test_what_is_piped_in_is_the_programs_stdin(
+    start: Start, outside: Outside, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("x")
+    start("run", str(tmp_path / "a.py"), stdin=subprocess.PIPE).communicate(b"data")
+    assert outside.bodies[1]["stdin"] == "data"
+    start("run", "--no-stdin", str(tmp_path / "a.py"), stdin=subprocess.PIPE).communicate()
+    assert "stdin" not in outside.bodies[3]
+
+
+def test_a_command_is_run_as_it_is(atoll: Command, outside: Outside) -> None:
+    assert atoll("run", "--command", "--", "ls", "-l").stdout == "ls -l"
+    assert outside.bodies[1] == {"command": ["ls", "-l"]}
+
+
+def test_json_is_the_result_alone(atoll: Command, outside: Outside) -> None:
+    done = atoll("run", "--json", "--event", "[1]", "--code", script(out=[["stdout", "x"]]))
+    assert json.loads(done.stdout)["return_value"] == [1]
+    assert json.loads(done.stdout)["stdout"] == "x"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl_c", "kill"]
+)
+def test_an_interrupt_cancels_the_execution_and_ends_the_session(
+    start: Start, outside: Outside, number: signal.Signals, code: int
+) -> None:
+    process = start("run", "--code", script(out=[["stdout", "hi"]], hold=True))
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"hi"
+    process.send_signal(number)
+    _, err = process.communicate()
+    said = b"atoll: exec_20240501_0 was cancelled.\n" if number == signal.SIGINT else b""
+    assert (process.returncode, err) == (code, said)
+    (execution,) = outside.executions.values()
+    assert execution.cancelled
+    (session,) = outside.sessions.values()
+    assert session["status"] == "terminated"
+
+
+def test_a_reader_that_leaves_is_no_error(start: Start, outside: Outside, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(script(out=[["stdout", "x" * 1000]] * 200))
+    process = start("run", str(tmp_path / "a.py"))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, b"")
+    (session,) = outside.sessions.values()
+    assert session["status"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run"],
+        ["run", "no_extension"],
+        ["run", "--code", "x", "--command", "y"],
+        ["run", "--event", "{", "--code", "x"],
+        ["run", "--env", "=x", "--code", "x"],
+        ["run", "--nonsense"],
+    ],
+    ids=["nothing", "no_language", "two", "no_json", "no_name", "unknown"],
+)
+def test_a_wrong_usage_ends_with_two(atoll: Command, outside: Outside, words: list[str]) -> None:
+    done = atoll(*words)
+    assert done.exit_code == 2
+    assert outside.requests == []
+
+
+def test_a_script_that_cannot_be_read_is_told_in_a_line(atoll: Command, tmp_path: Path) -> None:
+    done = atoll("run", str(tmp_path / "none.py"))
+    assert done.exit_code == 1
+    assert done.stderr == f"error: {tmp_path}/none.py: No such file or directory (local_file)\n"
+    (tmp_path / "b.py").write_bytes(b"\xff")
+    assert "not UTF-8" in atoll("run", str(tmp_path / "b.py")).stderr

@@ -1,0 +1,192 @@
+"""Following a run at a pace of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atoll.executor import frames
+from atoll.link.client import ExecutorError, LinkCrowded, LinkLost, Piece
+from tests.component.executor.test_interaction import Output, ready, start, text
+from tests.executors import Executor, job
+
+pytestmark = pytest.mark.anyio
+
+MEGABYTE = 1 << 20
+
+
+async def test_a_watcher_hears_all_there_was_and_all_that_comes(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+    code = "import sys\nprint('first', flush=True)\nsys.stderr.write(sys.stdin.readline())"
+    running = await start(link, output, code=code, stdin_open=True)
+    await output.until(b"first\n")
+    events: list[str] = []
+    pieces: list[Piece] = []
+    result: dict[str, Any] = {}
+    async for item in link.watch("one", 0):
+        if isinstance(item, Piece):
+            if not pieces:
+                await link.call("stdin", id="one", data=text("more\n"))
+            pieces.append(item)
+        else:
+            events.append(item["event"])
+            result = item.get("result", {})
+    assert [(piece.channel, piece.data.strip()) for piece in pieces] == [
+        (frames.STDOUT, b"first"),
+        (frames.STDERR, b"more"),
+    ]
+    assert [piece.sequence for piece in pieces] == [1, 2]
+    assert (events[0], events[-1]) == ("started", "end")
+    assert result == await running
+    link.close()
+
+
+async def test_a_watcher_who_comes_back_goes_on_behind_the_last_piece(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+    code = "for n in range(200): print(n, 'x' * 5000, flush=True)"
+    await (await start(link, output, code=code, output_limit=2 * MEGABYTE))
+    heard, last = b"", 0
+    while True:
+        other = await executor.connect()
+        taken = 0
+        ended = False
+        async for item in other.watch("one", last):
+            if isinstance(item, Piece):
+                heard, last, taken = heard + item.data, item.sequence, taken + 1
+                if taken == 3:
+                    break
+            ended = isinstance(item, dict) and item["event"] == "end"
+        other.close()
+        if ended:
+            break
+    assert heard == output.data
+    link.close()
+
+
+async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
+    executor: Executor,
+) -> None:
+    link, output = await ready(executor), Output()
+    slow = await executor.connect()
+    code = "import sys\nprint('first', flush=True)\nsys.stdin.readline()\nprint('y' * 6_000_000)"
+    fields: dict[str, Any] = {"stdin_open": True, "output_limit": 8 * MEGABYTE}
+    running = await start(link, output, code=code, **fields)
+    watching = slow.watch("one", 0, expected=True)
+    first = await anext(item async for item in watching if isinstance(item, Piece))
+    await link.call("stdin", id="one", data=text("\n"))
+    assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
+    # What waits here is no more than a window, however much there is.
+    (stream,) = slow._streams.values()
+    assert stream.incoming is not None
+    held: list[Any] = list(stream.incoming._queue)  # type: ignore[attr-defined]
+    assert sum(len(item.data) for item in held if isinstance(item, Piece)) <= frames.WINDOW
+    heard = first.data
+    async for item in watching:
+        if isinstance(item, Piece):
+            heard += item.data
+    assert heard == output.data
+    link.close()
+    slow.close()
+
+
+async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+    slow = await executor.connect()
+    script = "echo first; read x; yes line | head -c 20000000; echo; echo last"
+    fields = {"kind": "shell", "code": script, "terminal": [24, 80], "output_limit": 100_000}
+    running = await start(link, output, **fields)
+    watching = slow.watch("one", 0, expected=True)
+    pieces = [await anext(item async for item in watching if isinstance(item, Piece))]
+    await link.call("stdin", id="one", data=text("\n"))
+    assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
+    pieces += [item async for item in watching if isinstance(item, Piece)]
+    sequences = [piece.sequence for piece in pieces]
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] - sequences[0] > len(sequences)
+    assert sum(len(piece.data) for piece in pieces) < frames.WINDOW + 100_000 + frames.CHUNK * 2
+    assert pieces[-1].data.endswith(b"last\r\n")
+    link.close()
+    slow.close()
+
+
+async def test_a_run_that_has_not_come_can_be_waited_for(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+    watching = link.watch("one", 0, expected=True)
+    coming = asyncio.ensure_future(anext(watching))
+    await link.call("processes")
+    assert not coming.done()
+    await (await start(link, output, code="print(1)"))
+    assert await coming == {"event": "started"}
+    assert [item.data async for item in watching if isinstance(item, Piece)] == [b"1\n"]
+    with pytest.raises(ExecutorError) as unknown:
+        await anext(link.watch("two", 0))
+    assert unknown.value.code == "unknown_run"
+    link.close()
+
+
+async def test_a_watcher_is_told_of_a_lost_link(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+    code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
+    running = await start(link, output, code=code)
+    other = await executor.connect()
+    watching = other.watch("one", 0, expected=True)
+    await anext(item async for item in watching if isinstance(item, Piece))
+    other.close()
+    with pytest.raises(LinkLost):
+        await anext(watching)
+    await link.call("cancel", id="one")
+    await running
+    link.close()
+
+
+async def test_many_watch_and_each_hears_the_same(executor: Executor) -> None:
+    link = await ready(executor)
+
+    async def watched() -> bytes:
+        pieces = link.watch("one", 0, expected=True)
+        return b"".join([item.data async for item in pieces if isinstance(item, Piece)])
+
+    watchers = [asyncio.create_task(watched()) for _ in range(20)]
+    await asyncio.sleep(0)
+    output = Output()
+    await link.run(job("one", "for n in range(10000): print(n)"), output)
+    assert await asyncio.gather(*watchers) == [output.data] * 20
+    link.close()
+
+
+@pytest.mark.parametrize("language", ["python", "command"])
+async def test_code_hears_of_interrupts_whatever_its_instance_ignores(
+    executor: Executor, language: str
+) -> None:
+    link, output = await ready(executor), Output()
+    fields: dict[str, Any] = {"code": "print(open('/proc/self/status').read())"}
+    if language == "command":
+        fields = {"kind": "command", "command": ["cat", "/proc/self/status"]}
+    await (await start(link, output, **fields))
+    status = dict(line.split(b":\t", 1) for line in output.data.splitlines() if b":\t" in line)
+    interrupt, quit_, hang_up = 1 << 1, 1 << 2, 1 << 0
+    assert int(status[b"SigIgn"], 16) & (interrupt | quit_ | hang_up) == 0
+    link.close()
+
+
+async def test_those_who_watch_leave_room_for_what_runs(executor: Executor) -> None:
+    link, output = await ready(executor), Output()
+
+    async def watch(name: str) -> None:
+        async for _ in link.watch(name, 0, expected=True):
+            pass
+
+    watching = [asyncio.create_task(watch(f"run-{number}")) for number in range(1100)]
+    refused, _ = await asyncio.wait(watching, timeout=0.1)
+    assert len(refused) > 300
+    assert all(isinstance(task.exception(), LinkCrowded) for task in refused)
+    with pytest.raises(LinkCrowded):
+        await link.call("list", path="/")
+    running = await start(link, output, code="print(1)")
+    assert (await running)["exit_code"] == 0
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    link.close()

@@ -1,0 +1,219 @@
+"""A supervisor of its own, whose zygote nobody releases until the test does."""
+
+from __future__ import annotations
+
+import asyncio
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.executor import frames, pipes
+from atoll.link.client import ExecutorError, LinkLost
+from tests import executors
+from tests.component.executor.test_interaction import Output
+from tests.executors import Executor, Heard, job
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
+    link = await executor.connect()
+    running = asyncio.create_task(link.run(job("one", "print(1)"), Heard()))
+    await asyncio.sleep(0)
+    await link.call("cancel", id="one")
+    result = await asyncio.wait_for(running, 60)
+    assert (result["reason"], result["exit_code"], result["artifacts"]) == ("cancelled", None, [])
+    link.acknowledge("one")
+    with pytest.raises(ExecutorError):
+        await link.call("cancel", id="one")
+    await link.call("release", zygote=link.hello["zygote"])
+    assert (await link.run(job("two", "print(2)"), Heard()))["exit_code"] == 0
+    link.close()
+
+
+async def test_a_run_that_waits_for_the_zygote_has_a_deadline(executor: Executor) -> None:
+    link = await executor.connect()
+    request = job("one", "print(1)", timeout=0.1)
+    result = await asyncio.wait_for(link.run(request, Heard()), 60)
+    assert result["reason"] == "timeout"
+    link.close()
+
+
+async def test_a_run_that_waits_is_in_the_journal_whoever_sent_it(executor: Executor) -> None:
+    first = await executor.connect()
+    running = asyncio.create_task(first.run(job("one", "print(1)", stdin="in"), Heard()))
+    await asyncio.sleep(0)
+    await first.call("processes")
+    first.close()
+    with pytest.raises(LinkLost):
+        await running
+    second = await executor.connect()
+    assert second.hello["runs"] == [{"id": "one", "ended": False}]
+    heard = Heard()
+    attached = asyncio.create_task(second.attach("one", 0, heard))
+    await second.call("release", zygote=second.hello["zygote"])
+    assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
+    assert heard.log == [(1, frames.STDOUT, b"1\n")]
+    second.close()
+
+
+async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Executor) -> None:
+    link = await executor.connect()
+    code = "pass\n#" + "x" * 60_000
+    jobs = [link.run(job(str(number), code), Heard()) for number in range(16)]
+    running = [asyncio.create_task(run) for run in jobs]
+    await asyncio.sleep(0)
+    await link.call("release", zygote=link.hello["zygote"])
+    results = await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert [result["exit_code"] for result in results] == [0] * 16
+    link.close()
+
+
+async def test_nothing_of_a_users_runs_on_in_a_session_whose_files_are_saved(
+    executor: Executor,
+) -> None:
+    link = await executor.connect_released()
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("detached", flush=True)
+        while True: time.sleep(1000)
+    os._exit(0)
+while True: time.sleep(1000)
+"""
+    said = asyncio.Event()
+
+    class Listening(Heard):
+        def output(self, sequence: int, channel: int, data: bytes) -> None:
+            said.set()
+
+    running = asyncio.create_task(link.run(job("one", code), Listening()))
+    await asyncio.wait_for(said.wait(), 60)
+    await link.call("quiet")
+    result = await asyncio.wait_for(running, 60)
+    assert (result["exit_code"], result["signal"]) == (None, 9)
+    async with asyncio.timeout(60):
+        # Killed they are at once; that each is reaped is told one by one.
+        while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    # It goes on to serve files.
+    assert [item async for item in link.pull("scan")] == [{"cut": False, "frozen": False}]
+    link.close()
+
+
+async def test_a_virtual_environment_has_its_own_packages_and_no_others(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
+    packages = next((tmp_path / "environment").glob("lib/python*/site-packages"))
+    (packages / "mine.py").write_text("word = 'mine'\n")
+    heard, python = Heard(), tmp_path / "environment" / "bin" / "python"
+    code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
+    with executors.executor(bubblewrap, tmp_path, python=python) as started:
+        link = await started.connect_released()
+        await link.run(job("one", code), heard)
+        link.close()
+
+    word, *path = b"".join(data for _, _, data in heard.log).decode().splitlines()
+    assert word == "mine"
+    assert [entry for entry in path if entry.endswith("-packages")] == [str(packages)]
+
+
+KEEPER = """
+import os, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0keeper")
+listener.listen()
+if os.fork() == 0:
+    os.setsid()
+    kept = []
+    while True:
+        peer, _ = listener.accept()
+        kept.append(socket.recv_fds(peer, 1, 2)[1])
+        peer.send(b"k")
+"""
+KEPT = """
+import os, socket
+for fd in (1, 2):
+    left = b"x" * (1 << 20)
+    while left:
+        left = left[os.write(fd, left):]
+peer = socket.socket(socket.AF_UNIX)
+peer.connect("\\0keeper")
+socket.send_fds(peer, [b"k"], [1, 2])
+peer.recv(1)
+"""
+
+
+async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
+    executor: Executor,
+) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    await link.run(job("keeper", KEEPER), Heard())
+    link.acknowledge("keeper")
+
+    async def run(name: str) -> None:
+        assert (await link.run(job(name, KEPT), Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+
+    for number in range(5):
+        await run(f"first-{number}")
+    size, descriptors = executor.supervisor()
+    for number in range(25):
+        await run(f"run-{number}")
+    now, open_now = executor.supervisor()
+    assert open_now > descriptors, "the outputs are not kept open, so this tests nothing"
+    assert now - size < 20 << 20
+    for number in range(pipes.MAX_LEFT // 2):
+        await run(f"more-{number}")
+    assert executor.supervisor()[1] < pipes.MAX_LEFT + 50
+    link.close()
+
+
+async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
+    link = await executor.connect()
+    await link.call("release", zygote=link.hello["zygote"])
+    fields: dict[str, Any] = {
+        "language": "python", "cwd": "/", "env": {"ATOLL_NO_IPYTHON": "1"},
+    }  # fmt: skip
+    await link.call("context_create", id="c", limits={}, watch={}, most=1, **fields)
+    code = "display({'text/plain': 'x' * (7 << 20)}, raw=True)"
+    sizes = []
+    for number in range(6):
+        name = f"run-{number}"
+        request = job(name, code, context="c", results_limit=8 << 20)
+        assert (await link.run(request, Heard()))["exit_code"] == 0
+        link.acknowledge(name)
+        sizes.append(executor.supervisor()[0])
+    assert sizes[-1] - sizes[0] < 20 << 20
+    link.close()
+
+
+async def test_other_connections_are_closed_and_what_they_began_goes_on(
+    executor: Executor,
+) -> None:
+    first, second = await executor.connect_released(), await executor.connect()
+    heard = Output()
+    code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
+    running = asyncio.create_task(first.run(job("one", code, stdin_open=True), heard))
+    await heard.until(b"on\n")
+    for _ in range(2):
+        await second.call("detach")
+    with pytest.raises(LinkLost):
+        await asyncio.wait_for(running, 60)
+    await asyncio.wait_for(first.closed, 60)
+    assert second.alive
+    again = Heard()
+    attached = asyncio.create_task(second.attach("one", 0, again))
+    await second.call("stdin", id="one", data="bW9yZQo=")
+    assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
+    assert b"".join(data for _, _, data in again.log) == b"on\nmore\n"
+    third = await executor.connect()
+    assert [run["id"] for run in third.hello["runs"]] == ["one"]
+    second.close()
+    third.close()

@@ -1,0 +1,685 @@
+"""Nodes that do not answer, what becomes of their sessions, and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll.blobs.objects import LocalObjects
+from atoll.drivers.local.driver import LocalDriver
+from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Unauthenticated
+from atoll.model.event import Event
+from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
+from atoll.model.placement import Demand
+from atoll.model.session import Cause, SessionStatus
+from atoll.model.volume import Volume, VolumeMount
+from atoll.reconcile.departed import Departed
+from atoll.reconcile.drains import Drains
+from atoll.reconcile.nodes import Probe, Report
+from atoll.service.builds import Builds
+from atoll.service.materials import Materials
+from atoll.service.moves import WAITS, Moves
+from atoll.service.nodes import Nodes
+from atoll.service.packages import Packages
+from atoll.service.placement import Placements
+from atoll.service.probing import LIFE, Probing
+from atoll.service.sealing import Sealing
+from atoll.settings import BlobSettings, Settings
+from tests.component.reconcile.test_strays import MovedClock
+from tests.contract.stores.store_entities import (
+    RESOURCES,
+    make_execution,
+    make_instance,
+    make_session,
+    make_template,
+)
+from tests.parts import ME, NODE, put_together
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.model.instance import Handle, Instance
+    from atoll.model.session import Session
+    from atoll.stores.recall import RecallingStore
+    from tests.parts import Parts
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "secret"
+IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 2**36, 0.5)
+
+
+async def nothing() -> dict[str, int]:
+    return {}
+
+
+class Machine(LocalDriver):
+    """What this node is on, as the test has it."""
+
+    def __init__(self, place: Path) -> None:
+        settings = Settings(data_dir=place)
+        super().__init__(place, settings.local, settings.link)
+        self.trouble: str | None = None
+        self.there: dict[str, Instance] = {}
+        self.discarded: list[str] = []
+
+    async def health(self) -> str | None:
+        return self.trouble
+
+    async def metrics(self) -> NodeMetrics:
+        return IDLE
+
+    async def handles(self) -> list[Handle]:
+        return [instance.handle for instance in self.there.values()]
+
+    async def destroy(self, handle: Handle) -> None:
+        self.there.pop(handle.instance_id, None)
+
+    async def discard(self, workspace: str) -> None:
+        self.discarded.append(workspace)
+
+
+class Neighbour:
+    """The control plane of another node: it answers as the test says, or not at all."""
+
+    def __init__(self, node_id: str, probing: Probing) -> None:
+        self.id = node_id
+        self.answers = True
+        self.problem: str | None = None
+        self.says_it_is = node_id
+        self.asked = 0
+        self._probing = probing
+
+    async def __aenter__(self) -> Neighbour:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        if self.answers:
+            self.asked += 1
+            assert asked[0] == "GET /internal/node HTTP/1.1"
+            (token,) = (line[22:] for line in asked if line.startswith("Authorization: Bearer "))
+            self._probing.check(token, self.id)
+            body = json.dumps({"id": self.says_it_is, "problem": self.problem}).encode()
+            status = "200 OK" if self.problem is None else "503 Service Unavailable"
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            await writer.drain()
+        writer.close()
+
+
+@dataclass
+class Ground:
+    parts: Parts
+    clock: MovedClock
+    machine: Machine
+    store: RecallingStore
+    nodes: Nodes
+    placements: Placements
+    moves: Moves
+    probe: Probe
+    departed: Departed
+    neighbours: dict[str, Neighbour]
+
+    async def node(self, node_id: str) -> Node:
+        found = await self.store.nodes.get(node_id)
+        assert found is not None
+        return found
+
+    async def session(self, session_id: str) -> Session:
+        found = await self.store.sessions.get(session_id)
+        assert found is not None
+        return found
+
+    async def probes(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.clock.time += timedelta(seconds=10)
+            await self.nodes.report()
+            await self.probe.once()
+
+    async def add(self, node_id: str, **given: Any) -> Session:
+        session = make_session(
+            runtime_node=node_id,
+            template_version=1,
+            expires_at=self.clock.now() + timedelta(hours=9),
+            **given,
+        )
+        await self.store.sessions.add(session)
+        return session
+
+
+def builds(place: Path, found: Parts, machine: Machine, clock: MovedClock) -> Builds:
+    packages = Packages(machine, found.leases, clock, found.settings.packages, SECRET, NODE)
+    blobs = LocalObjects(place / "blobs")
+    return Builds(
+        found.store,
+        machine,
+        found.templates,
+        packages,
+        Materials(blobs, Sealing()),
+        found.leases,
+        found.tasks,
+        blobs,
+        clock,
+        found.settings.template,
+        NODE,
+    )
+
+
+@asynccontextmanager
+async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Ground]:
+    """This node and others, of which one reports whenever it is told to."""
+    clock, machine = MovedClock(), Machine(place)
+    async with AsyncExitStack() as stack:
+        found = put_together(place, clock, driver=machine)
+        stack.push_async_callback(found.close)
+        await found.open()
+        blob = BlobSettings(url="s3://bucket/x") if shared else BlobSettings()
+        settings = found.settings.model_copy(update={"blob": blob})
+        nodes = Nodes(
+            found.store,
+            machine,
+            builds(place, found, machine, clock),
+            found.coordination,
+            clock,
+            settings,
+            NODE,
+            "http://127.0.0.1:1",
+            nothing,
+        )
+        placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
+        moves = Moves(found.store, placements, found.coordination, clock)
+        probing = Probing(SECRET, clock, timedelta(seconds=60))
+        probe = Probe(
+            found.store,
+            nodes,
+            probing,
+            moves,
+            found.coordination,
+            found.leases,
+            clock,
+            settings.node,
+        )
+        neighbours = {}
+        await found.store.templates.add(make_template(id="python"))
+        for node_id in others:
+            neighbour = await stack.enter_async_context(Neighbour(node_id, probing))
+            neighbours[node_id] = neighbour
+            await found.store.nodes.tell(
+                Node(
+                    node_id,
+                    "local",
+                    neighbour.url,
+                    shared_blobs=shared,
+                    metrics=IDLE,
+                    templates=("python@1",),
+                    seen_at=clock.now(),
+                )
+            )
+        await nodes.report()
+        departed = Departed(found.store, machine, found.lives, found.runs, NODE)
+        yield Ground(
+            found,
+            clock,
+            machine,
+            found.store,
+            nodes,
+            placements,
+            moves,
+            probe,
+            departed,
+            neighbours,
+        )
+
+
+# Probes
+
+
+async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
+    tmp_path: Path,
+) -> None:
+    async with ground(tmp_path, "b") as found:
+        b = found.neighbours["b"]
+        await found.probes(2)
+        assert b.asked == 2
+        assert (await found.node("b")).failures == 0
+        b.answers = False
+        await found.probes(2)
+        assert ((await found.node("b")).status, (await found.node("b")).failures) == (
+            NodeStatus.HEALTHY,
+            2,
+        )
+        b.answers = True
+        await found.probes()
+        assert (await found.node("b")).failures == 0, "in a row"
+        b.answers = False
+        await found.probes(3)
+        lost = await found.node("b")
+        assert (lost.status, lost.failures) == (NodeStatus.UNHEALTHY, 3)
+        assert "no answer" in (lost.problem or "")
+        await found.probes(2)
+        assert (await found.node("b")).failures == 5
+        b.answers = True
+        await found.probes()
+        back = await found.node("b")
+        assert (back.status, back.failures, back.problem) == (NodeStatus.HEALTHY, 0, None)
+
+
+async def test_a_node_that_says_that_it_is_not_well_is_not(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        found.neighbours["b"].problem = "no space left"
+        await found.probes(3)
+        lost = await found.node("b")
+        assert (lost.status, lost.problem) == (NodeStatus.UNHEALTHY, "no space left")
+
+
+async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        found.neighbours["b"].says_it_is = "c"
+        await found.probes(3)
+        lost = await found.node("b")
+        assert lost.status is NodeStatus.UNHEALTHY
+        assert "ATOLL_NODE__URL" in (lost.problem or "")
+
+
+async def test_who_probes_judges_itself_as_well(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        found.machine.trouble = "bubblewrap is gone"
+        assert (await found.nodes.get(NODE)).status is NodeStatus.UNHEALTHY, "shown at once"
+        assert (await found.node(NODE)).status is NodeStatus.HEALTHY
+        await found.probes(3)
+        assert (await found.node(NODE)).status is NodeStatus.UNHEALTHY
+        found.machine.trouble = None
+        await found.probes()
+        assert (await found.node(NODE)).status is NodeStatus.HEALTHY
+
+
+async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut_off(
+    tmp_path: Path,
+) -> None:
+    async with ground(tmp_path, "b", "c") as found:
+        for neighbour in found.neighbours.values():
+            neighbour.answers = False
+        for _ in range(5):
+            await found.probes()
+            await found.store.nodes.tell(
+                replace(await found.node("c"), seen_at=found.clock.now(), problem=None)
+            )
+        for node_id in "bc":
+            assert (await found.node(node_id)).failures == 0
+        # Not when they are silent, too.
+        await found.probes(7)
+        for node_id in "bc":
+            assert (await found.node(node_id)).status is NodeStatus.UNHEALTHY
+
+
+async def test_probes_need_a_token_for_this_node_and_now() -> None:
+    clock = MovedClock()
+    probing = Probing(SECRET, clock, timedelta(seconds=1))
+    token = probing.token("a")
+    probing.check(token, "a")
+    for other in ("", "x", ".", "12.ab", f"{token}x", probing.token("b"), "٣.x", "9" * 99 + ".x"):
+        with pytest.raises(Unauthenticated):
+            probing.check(other, "a")
+    with pytest.raises(Unauthenticated):
+        Probing("another", clock, timedelta(seconds=1)).check(token, "a")
+    clock.time += timedelta(seconds=LIFE + 1)
+    with pytest.raises(Unauthenticated):
+        probing.check(token, "a")
+
+
+# Lost
+
+
+async def test_the_sessions_of_a_lost_node_move_and_say_so(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        running = await found.add("b", workspace="w", status=SessionStatus.RUNNING)
+        stopped = await found.add("b", workspace="v", status=SessionStatus.STOPPED)
+        ended = await found.add("b", status=SessionStatus.TERMINATED)
+        own = await found.add(NODE)
+        found.neighbours["b"].answers = False
+        await found.probes(2)
+        assert (await found.session(running.id)).runtime_node == "b"
+        await found.probes()
+        moved = await found.session(running.id)
+        assert (moved.runtime_node, moved.status) == (NODE, SessionStatus.RESTORING)
+        assert (moved.instance_id, moved.workspace) == (None, None)
+        assert [item.code for item in moved.warnings] == ["memory_lost"]
+        assert (await found.session(stopped.id)).runtime_node == NODE
+        assert (await found.session(stopped.id)).status is SessionStatus.STOPPED
+        assert (await found.session(ended.id)).runtime_node == "b"
+        assert (await found.session(own.id)) == own
+        assert found.moves.moved == {"node_lost": 2}
+
+
+async def test_many_sessions_are_spread_over_the_nodes_that_are_left(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b", "c") as found:
+        for _ in range(60):
+            await found.add("b")
+        found.neighbours["b"].answers = False
+        await found.probes(3)
+        counts = {
+            node_id: len(await found.store.sessions.unfinished(limit=99, node_id=node_id))
+            for node_id in (NODE, "b", "c")
+        }
+        assert counts["b"] == 0
+        assert abs(counts[NODE] - counts["c"]) <= 2, counts
+
+
+async def test_a_node_that_comes_back_keeps_what_had_not_left(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        session = await found.add("b")
+        found.neighbours["b"].answers = False
+        # No other can take it.
+        await found.store.nodes.cordon(NODE, True)
+        await found.probes(4)
+        assert (await found.session(session.id)).runtime_node == "b"
+        found.neighbours["b"].answers = True
+        await found.store.nodes.cordon(NODE, False)
+        await found.probes(2)
+        assert (await found.session(session.id)).runtime_node == "b"
+
+
+async def test_nothing_moves_from_a_node_whose_blobs_are_its_own(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b", shared=False) as found:
+        session = await found.add("b")
+        found.neighbours["b"].answers = False
+        await found.probes(4)
+        assert (await found.session(session.id)) == session
+
+
+async def test_a_session_with_a_volume_there_waits_for_its_node_and_says_so(
+    tmp_path: Path,
+) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", "b"))
+        session = await found.add("b", volumes=(VolumeMount("data", "/data"),))
+        found.neighbours["b"].answers = False
+        await found.probes(5)
+        waiting = await found.session(session.id)
+        assert waiting.runtime_node == "b"
+        assert [item.code for item in waiting.warnings] == [WAITS]
+        assert waiting.version == session.version + 1, "said once"
+        found.neighbours["b"].answers = True
+        await found.probes()
+        assert (await found.session(session.id)).warnings == ()
+
+
+async def test_a_node_that_is_alone_moves_nothing_whatever_is_wrong(tmp_path: Path) -> None:
+    async with ground(tmp_path) as found:
+        session = await found.add(NODE)
+        found.machine.trouble = "bubblewrap is gone"
+        await found.probes(5)
+        assert (await found.session(session.id)) == session
+        assert (await found.nodes.get(NODE)).problem == "bubblewrap is gone"
+
+
+async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        session = await found.add("b")
+        await found.store.sessions.save(replace(session, labels={"a": "b"}))
+        assert await found.moves.move(session, Cause.NODE_LOST) is None
+        assert (await found.session(session.id)).runtime_node == "b"
+
+
+async def test_a_session_goes_only_where_it_fits(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b", "c") as found:
+        await found.store.nodes.tell(replace(await found.node("c"), labels={"zone": "a"}))
+        session = await found.add("b", node_labels={"zone": "a"})
+        assert (await found.placements.assign(session)).id == "c"
+        nowhere = await found.add("b", node_labels={"zone": "b"})
+        with pytest.raises(TemporaryError, match="other labels") as refused:
+            await found.placements.assign(nowhere)
+        assert refused.value.code == "no_node"
+        mounted = await found.add("b", template_id="gone")
+        with pytest.raises(NotFound):
+            await found.placements.assign(mounted)
+        await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", "b"))
+        pinned = await found.add("b", volumes=(VolumeMount("data", "/data"),))
+        with pytest.raises(PermanentError):
+            await found.placements.assign(pinned)
+
+
+async def test_a_node_that_is_alone_is_refused_nothing_that_it_was_not_told_to_refuse(
+    tmp_path: Path,
+) -> None:
+    async with ground(tmp_path) as found:
+        full = replace(await found.node(NODE), sessions=10**6, problem="odd", templates=())
+        await found.store.nodes.tell(full)
+        demand = Demand("python@1", RESOURCES)
+        found.placements.forget()
+        assert [node.id for node in await found.placements.candidates(demand)] == [NODE]
+        await found.store.nodes.tell(replace(await found.node(NODE), id="z", url="http://z"))
+        found.placements.forget()
+        assert await found.placements.candidates(demand) == []
+
+
+# Back
+
+
+async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        kept, gone = make_instance(workspace="kept"), make_instance(workspace="gone")
+        pooled = make_instance(workspace="pooled", holder=ME)
+        for instance in (kept, gone, pooled):
+            await found.store.instances.add(instance)
+            found.machine.there[instance.id] = instance
+        await found.add(NODE, instance_id=kept.id, workspace="kept")
+        session = await found.add(NODE, instance_id=gone.id, workspace="gone")
+        assert await found.departed.once() == 0
+        assert await found.moves.move(session, Cause.NODE_LOST) == "b"
+        assert await found.departed.once() == 1
+        assert set(found.machine.there) == {kept.id, pooled.id}
+        assert found.machine.discarded == ["gone"]
+        assert await found.store.instances.get(gone.id) is None
+
+
+async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        report = Report(
+            found.nodes,
+            found.departed,
+            found.parts.coordination,
+            found.clock,
+            found.parts.settings.node,
+            dict,
+        )
+        await report.once(told=False)
+        instance = make_instance(workspace="gone")
+        await found.store.instances.add(instance)
+        found.machine.there[instance.id] = instance
+        session = await found.add(NODE, instance_id=instance.id, workspace="gone")
+        await found.moves.move(session, Cause.NODE_LOST)
+        found.clock.time += timedelta(seconds=10)
+        await report.once(told=False)
+        assert found.machine.there, "nobody has said anything yet"
+        await found.store.nodes.judge(
+            await found.node(NODE), status=NodeStatus.UNHEALTHY, failures=3, problem="mute"
+        )
+        found.clock.time += timedelta(seconds=10)
+        await report.once(told=False)
+        assert not found.machine.there
+
+
+async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Path) -> None:
+    async with ground(tmp_path) as found:
+        pool: dict[str, int] = {}
+        report = Report(
+            found.nodes,
+            found.departed,
+            found.parts.coordination,
+            found.clock,
+            found.parts.settings.node,
+            lambda: dict(pool),
+        )
+
+        async def told_at() -> bool:
+            before = (await found.node(NODE)).seen_at
+            found.clock.time += timedelta(seconds=1)
+            await report.once(told=False)
+            return (await found.node(NODE)).seen_at != before
+
+        assert await told_at()
+        assert not await told_at()
+        pool["python"] = 1
+        assert await told_at()
+        report.changed.set()
+        assert await told_at()
+        assert not await told_at()
+        found.clock.time += timedelta(seconds=9)
+        assert await told_at()
+
+
+# Drains
+
+
+async def leaving(found: Ground, session_id: str, target: str) -> Session:
+    session = await found.session(session_id)
+    return await found.store.sessions.save(
+        replace(session, runtime_node=target, instance_id=None, workspace=None)
+    )
+
+
+def drains(found: Ground, left: list[tuple[str, str]]) -> Drains:
+    async def leave(session_id: str, target: str) -> Session:
+        left.append((session_id, target))
+        return await leaving(found, session_id, target)
+
+    return Drains(
+        found.store,
+        found.nodes,
+        found.placements,
+        found.moves,
+        found.parts.runs,
+        found.parts.coordination,
+        found.parts.leases,
+        found.parts.settings.node.model_copy(
+            update={"drain_grace": timedelta(seconds=0.3), "probe": timedelta(seconds=0.1)}
+        ),
+        leave,
+    )
+
+
+async def test_a_node_is_drained_with_progress(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        made = {(await found.add(NODE)).id for _ in range(5)}
+        left: list[tuple[str, str]] = []
+        loop = drains(found, left)
+        await loop.once()
+        assert left == []
+        node = await found.nodes.drain(NODE)
+        assert (node.cordoned, node.drain) == (True, Drain(5, 5))
+        await loop.once()
+        assert set(left) == {(session_id, "b") for session_id in made}
+        node = await found.nodes.get(NODE)
+        assert node.drain == Drain(5, 0)
+        assert node.drained
+        assert found.moves.moved == {"evicted": 5}
+        node = await found.nodes.uncordon(NODE)
+        assert (node.cordoned, node.drain) == (False, None)
+
+
+async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.add("b")
+        assert (await found.nodes.drain("b")).drain == Drain(1, 1)
+        found.neighbours["b"].answers = False
+        await found.probes(3)
+        assert (await found.node("b")).drain == Drain(1, 0)
+        await found.nodes.remove("b")
+
+
+async def test_one_that_cannot_leave_is_told_of_and_the_others_do(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", NODE))
+        pinned = await found.add(NODE, volumes=(VolumeMount("data", "/data"),))
+        free = await found.add(NODE)
+        left: list[tuple[str, str]] = []
+        loop = drains(found, left)
+        await found.nodes.drain(NODE)
+        await loop.once()
+        assert left == [(free.id, "b")]
+        node = await found.nodes.get(NODE)
+        assert node.drain is not None
+        assert (node.drain.total, node.drain.left) == (2, 1)
+        assert pinned.id in (node.drain.message or "")
+        with pytest.raises(Conflict) as refused:
+            await found.nodes.remove(NODE)
+        assert refused.value.code == "node_in_use"
+
+
+async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        instance = make_instance()
+        await found.store.instances.add(instance)
+        session = await found.add(NODE, instance_id=instance.id)
+        await found.store.executions.add(make_execution(session_id=session.id, holder="other"))
+        left: list[tuple[str, str]] = []
+        await found.nodes.drain(NODE)
+        began = asyncio.get_running_loop().time()
+        await drains(found, left).once()
+        assert asyncio.get_running_loop().time() - began >= 0.3
+        assert left == [(session.id, "b")]
+
+
+async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.store.nodes.cordon("b", True)
+        with pytest.raises(Conflict, match="nowhere to go") as refused:
+            await found.nodes.drain(NODE)
+        assert refused.value.code == "drain_unavailable"
+        assert not (await found.nodes.get(NODE)).cordoned
+
+
+async def test_a_drain_needs_blobs_that_others_can_read(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b", shared=False) as found:
+        with pytest.raises(Conflict, match="own disk"):
+            await found.nodes.drain(NODE)
+
+
+# The registry
+
+
+async def test_nodes_are_told_with_what_they_have(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        await found.add(NODE)
+        await found.add(NODE, status=SessionStatus.PAUSED)
+        await found.add(NODE, status=SessionStatus.STOPPED)
+        own = await found.nodes.report()
+        assert own.sessions == 2
+        assert own.templates == ("python@1",)
+        assert own.max_sessions == IDLE.mem_total // found.parts.settings.session.memory
+        assert own.shared_blobs
+        assert [node.id for node in await found.nodes.list()] == ["b", NODE]
+        with pytest.raises(NotFound) as missing:
+            await found.nodes.cordon("z")
+        assert missing.value.code == "node_not_found"
+
+
+async def test_a_lost_node_without_sessions_can_be_forgotten(tmp_path: Path) -> None:
+    async with ground(tmp_path, "b") as found:
+        with pytest.raises(Conflict):
+            await found.nodes.remove("b")
+        await found.store.nodes.judge(
+            await found.node("b"),
+            status=NodeStatus.UNHEALTHY,
+            failures=3,
+            problem="mute",
+            event=Event("node.unhealthy", "b", found.clock.now()),
+        )
+        await found.nodes.remove("b")
+        assert await found.store.nodes.get("b") is None

@@ -1,0 +1,223 @@
+"""What no session owns goes away, and nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.blobs.objects import LocalObjects
+from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.local.driver import LocalDriver
+from atoll.model.instance import Handle, Instance
+from atoll.model.session import SessionStatus
+from atoll.reconcile.orphans import YOUNG, Orphans
+from atoll.service.leases import Leases
+from atoll.service.lives import Lives
+from atoll.service.materials import Materials
+from atoll.service.packages import Packages
+from atoll.service.pool import Pool
+from atoll.service.provision import Provision
+from atoll.service.sealing import Sealing
+from atoll.service.secrets import Secrets
+from atoll.service.sessions import Sessions
+from atoll.service.tasks import Tasks
+from atoll.service.templates import Templates
+from atoll.service.volumes import Volumes
+from atoll.settings import Settings
+from atoll.stores.recall import RecallingStore
+from atoll.stores.sql.store import SqlStore
+from tests.component.reconcile.test_strays import MovedClock
+from tests.contract.stores.store_entities import make_instance, make_session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.drivers.base import Driver
+
+pytestmark = pytest.mark.anyio
+
+ME, OTHER = "replica-me", "replica-other"
+
+
+class Node(LocalDriver):
+    """A node that only tells what is there."""
+
+    def __init__(self, place: Path, settings: Settings, *there: Instance) -> None:
+        super().__init__(place, settings.local, settings.link)
+        self.there = {instance.id: instance for instance in there}
+
+    async def handles(self) -> list[Handle]:
+        return [instance.handle for instance in self.there.values()]
+
+    async def workspaces(self) -> list[str]:
+        return [instance.workspace for instance in self.there.values()]
+
+    def workspace_of(self, handle: Handle) -> str:
+        return self.there[handle.instance_id].workspace
+
+    async def destroy(self, handle: Handle) -> None:
+        del self.there[handle.instance_id]
+
+    async def discard(self, workspace: str) -> None: ...
+
+
+class Ground:
+    def __init__(
+        self,
+        node: Node,
+        store: RecallingStore,
+        clock: MovedClock,
+        sessions: Sessions,
+        sweep: Orphans,
+        leases: Leases,
+    ) -> None:
+        self.leases = leases
+        self.node = node
+        self.store = store
+        self.clock = clock
+        self.sessions = sessions
+        self.sweep = sweep
+
+
+@asynccontextmanager
+async def ground(
+    place: Path, *there: Instance, driver: Driver | None = None
+) -> AsyncIterator[Ground]:
+    settings, clock, tasks = Settings(data_dir=place), MovedClock(), Tasks()
+    node = Node(place, settings, *there)
+    used = driver or node
+    url = f"sqlite:///{place / 'atoll.db'}"
+    store = RecallingStore(
+        SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
+    )
+    coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
+    leases = Leases(coordination, clock, settings.coordination)
+    pool = Pool(store, used, clock, "local", ME, ephemeral=False, settings=settings.pool)
+    materials = Materials(LocalObjects(place / "blobs"), Sealing())
+    templates = Templates(store, used, materials, coordination, clock, settings)
+    lives = Lives(store, used, pool, templates, leases, tasks, clock, settings.session, "local")
+    packages = Packages(used, leases, clock, settings.packages, "secret", "local")
+    provision = Provision(
+        Secrets(Sealing()),
+        Volumes(store, used, LocalObjects(place / "blobs"), clock, settings.session, "local"),
+        packages,
+    )
+    sessions = Sessions(
+        store, used, pool, templates, lives, leases, tasks, clock, settings, "local", provision
+    )
+    await store.open()
+    await coordination.open()
+    try:
+        for instance in there:
+            await store.instances.add(instance)
+        sweep = Orphans(
+            store, used, sessions, pool, coordination, leases, clock,
+            settings.session, "local", await store.cluster(),
+        )  # fmt: skip
+        yield Ground(node, store, clock, sessions, sweep, leases)
+        await tasks.settle(30)
+    finally:
+        await coordination.close()
+        await store.close()
+
+
+async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = make_instance(holder=OTHER)
+    async with ground(tmp_path, instance) as found:
+        await found.sweep.once()  # Its replica seems to be lost.
+        found.clock.time += timedelta(seconds=YOUNG)
+        all_of_them = found.store.instances.all
+
+        async def taken_meanwhile() -> list[Instance]:
+            monkeypatch.undo()
+            session = make_session(
+                instance_id=instance.id,
+                workspace=instance.workspace,
+                expires_at=found.clock.now() + timedelta(hours=1),
+            )
+            await found.store.sessions.add(session)
+            return await all_of_them()
+
+        monkeypatch.setattr(found.store.instances, "all", taken_meanwhile)
+        await found.sweep.once()
+        assert list(found.node.there) == [instance.id]
+
+
+async def test_what_was_made_for_a_session_that_has_ended_goes_at_the_next_sweep(
+    tmp_path: Path,
+) -> None:
+    instance, other = make_instance(session_id="sess_ended"), make_instance(session_id="sess_new")
+    async with ground(tmp_path, instance, other) as found:
+        await found.store.sessions.add(
+            make_session(id="sess_ended", status=SessionStatus.TERMINATED)
+        )
+        # The other is made at this moment, for a session that does not have it yet.
+        await found.store.sessions.add(make_session(id="sess_new", status=SessionStatus.CREATING))
+        await found.sweep.once()
+        assert list(found.node.there) == [other.id]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
+    tmp_path: Path, here: bool
+) -> None:
+    instance = make_instance(session_id="sess_ended")
+    async with ground(tmp_path, instance) as found:
+        await found.store.sessions.add(
+            make_session(id="sess_ended", status=SessionStatus.TERMINATED)
+        )
+        async with contextlib.AsyncExitStack() as saving:
+            if here:
+                found.sessions.clearing.add("sess_ended")
+                saving.callback(found.sessions.clearing.clear)
+            else:
+                await found.leases.start()
+                lease = found.leases.lease("instance:sess_ended", "another replica")
+                await saving.enter_async_context(lease)
+            for _ in range(2):
+                await found.sweep.once()
+                assert list(found.node.there) == [instance.id]
+                found.clock.time += timedelta(seconds=YOUNG if here else 1)
+        await found.sweep.once()
+        assert list(found.node.there) == []
+
+
+async def test_what_an_ended_session_has_waits_until_it_is_cleared(tmp_path: Path) -> None:
+    instance = make_instance(session_id="sess_ended", workspace="files")
+    async with ground(tmp_path, instance) as found:
+        session = make_session(
+            id="sess_ended",
+            instance_id=instance.id,
+            workspace="files",
+            status=SessionStatus.TERMINATED,
+        )
+        await found.store.sessions.add(session)
+        for _ in range(2):
+            # Nobody has begun with it: many may have ended at once, or whoever was at it died.
+            await found.sweep.once()
+            assert list(found.node.there) == [instance.id]
+            found.clock.time += timedelta(seconds=YOUNG)
+        await found.store.sessions.save(replace(session, instance_id=None, workspace=None))
+        await found.sweep.once()
+        assert list(found.node.there) == []
+
+
+async def test_what_a_session_of_another_node_has_is_left_to_that_node(tmp_path: Path) -> None:
+    instance = make_instance(node_id="elsewhere", session_id="sess_1")
+    async with ground(tmp_path, instance) as found:
+        session = make_session(
+            id="sess_1", runtime_node="elsewhere", instance_id=instance.id, workspace="w"
+        )
+        await found.store.sessions.add(session)
+        assert (await found.sessions.delete(session.id)).status is SessionStatus.TERMINATED
+        await found.sessions._tasks.settle(30)
+        assert await found.store.instances.get(instance.id) is not None
+        assert list(found.node.there) == [instance.id]

@@ -1,0 +1,75 @@
+"""Requests with a key: sent again when the line breaks, since they are done once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import Atoll, Conflict, TemporaryError
+from atoll.sdk.patience import Patience
+from tests.component.sdk.outside import KEY, problem
+
+if TYPE_CHECKING:
+    from tests.component.sdk.outside import Outside
+
+
+def test_a_request_has_a_key_when_it_is_given_one(atoll: Atoll, outside: Outside) -> None:
+    atoll.sessions.create()
+    session = atoll.sessions.create(idempotency_key="mine")
+    session.run("1")
+    session.run("2", idempotency_key="a")
+    session.run("3", on_stdout=print, idempotency_key="b")
+    session.submit("4")
+    session.submit("5", idempotency_key="c")
+    assert outside.keys == [None, "mine", None, "a", "b", None, "c"]
+
+
+def test_what_has_a_key_is_sent_again_until_there_is_an_answer(
+    atoll: Atoll, outside: Outside
+) -> None:
+    session = atoll.sessions.create()
+    outside.keys.clear()
+    outside.lost_answers, outside.in_flight = 2, 1
+    assert session.run("1", idempotency_key="k").stdout == "1"
+    assert outside.keys == ["k"] * 4
+
+    outside.keys.clear()
+    outside.lost_answers = 1
+    atoll.sessions.create(idempotency_key="s")
+    assert outside.keys == ["s", "s"]
+
+
+def test_what_has_no_key_is_sent_once(atoll: Atoll, outside: Outside) -> None:
+    session = atoll.sessions.create()
+    outside.keys.clear()
+    outside.lost_answers = 1
+    with pytest.raises(TemporaryError) as raised:
+        session.run("1")
+    assert raised.value.code == "server_unreachable"
+    assert outside.keys == [None]
+
+
+def test_a_server_that_was_never_there_is_not_waited_for() -> None:
+    with Atoll("http://127.0.0.1:1", api_key=KEY) as atoll, pytest.raises(TemporaryError):
+        atoll.sessions.create()
+
+
+def test_a_refusal_is_not_asked_again(atoll: Atoll, outside: Outside) -> None:
+    outside.failure = problem(409, "conflict")
+    with pytest.raises(Conflict):
+        atoll.sessions.create(idempotency_key="k")
+    outside.failure = problem(503, "database_unavailable")
+    with pytest.raises(TemporaryError):
+        atoll.sessions.create(idempotency_key="k")
+    assert len(outside.keys) == 2
+
+
+def test_one_that_stays_in_flight_is_not_waited_for_forever(
+    atoll: Atoll, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "limit", 0.0)
+    outside.in_flight = 10
+    with pytest.raises(Conflict) as raised:
+        atoll.sessions.create(idempotency_key="k")
+    assert raised.value.code == "idempotency_in_flight"

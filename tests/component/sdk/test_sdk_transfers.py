@@ -1,0 +1,304 @@
+"""Files on their way: where they come from, how far they are, and what happens when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atoll import Atoll, Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
+from atoll.sdk.patience import Patience
+from atoll.sdk.values import FileEvent
+from tests.component.sdk.outside import KEY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from atoll import AsyncAtoll
+    from tests.component.sdk.outside import Outside
+
+pytestmark = pytest.mark.anyio
+
+DATA = bytes(range(256)) * 4096
+
+
+class Told(list[tuple[int, int | None]]):
+    def __call__(self, size: int, total: int | None) -> None:
+        self.append((size, total))
+
+    def check(self, size: int, total: int | None) -> None:
+        assert self[-1] == (size, total)
+        assert [size for size, _ in self] == sorted({size for size, _ in self})
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    yield b""
+    for start in range(0, len(data), 100_000):
+        yield data[start : start + 100_000]
+
+
+async def later(data: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces(data):
+        await asyncio.sleep(0)
+        yield piece
+
+
+def names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+class Stubborn(io.RawIOBase):
+    """A file that takes only some of what it is given, as a pipe may."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data[:1000])
+        return min(len(data), 1000)
+
+
+def test_an_upload_reads_paths_files_bytes_and_iterators(
+    atoll: Atoll, outside: Outside, tmp_path: Path
+) -> None:
+    local = tmp_path / "a.bin"
+    local.write_bytes(DATA)
+    with atoll.session() as session, local.open("rb") as file:
+        file.seek(10)
+        sources: list[tuple[Any, bytes, int | None]] = [
+            (local, DATA, len(DATA)),
+            (str(local), DATA, len(DATA)),
+            (file, DATA[10:], len(DATA) - 10),
+            (io.BytesIO(DATA), DATA, len(DATA)),
+            (DATA, DATA, len(DATA)),
+            (pieces(DATA), DATA, None),
+            (later(DATA), DATA, None),
+            (b"", b"", 0),
+        ]
+        for source, content, total in sources:
+            told = Told()
+            assert session.files.upload(source, "x", progress=told).size == len(content)
+            assert outside.files["x"] == content
+            told.check(len(content), total)
+        assert not file.closed
+
+
+async def test_an_upload_reads_a_pipe(async_atoll: AsyncAtoll, outside: Outside) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb") as sink:
+        sink.write(b"through a pipe")
+        sink.close()
+        async with async_atoll.session() as session:
+            await session.files.upload(source, "x")
+    assert outside.files["x"] == b"through a pipe"
+
+
+@pytest.mark.parametrize(
+    "source", [io.StringIO("text"), ["text"], [1]], ids=["text file", "text", "number"]
+)
+def test_what_gives_no_bytes_is_refused(atoll: Atoll, outside: Outside, source: Any) -> None:
+    with atoll.session() as session, pytest.raises(InvalidRequest, match="not bytes"):
+        session.files.upload(source, "x")
+    assert "x" not in outside.files
+
+
+def test_a_source_without_a_name_needs_a_path(atoll: Atoll) -> None:
+    with atoll.session() as session, pytest.raises(InvalidRequest, match="path"):
+        session.files.upload(io.BytesIO(b"x"))
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_what_a_source_raises_is_raised(
+    outside: Outside, bubblewrap: str, tmp_path: Path, embedded: bool
+) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"some"
+        raise ZeroDivisionError
+
+    def refuse(size: int, total: int | None) -> None:
+        raise LookupError
+
+    embedding = Atoll(data_dir=tmp_path, pool={"size": 0})
+    client = embedding if embedded else Atoll(outside.url, api_key=KEY)
+    with client, client.session() as session:
+        with pytest.raises(ZeroDivisionError):
+            session.files.upload(failing(), "x")
+        with pytest.raises(LookupError):
+            session.files.upload(b"some", "y", progress=refuse)
+        with pytest.raises(FileNotFoundError):
+            session.files.upload(tmp_path / "none", "z")
+
+
+async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: AsyncAtoll) -> None:
+    reading, writing = os.pipe()
+    begun, told = asyncio.Event(), Told()
+
+    def progress(size: int, total: int | None) -> None:
+        told(size, total)
+        begun.set()
+
+    with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as sink:
+        sink.write(b"some")
+        async with async_atoll.session() as session:
+            task = asyncio.create_task(session.files.upload(source, "x", progress=progress))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        sink.write(b"let the reader go")
+    assert told == [(4, None)]
+
+
+def test_a_download_goes_into_an_open_file_and_is_told(atoll: Atoll, outside: Outside) -> None:
+    outside.files["x"], outside.etags = DATA, True
+    target, stubborn, told = io.BytesIO(), Stubborn(), Told()
+    with atoll.session() as session:
+        session.files.download("x", target, progress=told)
+        session.files.download("x", stubborn)  # type: ignore[call-overload]
+        assert b"".join(session.files.stream("x")) == DATA
+    assert target.getvalue() == stubborn.data == DATA
+    assert not target.closed
+    told.check(len(DATA), len(DATA))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        (0, None, DATA),
+        (5, None, DATA[5:]),
+        (5, 9, DATA[5:9]),
+        (-7, None, DATA[-7:]),
+        (5, 10**9, DATA[5:]),
+        (10**9, None, b""),
+    ],
+)
+def test_a_part_of_a_file_is_read(
+    atoll: Atoll, outside: Outside, start: int, stop: int | None, expected: bytes
+) -> None:
+    outside.files["x"], outside.etags = DATA, True
+    with atoll.session() as session:
+        assert session.files.read("x", start=start, stop=stop) == expected
+        with pytest.raises(InvalidRequest):
+            session.files.read("x", start=9, stop=9)
+
+
+def test_a_server_that_knows_no_ranges_is_not_believed(atoll: Atoll, outside: Outside) -> None:
+    outside.files["x"] = DATA
+    with atoll.session() as session, pytest.raises(PermanentError, match="asked for"):
+        session.files.read("x", start=5)
+
+
+def test_a_download_goes_on_where_the_line_broke(
+    atoll: Atoll, outside: Outside, tmp_path: Path
+) -> None:
+    outside.files["x"], outside.etags = DATA, True
+    outside.cuts = [300_000, 0, 500_000]
+    told = Told()
+    with atoll.session() as session:
+        session.files.download("x", tmp_path / "x", progress=told)
+        assert (tmp_path / "x").read_bytes() == DATA
+        told.check(len(DATA), len(DATA))
+        outside.cuts = [1000]
+        assert session.files.read("x", start=-5000) == DATA[-5000:]
+        outside.cuts = [1000]
+        assert session.files.read("x", start=7, stop=5000) == DATA[7:5000]
+
+
+def test_another_version_is_not_put_behind_the_first(
+    atoll: Atoll, outside: Outside, tmp_path: Path
+) -> None:
+    outside.files["x"], outside.etags, outside.cuts = DATA, True, [300_000]
+
+    def change(size: int, total: int | None) -> None:
+        outside.files["x"] = DATA[::-1]
+
+    with atoll.session() as session, pytest.raises(Conflict) as caught:
+        session.files.download("x", tmp_path / "x", progress=change)
+    assert caught.value.code == "file_changed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_never_holds_is_given_up(
+    atoll: Atoll, outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "limit", 0.2)
+    outside.files["x"], outside.etags, outside.cuts = DATA, True, [1000] + [0] * 100
+    with atoll.session() as session, pytest.raises(TemporaryError):
+        session.files.download("x", tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_cancelled_download_leaves_nothing(
+    async_atoll: AsyncAtoll, outside: Outside, tmp_path: Path
+) -> None:
+    outside.files["x"] = DATA
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def hold(size: int, total: int | None) -> None:
+        begun.set()
+        await never.wait()
+
+    async with async_atoll.session() as session:
+        task = asyncio.create_task(session.files.download("x", tmp_path / "y", progress=hold))
+        await begun.wait()
+        assert len(names(tmp_path)) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert names(tmp_path) == []
+
+
+def test_progress_is_told_in_the_thread_of_the_caller(atoll: Atoll) -> None:
+    threads: set[threading.Thread] = set()
+    with atoll.session() as session:
+        session.files.upload(DATA, "x", progress=lambda *_: threads.add(threading.current_thread()))
+    assert threads == {threading.current_thread()}
+
+
+def test_modes_and_conditions_are_sent(atoll: Atoll, outside: Outside) -> None:
+    with atoll.session() as session:
+        session.files.write("x", "a", overwrite=False, if_match='"e"')
+        assert outside.headers["if-none-match"] == "*"
+        assert outside.headers["if-match"] == '"e"'
+        session.files.upload(b"a", "x", overwrite=False)
+        assert outside.headers["if-none-match"] == "*"
+        with pytest.raises(InvalidRequest, match="mode"):
+            session.files.write("x", "a", mode=0o4755)
+        with pytest.raises(RequestError):
+            session.files.chmod("x", -1)
+
+
+def test_a_watching_that_breaks_begins_again(atoll: Atoll, outside: Outside) -> None:
+    outside.watched = [
+        [("watching", {}), ("created", {"encoded_path": "a%FF"}), ("news", {})],
+        [("watching", {}), ("end", {"code": "link_lost"})],
+        [("watching", {}), ("overflow", {}), ("deleted", {"encoded_path": "d"})],
+        [("end", {"code": "file_not_found"})],
+    ]
+    with atoll.session() as session:
+        assert list(session.files.watch("d")) == [
+            FileEvent("watching"),
+            FileEvent("created", "a\udcff"),
+            FileEvent("overflow"),
+            FileEvent("overflow"),
+            FileEvent("overflow"),
+            FileEvent("deleted", "d"),
+        ]
+        with pytest.raises(Conflict):
+            next(session.files.watch())
+        outside.watched = [[("watching", {}), ("created", {"encoded_path": 7})]]
+        with pytest.raises(PermanentError, match="not an event"):
+            list(session.files.watch())
+
+
+def test_a_checkpoint_is_made_and_asked_for(atoll: Atoll) -> None:
+    with atoll.session() as session:
+        assert session.last_checkpoint() is None
+        made = session.checkpoint()
+        assert made.number == 1
+        assert session.last_checkpoint() == made

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from starlette.responses import StreamingResponse
+
+from atoll.sdk.embedded import Host
+from atoll.sdk.transport import InProcessTransport
+from tests.component.sdk.outside import Outside
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.sdk.transport import ASGIApp
+
+pytestmark = pytest.mark.anyio
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def client(app: ASGIApp) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=InProcessTransport(app), base_url="http://embedded", timeout=60
+    )
+
+
+async def test_a_response_is_read_while_it_is_written() -> None:
+    turns: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        for number in range(3):
+            turns.append(f"wrote {number}")
+            await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async with client(app) as http, http.stream("GET", "/") as response:
+        async for chunk in response.aiter_raw():
+            turns += [f"read {chunk.decode()}"]
+    assert turns.index("read 0") < turns.index("wrote 2")
+    assert [turn for turn in turns if turn.startswith("read")] == ["read 0", "read 1", "read 2"]
+
+
+async def test_a_request_body_is_taken_as_it_is_asked_for() -> None:
+    made: list[int] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(1000):
+            made.append(number)
+            yield b"x"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"x"
+        await send({**START, "status": 413})
+        await send({"type": "http.response.body", "body": b"enough"})
+
+    async with client(app) as http:
+        response = await http.post("/", content=body())
+    assert (response.status_code, response.text) == (413, "enough")
+    assert len(made) < 3
+
+
+async def test_an_early_close_is_a_disconnect() -> None:
+    gone = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert not (await receive())["more_body"]
+        await send(START)
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        assert (await receive())["type"] == "http.disconnect"
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"more", "more_body": True})
+        gone.set()
+
+    async with client(app) as http:
+        async with http.stream("GET", "/") as response:
+            assert await anext(response.aiter_raw()) == b"first"
+        await gone.wait()
+
+
+async def test_a_writer_that_waits_for_its_reader_is_let_go() -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1024
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await StreamingResponse(endless())(scope, receive, send)
+        finally:
+            ended.set()
+
+    async with client(app) as http:
+        async with http.stream("GET", "/") as response:
+            await anext(response.aiter_raw())
+        await ended.wait()
+
+
+async def test_a_request_that_is_given_up_is_a_disconnect_and_closing_ends_what_lingers() -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await receive()
+            asked.set()
+            assert (await receive())["type"] == "http.disconnect"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with client(app) as http:
+        request = asyncio.create_task(http.get("/"))
+        await asked.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert not ended.is_set()
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["before_the_answer", "amid_the_body"])
+async def test_an_application_that_fails_is_a_lost_connection(started: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if started:
+            await send(START)
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        raise ZeroDivisionError
+
+    async with client(app) as http:
+        with pytest.raises(httpx.RemoteProtocolError) as raised:
+            await http.get("/")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+async def test_an_error_behind_a_whole_answer_does_not_spoil_it() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**START, "status": 500})
+        await send({"type": "http.response.body", "body": b"problem"})
+        raise ZeroDivisionError
+
+    async with client(app) as http:
+        assert (await http.get("/")).text == "problem"
+
+
+async def test_an_application_that_never_answers_is_not_waited_for_forever() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await receive()
+
+    async with client(app) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.get("/", timeout=0.01)
+
+
+async def test_the_whole_wire_works_in_process() -> None:
+    outside = Outside(key=None)
+    async with client(outside) as http:
+        session = (await http.post("/api/v1/sessions", json={})).json()
+        url = f"/api/v1/sessions/{session['id']}/files/a%20b"
+        assert (await http.put(url, content=b"data")).status_code == 201
+        assert (await http.get(url)).content == b"data"
+        assert outside.files == {"a b": b"data"}
+
+
+async def test_the_application_is_opened_and_closed_by_one_task() -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    @asynccontextmanager
+    async def application() -> AsyncIterator[ASGIApp]:
+        tasks.append(asyncio.current_task())
+        async with asyncio.TaskGroup():
+            yield Outside()
+        tasks.append(asyncio.current_task())
+
+    host = Host(application())
+    await asyncio.create_task(host.start())
+    await asyncio.create_task(host.stop())
+    assert len(tasks) == 2
+    assert tasks[0] is tasks[1]
+
+
+async def test_an_application_that_cannot_start_says_why() -> None:
+    @asynccontextmanager
+    async def application() -> AsyncIterator[ASGIApp]:
+        raise PermissionError("not yours")
+        yield Outside()
+
+    with pytest.raises(PermissionError, match="not yours"):
+        await Host(application()).start()
