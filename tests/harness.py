@@ -39,7 +39,7 @@ class Server:
         env = {**os.environ, **self._env}
         with self.log_path.open("a") as log:
             if self.preloaded and not self.prefix:
-                self.process = preloaded.origin().start(arguments, env, log.fileno())
+                self.process = preloaded.start(arguments, env, log.fileno())
             else:
                 self.process = subprocess.Popen(
                     [*self.prefix, sys.executable, "-m", "atoll.cli", *arguments],
@@ -99,6 +99,11 @@ class Server:
     @property
     def key(self) -> str:
         return (self.data_dir / "key").read_text().strip()
+
+    def atoll(self, *words: str, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as a client of this server."""
+        login = {"ATOLL_URL": self.url, "ATOLL_API_KEY": self.key}
+        return preloaded.run(*words, env=login | env, input=input)
 
     def client(self, **options: Any) -> httpx.Client:
         """An authenticated client of the REST API."""

@@ -1,7 +1,7 @@
 """
-Starts servers of Atoll quickly: forks of one process that has imported the application.
+Starts `atoll` quickly: forks of one process that has imported the application.
 
-A new interpreter needs about a second to import it, and the tests start a thousand servers. A fork
+A new interpreter needs about a second to import it, and tests start it a thousand times. A fork
 runs the same code in a process of its own, with the arguments, environment and output that it is
 given. But its command line and environment in /proc are those of the process that was forked: tests
 that look there start a program instead.
@@ -18,13 +18,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import IO
 
 MESSAGE = 1 << 20
 """Most bytes of a request."""
+LONGEST_RUN = 60.0
+"""Seconds after which a command is killed."""
 
 
 class Forked:
@@ -81,12 +85,14 @@ class Origin:
         self._socket.close()
         self._process.wait()
 
-    def start(self, arguments: list[str], env: dict[str, str], stderr: int) -> Forked:
-        """Fork it to run `atoll` with these arguments."""
+    def start(
+        self, words: Sequence[str], env: Mapping[str, str], *, stdin: int, stderr: int
+    ) -> Forked:
+        """Fork it to run `atoll` with these words."""
         ours, theirs = os.pipe()
         try:
-            request = {"arguments": arguments, "env": env, "cwd": os.getcwd()}
-            pid = self._ask(request, theirs, stderr)
+            request = {"words": words, "env": env, "cwd": os.getcwd()}
+            pid = self._ask(request, stdin, theirs, stderr)
         finally:
             os.close(theirs)
         return Forked(self, pid, os.fdopen(ours))
@@ -112,10 +118,36 @@ def origin() -> Origin:
     return started
 
 
+def start(words: Sequence[str], env: Mapping[str, str], stderr: int) -> Forked:
+    """Start `atoll` with these words and nothing to read; its stdout is piped."""
+    with Path(os.devnull).open() as nothing:
+        return origin().start(words, env, stdin=nothing.fileno(), stderr=stderr)
+
+
+def run(
+    *words: str, env: Mapping[str, str] | None = None, input: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `atoll` with these words to its end; `env` is added to this environment."""
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
+        stdin.write(input)
+        stdin.seek(0)
+        forked = origin().start(
+            words, {**os.environ, **(env or {})}, stdin=stdin.fileno(), stderr=stderr.fileno()
+        )
+        limit = threading.Timer(LONGEST_RUN, forked.kill)
+        limit.start()
+        with forked.stdout as stdout:
+            output = stdout.read()
+        code = forked.wait()
+        limit.cancel()
+        stderr.seek(0)
+        return subprocess.CompletedProcess(words, code, output, stderr.read())
+
+
 def serve_requests(connection: socket.socket) -> list[str] | None:
-    """Answer requests until their sender is gone; in a fork, return the arguments to run with."""
+    """Answer requests until their sender is gone; in a fork, return the words to run with."""
     while True:
-        data, ancillary, _, _ = connection.recvmsg(MESSAGE, socket.CMSG_SPACE(2 * 4))
+        data, ancillary, _, _ = connection.recvmsg(MESSAGE, socket.CMSG_SPACE(3 * 4))
         if not data:
             return None
         request = json.loads(data)
@@ -124,19 +156,19 @@ def serve_requests(connection: socket.socket) -> list[str] | None:
             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
             continue
         (_, _, descriptors) = ancillary[0]
-        stdout, stderr = array.array("i", descriptors)
+        streams = array.array("i", descriptors)
         pid = os.fork()
         if pid == 0:
             connection.close()
-            _become(request, stdout, stderr)
-            return list(request["arguments"])
-        os.close(stdout)
-        os.close(stderr)
+            _become(request, streams)
+            return list(request["words"])
+        for descriptor in streams:
+            os.close(descriptor)
         connection.send(str(pid).encode())
 
 
-def _become(request: Mapping[str, object], stdout: int, stderr: int) -> None:
-    for number, descriptor in ((1, stdout), (2, stderr)):
+def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
+    for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     env, cwd = request["env"], request["cwd"]
@@ -148,16 +180,18 @@ def _become(request: Mapping[str, object], stdout: int, stderr: int) -> None:
 
 
 def main() -> None:
+    import httptools  # noqa: F401
     import uvloop  # noqa: F401
 
-    import atoll.app  # noqa: F401
+    import atoll.app
+    import atoll.sdk.client  # noqa: F401
     from atoll.cli.root import app
 
     assert threading.active_count() == 1, "a fork has only the thread that forks"
     connection = socket.socket(fileno=int(sys.argv[1]))
-    arguments = serve_requests(connection)
-    if arguments is not None:
-        sys.argv[1:] = arguments
+    words = serve_requests(connection)
+    if words is not None:
+        sys.argv[1:] = words
         app(prog_name="atoll")
 
 

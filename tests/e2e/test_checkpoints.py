@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,12 +256,5 @@ def test_the_sdk_and_the_command_line_begin_with_files(server: Server, api: Api)
         with atoll.session(started_from=first.id) as second:
             assert second.files.read_text("a/b/c") == "deep"
             assert second.info.started_from == first.id
-    environment = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
-    made = subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "session", "create", "--from", first.id],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    made = server.atoll("session", "create", "--from", first.id)
     assert api.run(made.stdout.strip(), "print(open('top').read())")["stdout"] == "1\n"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,14 +17,10 @@ class Atoll:
     """The command."""
 
     def __init__(self, server: Server) -> None:
-        self.env = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
+        self._server = server
 
     def __call__(self, *words: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "session", *words],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, env=self.env, timeout=60,
-            check=False,
-        )  # fmt: skip
+        done = self._server.atoll("session", *words)
         return done.returncode, done.stdout, done.stderr
 
     def json(self, *words: str) -> Any:

@@ -6,8 +6,6 @@ import base64
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests import drivers
+from tests import drivers, preloaded
 from tests.e2e.api import Api, eventually
 from tests.e2e.console import begin, console, refusal
 from tests.harness import Server
@@ -46,8 +44,9 @@ def reader(server: Server, api: Api) -> dict[str, str]:
 
 
 def keys(server: Server, *words: str) -> str:
-    command = [sys.executable, "-m", "atoll.cli", "key", *words, "--data-dir", str(server.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = preloaded.run("key", *words, "--data-dir", str(server.data_dir))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # A terminal

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,12 +110,8 @@ async def test_the_asynchronous_client_has_contexts_too(server: Server) -> None:
 
 
 def test_the_command_line_has_contexts(session: Session, server: Server, tmp_path: Path) -> None:
-    def atoll(*words: str, code: int = 0, given: str | None = None) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "context", *words],
-            env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
-            capture_output=True, text=True, input=given, timeout=60,
-        )  # fmt: skip
+    def atoll(*words: str, code: int = 0, given: str = "") -> str:
+        done = server.atoll("context", *words, input=given)
         assert done.returncode == code, done.stderr
         return done.stdout.strip()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -419,14 +416,7 @@ def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -
 
 def test_the_command_line_does_the_same(server: Server, api: Api) -> None:
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "session", *words, "--url", server.url],
-            env={**os.environ, "ATOLL_API_KEY": server.key},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = server.atoll("session", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -14,6 +14,7 @@ import pytest
 
 from atoll import AsyncAtoll, Atoll
 from atoll.errors import Conflict
+from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually, heard, problem
 from tests.harness import Server
 
@@ -198,13 +199,8 @@ def test_a_place_that_never_was_is_told_from_one_to_wait_at(api: Api) -> None:
 
 
 def test_a_key_that_may_only_read_may_follow(server: Server, api: Api) -> None:
-    made = subprocess.run(
-        [
-            sys.executable, "-m", "atoll.cli", "key", "create", "--scope", "read", "--json",
-            "--data-dir", str(server.data_dir), "reader",
-        ],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    options = ["--scope", "read", "--json", "--data-dir", str(server.data_dir)]
+    made = preloaded.run("key", "create", *options, "reader")
     headers = {"authorization": f"Bearer {json.loads(made.stdout)['key']}"}
 
     # A key that another process made counts soon, not at once.
@@ -302,10 +298,8 @@ def test_the_command_prints_what_happened_and_follows(
     options = ["--url", server.url, "--api-key", server.key]
     command = [sys.executable, "-m", "atoll.cli", "events", *options]
 
-    shown = subprocess.run(
-        [*command, "--after", str(before), "--types", "execution.*", "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    wanted = ["--after", str(before), "--types", "execution.*", "--json"]
+    shown = server.atoll("events", *wanted)
     told = [json.loads(line) for line in shown.stdout.splitlines()]
     assert types(of(session, told)) == ["execution.submitted", "execution.completed"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import sqlite3
-import subprocess
-import sys
 import tarfile
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -311,14 +309,10 @@ def test_the_sdk_and_the_command_line_build_from_a_directory(
         assert changed.status == "ready"
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text(ANSWERS)
-    ran = subprocess.run(
-        [
-            sys.executable, "-m", "atoll.cli", "template", "create", "z", "--url", on_docker.url,
-            "--api-key", on_docker.key, "--dockerfile", str(dockerfile), "--context",
-            str(tmp_path), "--runtime", "runc", "--registry-server", "r.example.com",
-            "--registry-user", "robin", "--json",
-        ],
-        input="from-stdin-77\n", capture_output=True, text=True, timeout=60, check=False,
+    ran = on_docker.atoll(
+        "template", "create", "z", "--dockerfile", str(dockerfile), "--context", str(tmp_path),
+        "--runtime", "runc", "--registry-server", "r.example.com", "--registry-user", "robin",
+        "--json", input="from-stdin-77\n",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert '"server": "r.example.com"' in ran.stdout

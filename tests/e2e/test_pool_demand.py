@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -49,14 +46,9 @@ def burst(server: Server, many: int = BURST) -> None:
 
 def atoll(server: Server, *words: str) -> str:
     """What the command printed; it is to go well."""
-    return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", *words],
-        env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    done = server.atoll(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def instances(server: Server) -> set[str]:

@@ -7,7 +7,6 @@ import socket
 import sqlite3
 import stat
 import subprocess
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 
@@ -29,11 +29,6 @@ def stranger(server: Server) -> Iterator[httpx.Client]:
     """A client without a key."""
     with httpx.Client(base_url=server.url, timeout=30) as http:
         yield http
-
-
-def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "atoll.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 # Probes
@@ -155,7 +150,9 @@ def test_the_word_bearer_may_be_written_in_any_case(stranger: httpx.Client, serv
 def test_a_key_that_may_only_read_reads(
     server: Server, stranger: httpx.Client, session: str
 ) -> None:
-    made = atoll("key", "create", "reader", "--scope", "read", "--data-dir", str(server.data_dir))
+    made = preloaded.run(
+        "key", "create", "reader", "--scope", "read", "--data-dir", str(server.data_dir)
+    )
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
     url = f"{V1}/sessions/{session}"
@@ -181,12 +178,12 @@ def test_a_key_that_was_removed_opens_nothing_any_more(
     server: Server, stranger: httpx.Client
 ) -> None:
     place = ("--data-dir", str(server.data_dir))
-    secret = atoll("key", "create", "brief", *place).stdout.strip()
+    secret = preloaded.run("key", "create", "brief", *place).stdout.strip()
     headers = {"Authorization": f"Bearer {secret}"}
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 200)
-    found = re.search(r"(key_\w+)\s+brief", atoll("key", "list", *place).stdout)
+    found = re.search(r"(key_\w+)\s+brief", preloaded.run("key", "list", *place).stdout)
     assert found is not None
-    assert atoll("key", "rm", found[1], *place).returncode == 0
+    assert preloaded.run("key", "rm", found[1], *place).returncode == 0
 
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 401)
 
@@ -341,7 +338,7 @@ def test_an_origin_that_is_set_may_call(bubblewrap: str, tmp_path: Path) -> None
 
 
 def test_it_does_not_listen_beyond_loopback_in_the_clear(tmp_path: Path) -> None:
-    done = atoll("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path))
+    done = preloaded.run("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path))
 
     assert done.returncode != 0
     assert "--insecure" in done.stderr
@@ -356,7 +353,7 @@ def test_it_listens_beyond_loopback_when_told_to(bubblewrap: str, tmp_path: Path
 
 def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:
     port = urlsplit(server.url).port
-    done = atoll("serve", "--port", str(port), "--data-dir", str(tmp_path))
+    done = preloaded.run("serve", "--port", str(port), "--data-dir", str(tmp_path))
 
     assert done.returncode != 0
     assert f"127.0.0.1:{port}" in done.stderr
@@ -365,7 +362,7 @@ def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_data_directory_that_is_served_already_is_told(server: Server, api: Api) -> None:
-    done = atoll("serve", "--port", "0", "--data-dir", str(server.data_dir))
+    done = preloaded.run("serve", "--port", "0", "--data-dir", str(server.data_dir))
 
     assert done.returncode != 0
     assert str(server.data_dir) in done.stderr
@@ -376,7 +373,7 @@ def test_a_setting_that_is_misspelt_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATOLL_PROT", "8000")
-    done = atoll("serve", "--data-dir", str(tmp_path))
+    done = preloaded.run("serve", "--data-dir", str(tmp_path))
 
     assert done.returncode != 0
     assert "ATOLL_PROT" in done.stderr

@@ -8,7 +8,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -301,12 +300,7 @@ def test_the_command_line_takes_values_from_the_environment_and_files_only(
     (tmp_path / "file").write_text(f"{CANARY}-of-a-file\n")
 
     def create(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "session", "create", "--json", *arguments],
-            env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key,
-                 "TOKEN": CANARY},
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        return server.atoll("session", "create", "--json", *arguments, TOKEN=CANARY)
 
     done = create("--secret", "TOKEN", "--secret-file", f"OTHER={tmp_path / 'file'}")
     assert done.returncode == 0, done.stderr

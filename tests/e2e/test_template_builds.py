@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -311,37 +309,26 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 # Command line and SDK
 
 
-def atoll(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", *arguments],
-        env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> None:
-    made = atoll(server, "template", "build", "by-cli", "--python", "greet==1.0")
+    made = server.atoll("template", "build", "by-cli", "--python", "greet==1.0")
     assert (made.returncode, made.stdout) == (0, "by-cli version 1\n"), made.stderr
     assert made.stderr.endswith("Ready.\n")
 
-    again = atoll(server, "template", "build", "by-cli", "--json")
+    again = server.atoll("template", "build", "by-cli", "--json")
     assert (again.returncode, json.loads(again.stdout)["version"]) == (0, 2)
 
-    slip = atoll(server, "template", "build", "by-cil")
+    slip = server.atoll("template", "build", "by-cil")
     assert slip.returncode == 1
     assert "template_not_found" in slip.stderr
-    failed = atoll(server, "template", "build", "by-cli", "--python", "not-on-the-index")
+    failed = server.atoll("template", "build", "by-cli", "--python", "not-on-the-index")
     assert failed.returncode == 1
     assert "build_failed" in failed.stderr
 
-    listed = atoll(server, "template", "versions", "by-cli").stdout.splitlines()
+    listed = server.atoll("template", "versions", "by-cli").stdout.splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [
         ["3", "failed"], ["2", "ready"], ["1", "ready"],
     ]  # fmt: skip
-    assert "greet==1.0" in atoll(server, "template", "log", "by-cli", "--version", "1").stdout
+    assert "greet==1.0" in server.atoll("template", "log", "by-cli", "--version", "1").stdout
     api.http.delete(f"{V1}/templates/by-cli")
 
 

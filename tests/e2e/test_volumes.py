@@ -252,13 +252,7 @@ def test_a_killed_server_leaves_mounts_that_the_next_one_uses_and_clears(
 
 
 def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) -> None:
-    def atoll(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "atoll.cli", *arguments],
-            env={**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key},
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
+    atoll = server.atoll
     assert atoll("volume", "create", "by-cli", "--size", "16Mi").stdout == "by-cli\n"
     with Atoll(server.url, api_key=server.key) as client:
         made = client.volumes.create("by-sdk", size="16Mi", kind="local")

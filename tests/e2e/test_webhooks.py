@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -263,11 +261,7 @@ def test_a_test_says_what_came_of_it(trusting: Server, hooked: Api, receiver: Re
 
 def test_the_commands_do_the_same(trusting: Server, receiver: Receiver) -> None:
     def run(*words: str, code: int = 0) -> str:
-        options = ["--url", trusting.url, "--api-key", trusting.key]
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "webhook", *words, *options],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = trusting.atoll("webhook", *words)
         assert done.returncode == code, done.stderr
         return done.stdout
 

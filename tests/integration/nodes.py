@@ -9,10 +9,7 @@ through: no node has anything left, nothing runs, and no node logged an error.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +21,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually
 from tests.integration.replicas import DRIVERS, LEASE, LONG, MARK, PRESENCE, Member
 from tests.servers.redis import RedisServer
@@ -166,14 +164,7 @@ class Fleet:
         own = {"ATOLL_DATA_DIR": str(self.nodes[0].data_dir)}
         if url is not None:
             own["ATOLL_URL"] = url
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", *words],
-            env={**os.environ, **self._env, **own},
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+        done = preloaded.run(*words, env=self._env | own)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -17,8 +17,6 @@ import re
 import select
 import signal
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +29,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests import drivers
+from tests import drivers, preloaded
 from tests.e2e.api import V1, Api, answer, eventually
 from tests.harness import Server
 from tests.servers.redis import RedisServer
@@ -193,14 +191,7 @@ class Cluster:
 
     def command(self, *words: str) -> str:
         """A local command with the cluster's settings; what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", *words],
-            env={**os.environ, **self._env, "ATOLL_DATA_DIR": str(self.data_dir)},
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+        done = preloaded.run(*words, env={**self._env, "ATOLL_DATA_DIR": str(self.data_dir)})
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -31,6 +31,7 @@ from sqlalchemy import text
 from atoll.reconcile.executions import STRAY
 from atoll.settings import DatabaseSettings
 from atoll.stores.sql.connect import make_engine
+from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server
 from tests.servers.mariadb import MariaDB
@@ -74,12 +75,8 @@ def ask(url: str, statement: str, **values: object) -> list[dict[str, Any]]:
 
 
 def upgrade(url: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "db", "upgrade", "--database-url", url],
-        env=os.environ,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    done = preloaded.run("db", "upgrade", "--database-url", url)
+    assert done.returncode == 0, done.stderr
 
 
 def note(token: str) -> str:
