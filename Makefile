@@ -16,7 +16,7 @@ run: $(STAMP)
 	@exec $(BIN)/atoll serve $(ARGS)
 
 # How many processes share the tests; they wait more than they compute.
-export WORKERS ?= 3
+export WORKERS ?= 4
 
 # What needs nothing but bubblewrap, and a smoke test of each server that is installed.
 test: $(STAMP)

@@ -84,7 +84,7 @@ def main() -> int:
     tier.add_argument("--quick", action="store_true")
     tier.add_argument("--changed", action="store_true")
     given, arguments = parser.parse_known_args()
-    parallel = ["--numprocesses", os.environ.get("WORKERS", "3"), "--dist", "loadfile"]
+    parallel = ["--numprocesses", os.environ.get("WORKERS", "4"), "--dist", "loadfile"]
     parallel.append("--no-loadscope-reorder")
     named = any(Path(word.partition("::")[0]).exists() for word in arguments if word[0] != "-")
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
 STRAY_ROUNDS = 3
+STRAY_CONFIRMATIONS = 4
+"""How often no stray must be found in a row: one look misses a swarm that replaces itself."""
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
 SIGNAL_SECONDS = 0.01
@@ -413,16 +415,20 @@ class Runs:
         for pid in self._strays():
             self.background[pid] = run.id
 
-    def _end_strays(self, rounds: int) -> None:
-        """What got away when its run was ended ends too, if need be with everything else."""
+    def _end_strays(self, rounds: int, confirmations: int = 0) -> None:
+        """End what got away when its run was ended, if need be with everything else."""
         strays = self._strays()
         if not strays:
-            return
-        if rounds < STRAY_ROUNDS:
+            confirmations += 1
+            if confirmations == STRAY_CONFIRMATIONS:
+                return
+        elif rounds < STRAY_ROUNDS:
             processes.kill_tree(*strays)
+            rounds, confirmations = rounds + 1, 0
         else:
             processes.kill_everything()
-        self._loop.after(STRAY_SECONDS, lambda: self._end_strays(rounds + 1))
+            confirmations = 0
+        self._loop.after(STRAY_SECONDS, lambda: self._end_strays(rounds, confirmations))
 
     own: frozenset[int] = frozenset()
     """Children of PID 1 that are not user code."""
