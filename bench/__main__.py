@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from tests.interpreters import own_interpreter
 
 from bench import floors
 from bench.client import AsyncClient, Client
@@ -143,12 +145,12 @@ def _tree(root: int) -> list[int]:
     return found
 
 
-def numpy_template(client: Client) -> str | None:
+def numpy_template(client: Client, python: Path) -> str | None:
     try:
         import numpy  # noqa: F401
     except ImportError:
         return None
-    body = {"id": "numpy", "name": "numpy", "python": sys.executable, "preload": ["numpy"]}
+    body = {"id": "numpy", "name": "numpy", "python": str(python), "preload": ["numpy"]}
     client.call("POST", "/api/v1/templates", body)
     return "numpy"
 
@@ -171,8 +173,11 @@ def main() -> None:
         row(kernel)
 
     print("\natoll")
-    roots = os.pathsep.join([str(Path(sys.executable).parent), sysconfig.get_paths()["data"]])
-    with Server(ATOLL_POOL__SIZE=str(POOL), ATOLL_LOCAL__TEMPLATE_ROOTS=roots) as server:
+    with ExitStack() as stack:
+        python = stack.enter_context(own_interpreter())
+        roots = os.pathsep.join([str(python.parent.parent), sys.base_prefix])
+        settings = {"ATOLL_POOL__SIZE": str(POOL), "ATOLL_LOCAL__TEMPLATE_ROOTS": roots}
+        server = stack.enter_context(Server(**settings))
         client = server.client()
         wait_for_pool(client, "python", POOL)
         session = create(client)
@@ -184,7 +189,7 @@ def main() -> None:
         if kernel is not None:
             ratio = kernel.p50 / printed.p50
             print(f"{'':<46} ipykernel / execute {ratio:.2f} x (no isolation there)")
-        if template := numpy_template(client):
+        if template := numpy_template(client, python):
             other = create(client, template_id=template)
             code = "import numpy as np; print(np.arange(3).sum())"
             numpy = row(execute(client, other, code, "execute with numpy preloaded"))

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import signal
 import sys
-import sysconfig
-import tempfile
 import threading
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ import pytest
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server
+from tests.interpreters import own_interpreter
 
 SHELLS: dict[str, dict[str, Any]] = {
     "ipython": {"template_id": "science"},
@@ -75,28 +72,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[Path]:
-    """
-    An interpreter with the packages that the tests themselves have. Where a sandbox has a directory
-    of its own, as /tmp, an environment cannot be: it is made once more elsewhere, by links.
-    """
-    if not Path(sys.prefix).is_relative_to("/tmp"):
-        yield Path(sys.executable)
-        return
-    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as place:
-        Path(place).chmod(0o755)
-        venv.create(place, with_pip=False, symlinks=True)
-        packages = next(Path(place).glob("lib/python*/site-packages"))
-        shutil.copytree(
-            sysconfig.get_path("purelib"), packages, copy_function=_link, dirs_exist_ok=True
-        )
-        yield Path(place, "bin", "python")
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    with own_interpreter() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
