@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
+    if item.get_closest_marker("slow") is not None:
+        return False
     directory = item.path.relative_to(Path(__file__).parent).parts[0]
     return directory in QUICK_DIRECTORIES or item.get_closest_marker("quick") is not None
 

@@ -14,6 +14,8 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 ENTERS = """
 import os, time
 open(f"in.{name}", "w").close()

@@ -19,6 +19,8 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quick
+
 FILES = (
     "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('deep')\nopen('top', 'w').write('1')"
 )

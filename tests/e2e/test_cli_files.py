@@ -17,6 +17,8 @@ from tests.component.sdk.test_sdk_trees import seen
 if TYPE_CHECKING:
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 
 class Atoll:
     """The command."""

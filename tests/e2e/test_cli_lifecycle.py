@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 
 class Atoll:
     """The command."""

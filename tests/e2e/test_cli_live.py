@@ -8,10 +8,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.harness import Server
+
+pytestmark = pytest.mark.quick
 
 ASK = "from atoll_session import ask\nprint(ask('Go on?', {'n': 1}))\n"
 

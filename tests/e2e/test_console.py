@@ -22,6 +22,8 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quick
+
 SHELL = {"rows": 30, "cols": 100}
 
 

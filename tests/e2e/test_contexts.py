@@ -18,6 +18,8 @@ from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server
 from tests.interpreters import own_interpreter
 
+pytestmark = pytest.mark.quick
+
 SHELLS: dict[str, dict[str, Any]] = {
     "ipython": {"template_id": "science"},
     "plain": {"template_id": "science", "env_vars": {"ATOLL_NO_IPYTHON": "1"}},

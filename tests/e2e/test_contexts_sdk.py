@@ -13,7 +13,7 @@ from atoll import AsyncAtoll, Atoll, Conflict, Display, NotFound, Session
 from tests.e2e.api import eventually
 from tests.harness import Server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 SVG = "class S:\n    def _repr_svg_(self): return '<svg/>'\n"
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+pytestmark = pytest.mark.quick
+
 ASK = (
     "from atoll_session import ask\nx = ask('Go?', {'n': 1})\nprint(x.approved, x.answer, x.reason)"
 )

@@ -48,6 +48,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return server.new_database()
 
 
+@pytest.mark.quick
 def test_the_schema_goes_up_and_down_and_is_told(env: dict[str, str]) -> None:
     assert current(**env) == (1, None, "missing")
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def index() -> Iterator[Index]:

@@ -101,6 +101,7 @@ def test_the_node_tells_what_it_is_and_what_it_gives(api: Api) -> None:
     assert all(told["missing"].values())
 
 
+@pytest.mark.quick
 def test_a_session_is_a_container_of_this_node(api: Api, dockerd: Dockerd, session: str) -> None:
     found = dockerd.inspect(container(api, session))
 

@@ -10,7 +10,7 @@ import pytest
 
 from atoll import app
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 
 async def test_embedded_starts_at_once_leave_each_other_alone(

@@ -18,6 +18,8 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quick
+
 Told = tuple[str, str, dict[str, Any]]
 STEPS = 6
 STEPWISE = """

@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 EMBEDDED = {

@@ -18,6 +18,8 @@ from tests.missing import missing
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 
 # What an execution is given
 

@@ -14,6 +14,8 @@ from tests.e2e.test_recovery import handle, runs
 if TYPE_CHECKING:
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 ONCE_MORE = """
 import os, time
 with open("attempts", "a") as file: file.write("x")

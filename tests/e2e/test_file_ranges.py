@@ -12,6 +12,8 @@ from tests.e2e.api import V1, Api, answer, problem
 if TYPE_CHECKING:
     import httpx
 
+pytestmark = pytest.mark.quick
+
 
 def url(session: str, path: str) -> str:
     return f"{V1}/sessions/{session}/files/{quote(path)}"

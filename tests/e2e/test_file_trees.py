@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 
 def files(session: str) -> str:
     return f"{V1}/sessions/{session}/files"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 MiB = 1024 * 1024
 
 NAMES = {

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+pytestmark = pytest.mark.quick
+
 BOUND = 30.0
 """Seconds within which every request is answered, whatever the driver does: else it fails."""
 QUICK = {

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:

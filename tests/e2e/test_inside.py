@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.e2e.api import Api
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 STAGED = "import os\nhere = os.environ['ATOLL_STAGING']\nopen(here + '/out', 'w').write('x')\n"
 SHOW = "import atoll_session as a\nprint(a.execution_id, a.staging())"
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 RAN = "with open('ran', 'a') as file: file.write('.')\n"
 """Leaves a mark in the workspace for each time that it runs."""
 ADD = "def add(event):\n    return event['a'] + event['b']\n"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+pytestmark = pytest.mark.quick
+
 MiB = 2**20
 VERBS = ("start", "stop", "archive", "pause", "resume", "clone")
 

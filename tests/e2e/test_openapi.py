@@ -14,6 +14,8 @@ from tests.e2e.api import V1, Api, answer, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quick
+
 METHODS = {"get", "put", "post", "delete", "patch"}
 ROUTES = {
     f"GET {V1}/sessions/{{session_id}}/checkpoint",

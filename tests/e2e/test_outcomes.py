@@ -13,6 +13,8 @@ from tests.e2e.api import V1, answer, problem, until
 if TYPE_CHECKING:
     from tests.e2e.api import Api
 
+pytestmark = pytest.mark.quick
+
 
 def returning(value: str) -> str:
     return f"def handler(event):\n    return {value}\n"

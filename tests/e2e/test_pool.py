@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def pooled(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def stranger(server: Server) -> Iterator[httpx.Client]:

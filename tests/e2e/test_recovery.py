@@ -66,6 +66,7 @@ def crash(server: Server) -> None:
 # The server is killed
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_a_session_survives_the_server(own: Server) -> None:
     with calling(own) as api:
@@ -79,6 +80,7 @@ def test_a_session_survives_the_server(own: Server) -> None:
         assert api.get(before["id"])["container_id"] == before["container_id"]
 
 
+@pytest.mark.quick
 def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> None:
     code = (
         "for n in range(1000): print(n)\n"

@@ -6,10 +6,14 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.e2e.api import V1, answer
 
 if TYPE_CHECKING:
     from tests.e2e.api import Api
+
+pytestmark = pytest.mark.quick
 
 EXAMPLE: dict[str, Any] = {
     "code": "def handler(event):\n"

@@ -17,7 +17,7 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 NOWHERE = "http://192.0.2.1:9"
 """An address that is nobody's: what the server's own instances are told, which have no network."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 COUNT = "for n in range(1000): print(n, flush=True)\n"
 NUMBERS = "".join(f"{n}\n" for n in range(1000))

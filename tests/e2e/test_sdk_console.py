@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from atoll import AsyncConsole, AsyncSession
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 BASH = ["bash", "--norc", "--noprofile", "-i"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll import Session
     from tests.harness import Server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 BAD = "a\udcff"
 """A name whose bytes are not UTF-8."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from atoll import Session
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(params=["server", "embedded"])
 def atoll(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> Iterator[Atoll]:

@@ -20,6 +20,8 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.quick
+
 CANARY = "canary-" + os.urandom(12).hex()
 SHOW = "import os\nprint(os.environ.get('TOKEN'))"
 # That it is there, in a way that does not write it down.

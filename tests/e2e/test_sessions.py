@@ -13,6 +13,8 @@ from tests.e2e.api import V1, Api, answer, eventually, problem, until
 if TYPE_CHECKING:
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 # Creating
 
 

@@ -119,6 +119,7 @@ def settings_of(screen: Screen) -> str:
     return found[0]
 
 
+@pytest.mark.quick
 def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None:
     before = settings_of(screen)
     screen.type(shell(session))

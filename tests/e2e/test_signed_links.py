@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.harness import Server
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def stranger() -> Iterator[httpx.Client]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Make = Callable[..., dict[str, Any]]
 
+pytestmark = pytest.mark.quick
+
 BUILD_UID = 1_666_000_000
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 or debian.missing() is not None, reason="needs root, apt and dpkg"

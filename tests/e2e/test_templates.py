@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Make = Callable[..., dict[str, Any]]
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def make(api: Api) -> Iterator[Make]:

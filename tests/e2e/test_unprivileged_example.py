@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests import unprivileged
+
+pytestmark = pytest.mark.quick
 
 EXAMPLE = """
 from atoll import Atoll

@@ -21,7 +21,10 @@ from tests.harness import Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount images")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount images"),
+    pytest.mark.quick,
+]
 
 MiB = 2**20
 NUMBERS = itertools.count(1)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.quick
+
 PRIVATE = {
     "ATOLL_EVENT__WEBHOOK_PRIVATE": "true",
     "ATOLL_EVENT__WEBHOOK_TIMEOUT": "60",

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
 
 S3_KINDS = ("s3", "s3-encrypted", "s3-virtual-host")
+"""The last two differ in how requests are made: `test_s3_blobs.py` has what that may break."""
 
 
-@pytest.fixture(params=["local", "memory", *S3_KINDS, "spool"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.quick), "memory", "s3", "spool"])
 def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
     if request.param == "local":
         return LocalObjects(directory)

@@ -49,6 +49,7 @@ RANGES = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("size", [0, 1, 4096, 3 * 2**20])
 async def test_an_object_comes_back(blobs: Blobs, size: int) -> None:
     data = (bytes(range(256)) * (size // 256 + 1))[:size]

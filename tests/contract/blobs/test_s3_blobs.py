@@ -137,6 +137,28 @@ def calls_of(blobs: Blobs) -> list[Awaitable[object]]:
     ]
 
 
+@pytest.mark.parametrize("blobs", ["s3-encrypted", "s3-virtual-host"], indirect=True)
+async def test_every_operation_works_encrypted_and_with_a_host_for_each_bucket(
+    blobs: Blobs,
+) -> None:
+    await blobs.put("a/b", b"0123456789")
+    assert await blobs.get("a/b", start=2, end=5) == b"234"
+    assert not await blobs.create("a/b", b"another")
+    assert await blobs.create("a/c", b"another")
+    assert await blobs.write("a/large", megabytes(20)) == 20 * 2**20
+    info = await blobs.head("a/large")
+    assert info is not None
+    assert info.size == 20 * 2**20
+    opened = await blobs.open("a/large", start=2**20)
+    assert opened is not None
+    assert sum([len(piece) async for piece in opened.pieces]) == 19 * 2**20
+    assert [info.key for info in await blobs.list("a/", limit=10)] == ["a/b", "a/c", "a/large"]
+    await blobs.remove("a/b")
+    assert await blobs.get("a/b") is None
+    await blobs.remove_all("a/")
+    assert await blobs.list("a/", limit=10) == []
+
+
 async def test_a_link_reads_one_object_and_another_writes_one(s3: S3Server) -> None:
     blobs = S3Objects(s3.settings(secrets.token_hex(4)))
     await blobs.put("a/b", b"0123456789")

@@ -30,7 +30,7 @@ def presence() -> timedelta:
     return timedelta(seconds=LONG)
 
 
-@pytest.fixture(params=["memory", "redis", "redis-cluster"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.quick), "redis", "redis-cluster"])
 async def ground(
     request: pytest.FixtureRequest, presence: timedelta, anyio_backend: str
 ) -> AsyncIterator[Ground]:

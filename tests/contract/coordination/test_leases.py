@@ -53,6 +53,7 @@ async def test_only_the_owner_gives_it_back(ground: Ground) -> None:
     assert await ground.b.acquire("s", "y") is None
 
 
+@pytest.mark.quick
 async def test_an_expired_lease_is_free_and_cannot_be_renewed(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.leases_expire()
@@ -70,6 +71,7 @@ async def test_a_late_release_does_not_free_the_next_holders(ground: Ground) -> 
     assert await ground.a.holder("s") == Holder("b", "y")
 
 
+@pytest.mark.quick
 async def test_one_who_waits_gets_it_when_it_is_given_back(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     async with asyncio.TaskGroup() as group:

@@ -303,6 +303,7 @@ def check(machine: type[Machine], opener: Opener, examples: int) -> None:
 MACHINES = pytest.mark.parametrize("machine", [LeaseMachine, ExecutionMachine])
 
 
+@pytest.mark.quick
 @MACHINES
 def test_memory_follows_the_model(machine: type[Machine]) -> None:
     check(machine, memory_ground, 100)

@@ -48,7 +48,11 @@ RUNTIMES = {"docker": "", "gvisor": "runsc", "remote": ""}
 
 def on(*kinds: str) -> pytest.MarkDecorator:
     """The kinds of node that a test is for."""
-    return pytest.mark.parametrize("node", kinds, indirect=True)
+    return pytest.mark.parametrize("node", [_parameter(kind) for kind in kinds], indirect=True)
+
+
+def _parameter(kind: str) -> pytest.ParameterSet:
+    return pytest.param(kind, marks=[pytest.mark.quick] if kind == "local" else [])
 
 
 everywhere = on(*USUAL, "gvisor", "remote")
@@ -184,7 +188,7 @@ class Node:
         return not self._engine.containers(label=[f"{NODE_LABEL}={name}"])
 
 
-@pytest.fixture(params=USUAL)
+@pytest.fixture(params=[_parameter(kind) for kind in USUAL])
 async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Node]:
     """With whatever this kind takes."""
     engine = None

@@ -31,7 +31,7 @@ from tests.standstill import go_on, stand_still
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 LINK = LinkSettings(connect_timeout=timedelta(seconds=0.3), start_timeout=timedelta(seconds=20))
 

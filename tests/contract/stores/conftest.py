@@ -25,12 +25,20 @@ if TYPE_CHECKING:
     from .store_entities import OpenFile
 
 
+QUICK_SQLITE = pytest.param("sqlite-file", marks=pytest.mark.quick)
+BACKENDS = (QUICK_SQLITE, "mariadb", "postgresql")
+on_sqlite = pytest.mark.parametrize("url", [QUICK_SQLITE], indirect=True)
+"""For what no database decides."""
+in_memory_too = pytest.mark.parametrize("url", [*BACKENDS, "sqlite-memory"], indirect=True)
+"""SQLite in memory differs from a file in its connections alone."""
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["sqlite-file", "sqlite-memory", "mariadb", "postgresql"])
+@pytest.fixture(params=BACKENDS)
 def url(request: pytest.FixtureRequest, path: Path) -> str:
     """An empty database that has the schema, or makes it when it is opened."""
     match request.param:

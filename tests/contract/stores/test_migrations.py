@@ -114,7 +114,7 @@ _DESCRIBE = {
 }
 
 
-@pytest.fixture(params=list(Kind))
+@pytest.fixture(params=[pytest.param(Kind.SQLITE, marks=pytest.mark.quick), *SERVERS])
 def database(request: pytest.FixtureRequest, path: Path) -> Database:
     if request.param is Kind.SQLITE:
         return Database(f"sqlite:///{path}", lambda: f"sqlite:///{path}-2")

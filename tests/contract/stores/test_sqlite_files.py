@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .store_entities import OpenFile
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 CHILD = """
 import asyncio, os, signal, sys

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from .store_entities import OpenFile
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def connection(path: Path) -> Iterator[sqlite3.Connection]:

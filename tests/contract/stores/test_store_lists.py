@@ -18,6 +18,7 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Holding, SessionStatus, Wanted
 
 from . import store_entities as make
+from .conftest import on_sqlite
 from .store_entities import NOW, invoked, make_execution, make_session, make_template, walk
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ def cursor_of(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     "cursor",
     [

@@ -12,6 +12,7 @@ from atoll.errors import Conflict, TemporaryError
 from atoll.model.session import SessionStatus
 
 from . import store_entities as make
+from .conftest import in_memory_too
 from .store_entities import make_execution, make_instance, make_session, make_template
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.quick
+@in_memory_too
 async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: Store) -> None:
     session, execution, template = make_session(), make_execution(), make_template()
     await store.sessions.add(session)
@@ -53,6 +56,7 @@ async def test_saving_what_is_not_there_is_refused_and_adds_nothing(store: Store
     assert await store.executions.get(execution.id) is None
 
 
+@in_memory_too
 async def test_of_many_saves_at_once_exactly_one_wins(store: Store) -> None:
     execution = make_execution()
     await store.executions.add(execution)

@@ -100,6 +100,7 @@ def test_an_end_that_code_makes_up_is_that_of_its_own_execution(context: Context
     assert result["results"][0]["data"]["text/plain"] == "3"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "payload",
     [
@@ -154,6 +155,7 @@ def test_what_is_shown_has_a_bound(context: Context) -> None:
     context.box.assert_usable()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "body",
     [

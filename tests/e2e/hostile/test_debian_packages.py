@@ -125,6 +125,7 @@ async def test_its_root_is_nobody_on_the_host(site: Site) -> None:
     assert (site.layer / "mine").stat().st_uid == BUILD_UID
 
 
+@pytest.mark.quick
 async def test_it_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")

@@ -50,6 +50,7 @@ def largest(pid_1: int) -> int:
     return max(sizes)
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", MEMORY)
 def test_a_memory_bomb_ends_with_cause_oom_and_the_session_goes_on(
@@ -133,6 +134,7 @@ FILL = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", FILL)
 def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: str) -> None:
@@ -172,6 +174,7 @@ def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
     assert (more["status"], more["cause"]) == ("failed", "disk"), more
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
     if not target.own_disk:

@@ -34,6 +34,7 @@ OUTSIDE = ["/etc/passwd", "/run/atoll/executor.pyz", "/proc/1/environ", "/proc/s
            "/dev/zero", "/"]  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("target_path", OUTSIDE)
 def test_a_link_that_leads_out_is_not_followed(shared: Box, target_path: str) -> None:
@@ -83,6 +84,7 @@ def test_removing_a_link_leaves_what_it_points_to(shared: Box) -> None:
     assert shared.printed("import os; print(os.listdir('/tmp/dir'))") == "['f']"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "path",
     ["..", "../x", "a/../../x", "/etc/passwd", "//etc/passwd", "/workspace/../etc/passwd",
@@ -202,6 +204,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_files_do_not_hang_the_api(fresh: Box, kind: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
-pytestmark = pytest.mark.every_driver
+pytestmark = [pytest.mark.every_driver, pytest.mark.quick]
 
 # Looks for a text in every file that can be opened, from every place that could be a way out.
 SEARCH = """

@@ -49,6 +49,7 @@ def test_a_flood_stays_with_its_own_execution(fresh: Box, flood: str) -> None:
     assert fresh.printed("import atoll_session; print(atoll_session.messages())") == "[]"
 
 
+@pytest.mark.quick
 def test_the_name_cannot_be_taken(fresh: Box) -> None:
     code = (
         "import socket\n"
@@ -58,6 +59,7 @@ def test_the_name_cannot_be_taken(fresh: Box) -> None:
     assert fresh.printed(code) == "Address already in use"
 
 
+@pytest.mark.quick
 def test_what_an_execution_left_behind_speaks_for_nobody(fresh: Box) -> None:
     code = (
         "import atoll_session, os\n"

@@ -101,6 +101,7 @@ def test_user_code_finds_no_way_to_the_journal(shared: Box) -> None:
     assert answer.json()["stdout"].strip() == "[]", answer.text
 
 
+@pytest.mark.quick
 def test_no_process_but_pid_1_has_the_journal(target: Target, fresh: Box) -> None:
     fresh.run(LEAVE)
     fresh.run(KILL_ZYGOTE)
@@ -122,6 +123,7 @@ def test_user_code_cannot_fill_the_journal(fresh: Box) -> None:
     fresh.assert_usable()
 
 
+@pytest.mark.quick
 def test_a_full_workspace_does_not_keep_a_result_from_the_journal(fresh: Box) -> None:
     fill = (
         "import os\nfile = open('full', 'wb', buffering=0)\n"

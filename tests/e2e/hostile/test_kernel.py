@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
-pytestmark = pytest.mark.every_driver
+pytestmark = [pytest.mark.every_driver, pytest.mark.quick]
 
 PRELUDE = """
 import ctypes, errno, os

@@ -72,6 +72,7 @@ def log_of(target: Target, response: httpx.Response) -> str:
 # Packages against the installer
 
 
+@pytest.mark.quick
 def test_a_build_runs_without_network_and_without_the_hosts_files(
     building: Target, index: Index
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_wheel_cannot_put_files_beside_the_others(
         assert response.json()["code"] == "dependency_failed"
 
 
+@pytest.mark.quick
 def test_a_wheel_with_a_link_that_leads_out_shows_nothing_of_the_host(
     building: Target, index: Index
 ) -> None:

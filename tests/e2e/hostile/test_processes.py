@@ -66,6 +66,7 @@ def victim(target: Target) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_host_processes_are_not_to_be_seen(shared: Box, victim: subprocess.Popen[bytes]) -> None:
     seen = shared.printed(
@@ -78,6 +79,7 @@ def test_host_processes_are_not_to_be_seen(shared: Box, victim: subprocess.Popen
     assert len(seen) <= 4, seen
 
 
+@pytest.mark.quick
 def test_host_processes_are_not_to_be_signalled(
     target: Target, shared: Box, victim: subprocess.Popen[bytes]
 ) -> None:
@@ -101,6 +103,7 @@ for pid in {pids!r}:
     assert target.client.get("/health").status_code == 200
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 9, 11, 15, 19, 20, 23, 24, 31, 34, 64])
 def test_pid_1_shrugs_off_signals(shared: Box, number: int) -> None:
@@ -111,6 +114,7 @@ def test_pid_1_shrugs_off_signals(shared: Box, number: int) -> None:
     assert processes()[shared.pid_1][1] not in "TtZX"
 
 
+@pytest.mark.quick
 def test_pid_1_cannot_be_read_or_traced(shared: Box) -> None:
     code = """
 import ctypes, os
@@ -207,6 +211,7 @@ def test_nothing_outlives_a_timeout(fresh: Box, kind: str) -> None:
     fresh.assert_usable()
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", ["a child", "one that ignores every signal", "a stopped one"])
 def test_nothing_outlives_a_cancellation(fresh: Box, kind: str) -> None:
@@ -244,6 +249,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("leader", ["time.sleep(600)", "live()"], ids=["waits", "joins in"])
 def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
@@ -292,6 +298,7 @@ def test_a_bomb_left_in_the_background_keeps_no_execution_waiting_for_good(
     eventually(lambda: pid_1 not in processes(), "the end of PID 1")
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_threads_are_bounded_too(fresh: Box) -> None:
     code = """

@@ -104,6 +104,7 @@ FORGED: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_result_is_an_outcome_like_any_other(shared: Box, kind: str) -> None:
     text, value = FORGED[kind]
@@ -219,6 +220,7 @@ HOSTILE_ENDS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", HOSTILE_ENDS)
 def test_code_that_breaks_its_own_end_fails_plainly(shared: Box, kind: str) -> None:
     result = shared.run(HOSTILE_ENDS[kind], timeout=10)
@@ -290,6 +292,7 @@ GIVEN = {
 """What code finds in its environment when the session and the request give it nothing."""
 
 
+@pytest.mark.quick
 def test_nothing_of_the_server_is_inherited(target: Target, shared: Box) -> None:
     code = """
 import os

@@ -94,6 +94,7 @@ def left(box: Box) -> None:
     eventually(lambda: box.client.get(f"{box.files}/n").status_code == 200, "its first file")
 
 
+@pytest.mark.quick
 def test_restless_code_uses_no_processor_while_it_is_paused(target: Target, fresh: Box) -> None:
     left(fresh)
     top = fresh.pid_1

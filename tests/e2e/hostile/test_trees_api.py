@@ -229,6 +229,7 @@ for _ in range(2000):
 """
 
 
+@pytest.mark.quick
 def test_odd_trees_are_listed_packed_searched_and_refused_to_be_copied(fresh: Box) -> None:
     assert fresh.run(ODD)["status"] == "success"
     for form in ("tar", "tar.gz", "zip"):
@@ -278,6 +279,7 @@ while time.monotonic() < end:
     fresh.assert_usable()
 
 
+@pytest.mark.quick
 def test_a_file_cannot_become_a_page_by_any_way(fresh: Box) -> None:
     page = b"<html><script>parent.stolen = 1</script>"
     fresh.client.put(f"{fresh.files}/page.html", content=page)
