@@ -181,18 +181,20 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
 
 def main() -> None:
     import httptools  # noqa: F401
+    import typer
     import uvloop  # noqa: F401
 
     import atoll.app
     import atoll.sdk.client  # noqa: F401
     from atoll.cli.root import app
 
+    command = typer.main.get_command(app)
     assert threading.active_count() == 1, "a fork has only the thread that forks"
     connection = socket.socket(fileno=int(sys.argv[1]))
     words = serve_requests(connection)
     if words is not None:
         sys.argv[1:] = words
-        app(prog_name="atoll")
+        command(prog_name="atoll")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
     """One call of an engine's API; an error is raised with what the engine said."""
-    transport = httpx.HTTPTransport(uds=str(engine))
+    transport = httpx.HTTPTransport(uds=str(engine), verify=False)
     with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
         answer = client.request(method, f"{API}{path}", **given)
     if answer.is_error:

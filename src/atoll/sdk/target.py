@@ -30,6 +30,10 @@ class Target:
         return self.url or "the embedded server"
 
     @property
+    def encrypted(self) -> bool:
+        return self.url is not None and urlsplit(self.url).scheme == "https"
+
+    @property
     def loopback(self) -> bool:
         return self.url is not None and is_loopback(self.url)
 
