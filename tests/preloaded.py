@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import json
 import os
 import select
@@ -189,6 +190,8 @@ def main() -> None:
     from atoll.cli.root import app
 
     command = typer.main.get_command(app)
+    # What a collection marks would be copied in each fork.
+    gc.freeze()
     assert threading.active_count() == 1, "a fork has only the thread that forks"
     connection = socket.socket(fileno=int(sys.argv[1]))
     words = serve_requests(connection)

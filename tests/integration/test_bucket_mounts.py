@@ -244,7 +244,7 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
 ) -> None:
     env = s3.environment(
         ATOLL_BLOB__URL=f"s3://atoll/broken-{number}",
-        ATOLL_LOCAL__MOUNT_TIMEOUT="10",
+        ATOLL_LOCAL__MOUNT_TIMEOUT="5",
         ATOLL_SESSION__SWEEP="0.5",
     )
     with Server(tmp_path, **env) as server, server.client() as http:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STREAM = {"accept": "text/event-stream"}
 
 
-@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
+@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
 def shared(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:

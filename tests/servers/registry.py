@@ -98,6 +98,8 @@ class Registry:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"http://{self.server}/v2/", timeout=5, verify=False).status_code == 401
+            return (
+                httpx.get(f"http://{self.server}/v2/", timeout=5, verify=False).status_code == 401
+            )
         except httpx.HTTPError:
             return False

@@ -24,6 +24,8 @@ VARIANTS = ["root", "unprivileged"] if os.geteuid() == 0 else ["unprivileged"]
 if drivers.CHOSEN == "docker":
     # Whoever may use a Docker engine is as good as root.
     VARIANTS = ["root"]
+either_variant = pytest.mark.parametrize("target", VARIANTS[:1], indirect=True, scope="module")
+"""For attacks on programs that are the same whoever runs the server: the executor's own."""
 SMALL = {"memory": "128Mi", "disk": "32Mi", "max_processes": 48}
 
 

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.hostile.conftest import either_variant
+
 if TYPE_CHECKING:
     from tests.e2e.hostile.host import Box
+
+pytestmark = either_variant
 
 CONTROL = """
 import os, socket, stat, struct, time

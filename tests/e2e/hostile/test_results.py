@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import drivers
-from tests.e2e.hostile.conftest import SECRET
+from tests.e2e.hostile.conftest import SECRET, either_variant
 from tests.e2e.hostile.host import MiB, resident, strict_json
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
 
-pytestmark = pytest.mark.every_driver
+pytestmark = [pytest.mark.every_driver, either_variant]
 
 LIMIT = MiB
 

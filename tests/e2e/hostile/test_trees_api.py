@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.e2e.hostile.conftest import either_variant
 from tests.e2e.hostile.host import MiB, eventually, resident
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.hostile.conftest import Target
     from tests.e2e.hostile.host import Box
+
+pytestmark = either_variant
 
 SWAP = """
 import ctypes, os
