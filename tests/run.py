@@ -54,7 +54,7 @@ UNPRIVILEGED = Variant(
         "tests/contract/drivers/test_local_driver.py",
         "tests/contract/drivers/test_copy.py",
         "tests/contract/drivers/test_pause.py",
-        "tests/unit/test_app.py",
+        "tests/component/test_app.py",
         "tests/unit/drivers",
         "tests/component/drivers",
         "tests/unit/executor/test_watch.py",

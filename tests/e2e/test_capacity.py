@@ -106,6 +106,7 @@ def test_a_failure_a_time_out_and_a_cancellation_give_their_place_back(api: Api)
     api.end(session)
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_of_those_who_wait_one_is_told_to_come_back(
     bubblewrap: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def lose_workspace(server: Server, session: dict[str, Any]) -> None:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_checkpoint_is_taken_when_it_is_asked_for(api: Api) -> None:
     session = api.create()["id"]
@@ -204,6 +205,7 @@ def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> 
     problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     session = api.create()["id"]

@@ -95,6 +95,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
     assert [json.loads(line)["path"] for line in lines] == ["tree/sub/run"]
 
 
+@pytest.mark.slow
 def test_a_file_goes_through_pipes_and_nothing_else_does(atoll: Atoll, session: str) -> None:
     data = os.urandom(2_000_000)
     code, out, err = atoll("cp", "-", f"{session}:x", input=data)
@@ -113,6 +114,7 @@ def test_a_file_goes_through_pipes_and_nothing_else_does(atoll: Atoll, session: 
     assert json.loads(atoll("checkpoint", session, "--last", "--json")[1]) == saved
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_how_far_it_is(atoll: Atoll, session: str, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "big[red]").write_bytes(os.urandom(5 * 1024 * 1024))
@@ -130,6 +132,7 @@ def test_a_terminal_sees_how_far_it_is(atoll: Atoll, session: str, tmp_path: Pat
     assert (code, "5.0/5.0 MiB" in shown) == (0, True), shown
 
 
+@pytest.mark.slow
 def test_watching_tells_a_line_each(atoll: Atoll, session: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "atoll.cli", "session", "watch", f"{session}:"],

@@ -66,6 +66,7 @@ def test_a_session_rests_and_comes_back(atoll: Atoll, session: str) -> None:
     assert lines["next"].startswith("stops (idle) at ")
 
 
+@pytest.mark.slow
 def test_a_session_is_changed_and_cloned(atoll: Atoll, session: str) -> None:
     assert atoll("update", session, "--env", "A=1", "--no-label", "project", "--no-auto-start") == (
         0, f"{session}\n", "",

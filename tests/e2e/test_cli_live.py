@@ -42,6 +42,7 @@ def test_ctrl_c_ends_the_code_and_says_so(bubblewrap: str, tmp_path: Path) -> No
     assert err.endswith("was cancelled.\n")
 
 
+@pytest.mark.slow
 def test_where_nobody_can_answer_the_code_is_refused(bubblewrap: str, tmp_path: Path) -> None:
     with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)

@@ -270,6 +270,7 @@ def memory_of(server: Server) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 def test_who_does_not_read_holds_up_nobody_and_fills_no_memory(own: Server) -> None:
     with own.client() as http, ExitStack() as stack:
         api = Api(http)
@@ -362,6 +363,7 @@ def test_a_key_that_may_only_read_watches(api: Api, session: str, reader: dict[s
         assert watching.ended()["exit_code"] == 0
 
 
+@pytest.mark.slow
 def test_a_key_that_is_revoked_is_of_no_more_use(
     api: Api, session: str, server: Server, reader: dict[str, str]
 ) -> None:
@@ -395,6 +397,7 @@ def test_what_is_not_there_is_not_found(api: Api) -> None:
 # When the server goes
 
 
+@pytest.mark.slow
 def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> None:
     with own.client() as http:
         api = Api(http)
@@ -455,6 +458,7 @@ def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
         api.end(session)
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_server_that_is_told_to_end_closes_consoles_at_once(own: Server) -> None:
     with own.client() as http, ThreadPoolExecutor(1) as beside:

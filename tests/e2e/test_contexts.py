@@ -336,6 +336,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_code_that_heeds_no_interrupt_is_ended_with_its_context(context: Context) -> None:
     context.ok("1")
     result = context.run(STUBBORN, timeout=2)

@@ -314,6 +314,7 @@ def test_of_many_answers_at_once_one_counts(api: Api, server: Server, session: s
     assert api.result(execution_id)["stdout"] == f"True {good} None\n"
 
 
+@pytest.mark.slow
 def test_a_question_is_refused_by_time(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__APPROVAL_TIMEOUT="0.3") as own, calling(own) as api:
         session = api.create()["id"]
@@ -378,6 +379,7 @@ def test_an_answer_that_is_too_large_is_refused(api: Api, session: str) -> None:
     assert api.result(execution_id)["stdout"] == "True None None\n"
 
 
+@pytest.mark.slow
 def test_a_question_outlives_the_control_plane(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
@@ -394,6 +396,7 @@ def test_a_question_outlives_the_control_plane(own: Server) -> None:
         assert told == ["asked", "answered"]
 
 
+@pytest.mark.slow
 def test_a_question_outlives_a_control_plane_that_is_told_to_end(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
@@ -407,6 +410,7 @@ def test_a_question_outlives_a_control_plane_that_is_told_to_end(own: Server) ->
         assert api.result(execution_id)["stdout"] == "True after None\n"
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_a_restart_is_not_asked_again(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
@@ -423,6 +427,7 @@ def test_what_was_answered_before_a_restart_is_not_asked_again(own: Server) -> N
         assert api.result(execution_id)["stdout"] == "True before None\n"
 
 
+@pytest.mark.slow
 def test_a_question_goes_with_its_instance_and_is_asked_anew(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]

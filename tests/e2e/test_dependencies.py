@@ -219,6 +219,7 @@ def test_it_can_be_watched_while_it_installs(api: Api, index: Index) -> None:
     api.end(session["id"])
 
 
+@pytest.mark.slow
 def test_one_that_was_interrupted_by_a_kill_is_finished_after_the_next_start(
     bubblewrap: str, tmp_path: Path
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_package_is_named_once_and_there_are_at_most_fifty(api: Api) -> None:
 # Later on
 
 
+@pytest.mark.slow
 def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
     session = api.create()["id"]
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
@@ -380,6 +382,7 @@ def test_packages_survive_the_instance(api: Api) -> None:
     api.end(session)
 
 
+@pytest.mark.slow
 def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) -> None:
     with Index(html=True) as index:
         index.add("greet", "1.2", requires=["lower"]).add("lower", "2.0")

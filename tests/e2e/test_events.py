@@ -92,6 +92,7 @@ def test_every_number_leads_to_the_rest_while_it_runs_and_after(
     check_resumed(api, execution_id, whole)
 
 
+@pytest.mark.slow
 def test_every_number_leads_to_the_rest_at_a_server_that_was_killed_meanwhile(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
@@ -117,6 +118,7 @@ def test_every_number_leads_to_the_rest_at_a_server_that_was_killed_meanwhile(ow
         check_resumed(api, execution_id, told)
 
 
+@pytest.mark.slow
 def test_numbers_go_on_over_an_attempt_that_was_lost(own: Server) -> None:
     code = (
         "import os, time\nprint('begun', flush=True)\nopen('ran', 'a').write('x')\n"
@@ -170,6 +172,7 @@ def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: s
     assert api.result(first)["status"] == "success"
 
 
+@pytest.mark.slow
 def test_an_execution_that_runs_is_told_to_be_alive(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
@@ -256,6 +259,7 @@ def ask(server: Server, path: str) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
     bubblewrap: str, tmp_path: Path
 ) -> None:
@@ -286,6 +290,7 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
         assert grown < 15 * limit, grown
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]

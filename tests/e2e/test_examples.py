@@ -66,6 +66,7 @@ def test_an_example_speaks_to_a_server(name: str, server: Server) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, "", OF_A_SERVER[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_A_SERVER)
 def test_an_example_of_a_server_says_what_it_misses(name: str) -> None:
     done = run(name)

@@ -85,6 +85,7 @@ def test_code_imports_modules_of_the_workspace(api: Api, session: str) -> None:
     assert api.run(session, "import mine\nprint(mine.VALUE)")["stdout"] == "5\n"
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_command_gets_its_arguments_as_they_are(api: Api, session: str) -> None:
     result = api.run(session, command=["printf", "%s|", "a b", "$HOME", "*", ""])
@@ -255,6 +256,7 @@ def test_sessions_do_not_wait_for_each_other(api: Api, session: str) -> None:
     api.end(other)
 
 
+@pytest.mark.slow
 def test_many_at_once_in_one_session_all_end(api: Api, session: str, server: Server) -> None:
     def work(number: int) -> list[str]:
         with server.client() as http:
@@ -267,6 +269,7 @@ def test_many_at_once_in_one_session_all_end(api: Api, session: str, server: Ser
     assert results == [[f"{number} {turn}\n" for turn in range(25)] for number in range(8)]
 
 
+@pytest.mark.slow
 def test_more_waiting_than_the_limit_is_refused_for_now(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__QUEUE_LIMIT="2") as server, server.client() as http:
         api = Api(http)

@@ -90,6 +90,7 @@ def test_an_executor_that_is_told_to_end_while_nothing_runs_is_replaced(
     assert api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KILLERS)
 def test_code_that_attacks_its_own_sandbox_has_failed_and_is_not_tried_again(
     api: Api, session: str, kind: str

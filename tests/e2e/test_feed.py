@@ -210,6 +210,7 @@ def test_a_key_that_may_only_read_may_follow(server: Server, api: Api) -> None:
     problem(api.http.get(f"{V1}/webhooks", headers=headers), 403, "key_read_only")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_sdk_goes_on_by_itself_when_the_server_is_started_again(
     bubblewrap: str, tmp_path: Path
@@ -244,6 +245,7 @@ async def test_the_sdk_goes_on_by_itself_when_the_server_is_started_again(
             server.stop()
 
 
+@pytest.mark.slow
 def test_an_execution_that_was_accepted_has_an_event_whatever_is_killed(
     bubblewrap: str, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def test_an_execution_that_was_accepted_has_an_event_whatever_is_killed(
             assert len(set(ends)) == len(submitted)
 
 
+@pytest.mark.slow
 def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_POOL__SIZE="0") as server, server.client() as http:
         api = Api(http)

@@ -117,6 +117,7 @@ def test_a_directory_goes_out_and_comes_in_again(api: Api, project: str, form: s
     problem(put, 422, "bad_archive")
 
 
+@pytest.mark.slow
 def test_a_tree_that_does_not_fit_leaves_nothing(api: Api) -> None:
     session = api.create(disk="16Mi")["id"]
     out = io.BytesIO()

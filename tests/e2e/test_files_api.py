@@ -57,6 +57,7 @@ def download(api: Api, session: str, path: str) -> bytes:
 # In and out
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 def test_a_name_is_a_name_whatever_is_in_it(api: Api, session: str, name: str) -> None:
@@ -429,6 +430,7 @@ def test_a_big_file_goes_both_ways_and_not_through_memory(
     assert most - before < 32 * MiB
 
 
+@pytest.mark.slow
 def test_a_download_that_nobody_reads_waits_and_is_let_go(
     api: Api, session: str, server: Server
 ) -> None:

@@ -98,6 +98,7 @@ def read(api: Api, session: str, name: str = "kept") -> httpx.Response:
 # Killed
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("by", ["file", "execution", "context", "upload", "processes"])
 def test_a_killed_instance_is_replaced_within_one_request(
@@ -135,6 +136,7 @@ def test_requests_at_once_after_a_kill_cause_one_recovery(
         assert names == {api.get(session)["container_id"]}
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_an_instance_that_dies_again_and_again_is_replaced_again_and_again(
     api: Api, node: Node, session: str
@@ -173,6 +175,7 @@ def test_whatever_is_asked_of_a_killed_one_is_done(
         api.end(shown["id"])
 
 
+@pytest.mark.slow
 def test_what_died_while_no_server_was_there_can_be_changed(
     bubblewrap: str, tmp_path: Path
 ) -> None:
@@ -226,6 +229,7 @@ def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node:
 # The sweep
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, node: Node) -> None:
     """It runs every half second here, while instances are lost, replaced, stopped and started."""
@@ -351,6 +355,7 @@ def test_one_in_error_can_be_given_up(
     api.end(session)
 
 
+@pytest.mark.slow
 def test_an_execution_waits_for_nothing_that_does_not_come(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
@@ -363,6 +368,7 @@ def test_an_execution_waits_for_nothing_that_does_not_come(
     assert (told["status"], told["cause"]) == ("error", "instance_lost"), told
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
     bubblewrap: str, tmp_path: Path
 ) -> None:
@@ -382,6 +388,7 @@ def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
         api.end(session)
 
 
+@pytest.mark.slow
 def test_many_sessions_are_answered_in_time_while_the_driver_is_down(
     api: Api, node: Node, down: Callable[[], None]
 ) -> None:

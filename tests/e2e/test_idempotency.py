@@ -189,6 +189,7 @@ def test_the_first_answer_outlives_the_server(own: Server, key: str) -> None:
         assert runs(api, session["id"]) == 1
 
 
+@pytest.mark.slow
 def test_what_was_under_way_when_the_server_died_is_not_run_twice(own: Server, key: str) -> None:
     body = {"code": COUNT + until("go") + "print('done')", "wait": 30}
     with ThreadPoolExecutor(1) as pool, calling(own) as api:

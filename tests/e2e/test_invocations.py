@@ -147,6 +147,7 @@ def test_a_terminal_goes_with_every_mode(api: Api, session: str) -> None:
     assert told["stdout"] == "80 5\r\n"
 
 
+@pytest.mark.slow
 def test_sync_that_takes_longer_than_a_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__MAX_WAIT="0.2") as server, server.client() as http:
         api = Api(http)

@@ -89,6 +89,7 @@ def made(server: Server) -> Iterator[set[str]]:
 # Stop and start
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_stopped_session_has_its_files_and_no_instance(api: Api, session: str) -> None:
     api.put(session, "kept", b"here")
@@ -165,6 +166,7 @@ def test_a_session_rests_and_starts_as_often_as_one_likes(api: Api, session: str
     assert sh(api, session, "cat log") == "0\n1\n2\n3\n"
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
     assert do(api, session, "archive")["status"] == "archived"
@@ -272,6 +274,7 @@ def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
     problem(post(api, session, "pause"), 409, "session_not_running")
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_pause_says_so(bubblewrap: str) -> None:
     unprivileged.require()
     with unprivileged.directory() as place:
@@ -392,6 +395,7 @@ def test_a_life_is_extended_by_one_call(api: Api) -> None:
     assert (ended["cause"], ended["wanted"]) == ("timeout", "destroyed")
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_memory_limit_that_is_raised_holds_at_once(api: Api) -> None:
     session = api.create(memory="96Mi")["id"]
@@ -448,6 +452,7 @@ def test_an_idle_session_is_stopped_archived_and_deleted_by_itself(api: Api) -> 
     assert at(ended, "ended_at") - at(stopped, "rested_at") >= timedelta(seconds=delete_after)
 
 
+@pytest.mark.slow
 def test_a_session_in_which_something_runs_is_not_idle(api: Api) -> None:
     session = api.create(idle_timeout=1)["id"]
     execution = api.submit(session, "import time\ntime.sleep(3)\nprint('done')")
@@ -457,6 +462,7 @@ def test_a_session_in_which_something_runs_is_not_idle(api: Api) -> None:
     api.end(session)
 
 
+@pytest.mark.slow
 def test_a_session_that_is_asked_for_is_not_idle(api: Api) -> None:
     session = api.create(idle_timeout=3)["id"]
     for _ in range(5):
@@ -514,6 +520,7 @@ def test_what_runs_or_waits_is_cancelled_with_a_cause_and_starts_nothing(
     assert api.names(session) == ["begun"]
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("verb", ["stop", "archive"])
 def test_requests_during_a_stop_work_or_are_refused_clearly(
@@ -548,6 +555,7 @@ def test_many_starts_make_one_instance(api: Api, own: Server, session: str) -> N
     assert len(names) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
 def test_many_requests_start_what_rests_once(
@@ -686,6 +694,7 @@ def test_what_runs_is_cloned_while_it_runs(api: Api, session: str) -> None:
     api.end(clone)
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("disk", ["1Mi", "100Pi"])
 def test_a_clone_that_cannot_be_leaves_nothing(api: Api, own: Server, disk: str) -> None:

@@ -292,6 +292,7 @@ FUZZ = settings(
 )
 
 
+@pytest.mark.slow
 @FUZZ
 @given(body=SESSIONS)
 @example(body={"\ud800": 1})

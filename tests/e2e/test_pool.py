@@ -47,6 +47,7 @@ def test_a_pool_is_filled_to_its_target_and_no_further(full: Api, pooled: Server
     assert len(list((pooled.data_dir / "node" / "instances").iterdir())) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_session_takes_a_ready_instance_with_its_own_settings(full: Api) -> None:
     before = created(full)
@@ -90,6 +91,7 @@ def test_what_was_taken_is_refilled(full: Api) -> None:
     full.end(session)
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_fifty_creates_at_once_all_succeed(full: Api, pooled: Server) -> None:
     def create(number: int) -> str:

@@ -176,6 +176,7 @@ def test_a_key_that_may_only_read_reads(
     assert answered.json()["status"] == "running"
 
 
+@pytest.mark.slow
 def test_a_key_that_was_removed_opens_nothing_any_more(
     server: Server, stranger: httpx.Client
 ) -> None:

@@ -66,6 +66,7 @@ def crash(server: Server) -> None:
 # The server is killed
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.every_driver
 def test_a_session_survives_the_server(own: Server) -> None:

@@ -125,6 +125,7 @@ def test_a_session_runs_as_many_at_once_as_it_has_capacity(atoll: Atoll) -> None
 # Time
 
 
+@pytest.mark.slow
 def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: Atoll) -> None:
     with atoll.session() as session:
         assert session.run(until("never"), timeout=0.5).status == "timeout"
@@ -141,6 +142,7 @@ def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: A
         assert behind.wait().ok
 
 
+@pytest.mark.slow
 def test_a_run_outlasts_what_one_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
     limits = {"max_wait": 0.2}
     with (

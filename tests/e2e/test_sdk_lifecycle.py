@@ -204,6 +204,7 @@ def test_a_session_without_files_is_cloned_too(atoll: Atoll, disk: str | None) -
         copy.delete()
 
 
+@pytest.mark.slow
 def test_timers_bring_a_session_to_rest_and_to_its_end(atoll: Atoll) -> None:
     session = atoll.sessions.create(idle_timeout=1, archive_after=1)
     brief = atoll.sessions.create(idle_timeout=1, delete_after=1)

@@ -190,6 +190,7 @@ def _command_lines_with(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_neither_disk_nor_logs_nor_process_lists_have_them(own: Server) -> None:
     with calling(own) as api:
         key = {"Idempotency-Key": "once"}
@@ -228,6 +229,7 @@ def test_neither_disk_nor_logs_nor_process_lists_have_them(own: Server) -> None:
         assert CANARY not in "\n".join(database.iterdump())
 
 
+@pytest.mark.slow
 def test_a_secret_of_another_session_or_name_does_not_open(own: Server) -> None:
     with calling(own) as api:
         victim = api.create(secrets={"TOKEN": CANARY})["id"]
@@ -248,6 +250,7 @@ def test_a_secret_of_another_session_or_name_does_not_open(own: Server) -> None:
         assert api.run(victim, LENGTH)["stdout"] == f"{len(CANARY)}\n"
 
 
+@pytest.mark.slow
 def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_anew(own: Server) -> None:
     with calling(own) as api:
         session = api.create(secrets={"TOKEN": CANARY})["id"]
@@ -266,6 +269,7 @@ def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_anew(own
         assert api.run(session, SHOW)["stdout"] == "anew\n"
 
 
+@pytest.mark.slow
 def test_a_key_is_replaced_while_its_secrets_are_there(bubblewrap: str, tmp_path: Path) -> None:
     old, new = os.urandom(32).hex(), base64.b64encode(os.urandom(32)).decode()
     data = tmp_path / "data"

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.quick
 # Creating
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_session_runs_when_the_answer_comes(api: Api) -> None:
     shown = api.create()
@@ -298,6 +299,7 @@ def test_someone_who_listens_hears_of_the_end_of_the_session(api: Api) -> None:
     assert names == ["started", "stdout", "result"]
 
 
+@pytest.mark.slow
 def test_a_session_ends_by_itself_when_its_life_is_over(api: Api) -> None:
     session = api.create(timeout=8)["id"]
     execution_id = api.run(session, "print('in time')")["execution_id"]

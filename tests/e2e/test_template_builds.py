@@ -186,6 +186,7 @@ def test_a_dockerfile_is_refused(api: Api) -> None:
 # Versions
 
 
+@pytest.mark.slow
 def test_a_session_keeps_its_version_whatever_becomes_of_the_template(
     server: Server, index: Index, make: Make, api: Api
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 # Command line and SDK
 
 
+@pytest.mark.slow
 def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> None:
     made = server.atoll("template", "build", "by-cli", "--python", "greet==1.0")
     assert (made.returncode, made.stdout) == (0, "by-cli version 1\n"), made.stderr
@@ -406,6 +408,7 @@ def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
     assert set(os.listdir(server.data_dir / "node" / "layers")) <= before
 
 
+@pytest.mark.slow
 @as_root
 def test_a_build_goes_on_when_the_server_was_killed(
     api: Api, make: Make, base: str, server: Server, repository: debian.Repository

@@ -127,6 +127,7 @@ def test_no_name_in_it_leads_to_the_host(api: Api, volume: str, server: Server) 
         assert str(server.data_dir) not in line
 
 
+@pytest.mark.slow
 @pytest.mark.every_driver
 def test_a_session_without_it_sees_nothing_of_it(api: Api, volume: str) -> None:
     with session(api, given(volume)) as one, session(api) as other:
@@ -279,6 +280,7 @@ def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) 
     assert "by-" not in atoll("volume", "list").stdout
 
 
+@pytest.mark.slow
 def test_where_no_size_is_held_a_volume_can_be_read_and_not_written(bubblewrap: str) -> None:
     unprivileged.require()
     with unprivileged.directory() as home:

@@ -121,6 +121,7 @@ def test_what_was_before_is_not_told_and_after_the_end_nothing_is(
     assert received[1].event["subject"] == last
 
 
+@pytest.mark.slow
 def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
@@ -145,6 +146,7 @@ def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
     assert (told["gave_up"], told["last_error"], told["retry_at"]) == (0, None, None)
 
 
+@pytest.mark.slow
 def test_what_failed_is_tried_again_after_a_restart(
     bubblewrap: str, tmp_path: Path, receiver: Receiver
 ) -> None:
@@ -307,6 +309,7 @@ def test_an_address_that_is_not_public_is_refused(api: Api, url: str, code: str)
     problem(api.http.post(f"{V1}/webhooks", json={"url": url}), 422, code)
 
 
+@pytest.mark.slow
 def test_a_private_address_is_refused_at_delivery_as_well(
     bubblewrap: str, tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -13,7 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable
 
-ROUNDS = 16
+ROUNDS = 5
+"""
+How often a tree is searched for processes that are not stopped yet. One that still has some is a
+swarm, in which each search may take a second: it gets as much processor time as a member.
+"""
 
 
 class Process:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
-STRAY_ROUNDS = 3
+STRAY_ROUNDS = 1
 STRAY_CONFIRMATIONS = 4
 """How often no stray must be found in a row: one look misses a swarm that replaces itself."""
 STUCK_SECONDS = 0.1

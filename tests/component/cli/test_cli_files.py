@@ -74,6 +74,7 @@ def test_a_name_from_outside_never_leads_out_of_the_target(
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
+@pytest.mark.slow
 def test_one_file_goes_through_stdin_and_stdout(
     start: Start, atoll: Command, outside: Outside, tmp_path: Path
 ) -> None:

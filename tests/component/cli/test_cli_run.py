@@ -106,6 +106,7 @@ def test_a_script_on_stdin_is_run(start: Start, outside: Outside) -> None:
     assert outside.bodies[1] == {"code": "print(1)", "language": "python", "args": ["arg"]}
 
 
+@pytest.mark.slow
 def test_what_is_piped_in_is_the_programs_stdin(
     start: Start, outside: Outside, tmp_path: Path
 ) -> None:

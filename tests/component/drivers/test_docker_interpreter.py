@@ -32,6 +32,7 @@ def run(place: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_whole_and_finds_itself_wherever_it_is(lent: Path, tmp_path: Path) -> None:
     place = shutil.copytree(lent, tmp_path / "elsewhere", symlinks=True)
     code = "import ctypes, select, socket, ssl, sys, zlib; print(sys.prefix, sys.executable)"

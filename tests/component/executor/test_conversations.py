@@ -259,6 +259,7 @@ async def test_a_question_that_is_too_large_is_refused(box: Box, size: int) -> N
     assert await box.run("one", code) == "too_large\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -107,6 +107,7 @@ async def test_an_executor_starts_with_a_journal_full_of_garbage(
         link.close()
 
 
+@pytest.mark.slow
 async def test_a_result_is_on_the_disk_before_it_is_told(bubblewrap: str, tmp_path: Path) -> None:
     for turn in range(5):
         name = f"run{turn}"

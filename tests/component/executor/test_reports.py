@@ -145,6 +145,7 @@ async def test_a_result_that_the_link_took_is_not_reported(
     assert path(taken, "result") not in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "tries"), [([503, 500], 3), ([409], 1), ([404], 1), ([401], 1)]
 )
@@ -163,6 +164,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
     link.close()
 
 
+@pytest.mark.slow
 async def test_an_acknowledgement_ends_the_repeating(program: Executor, address: Address) -> None:
     address.answers[path("one", "result")] = [503] * 10
     link = await program.connect_released()
@@ -180,6 +182,7 @@ async def test_an_acknowledgement_ends_the_repeating(program: Executor, address:
     link.close()
 
 
+@pytest.mark.slow
 async def test_what_runs_is_reported_by_heartbeats(program: Executor, address: Address) -> None:
     link = await program.connect_released()
     running = asyncio.create_task(link.run(job("one", "import time\ntime.sleep(60)"), Heard()))

@@ -116,6 +116,7 @@ async def test_a_list_is_of_one_moment(executor: Executor) -> None:
     link.close()
 
 
+@pytest.mark.slow
 async def test_code_that_wakes_forks_and_ignores_signals_stands_still(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]

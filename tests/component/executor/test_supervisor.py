@@ -149,6 +149,7 @@ peer.recv(1)
 """
 
 
+@pytest.mark.slow
 async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
     executor: Executor,
 ) -> None:

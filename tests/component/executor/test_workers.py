@@ -202,6 +202,7 @@ async def test_a_long_line_is_shown_around_the_match(link: Link, root: Path) -> 
     assert len(text) == 400
 
 
+@pytest.mark.slow
 async def test_an_expression_that_takes_for_ever_is_an_error(
     link: Link, root: Path, executor: Executor
 ) -> None:
@@ -373,6 +374,7 @@ async def test_a_directory_is_not_replaced_by_a_file(link: Link, root: Path) -> 
     assert sorted(os.listdir(root)) == ["a"]
 
 
+@pytest.mark.slow
 async def test_a_header_that_announces_gigabytes_is_no_memory(link: Link, root: Path) -> None:
     """A long name of many megabytes of zeros, as a few kilobytes of gzip."""
     import gzip
@@ -520,6 +522,7 @@ class Notices:
                     return notice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poll", [False, True], ids=["told", "looked at"])
 async def test_what_happens_is_told(link: Link, root: Path, poll: bool) -> None:
     (root / "d").mkdir()
@@ -544,6 +547,7 @@ async def test_what_happens_is_told(link: Link, root: Path, poll: bool) -> None:
     await notices.until("deleted", "b")
 
 
+@pytest.mark.slow
 async def test_a_flood_of_changes_is_no_memory_and_is_told_as_missed(
     link: Link, root: Path, executor: Executor
 ) -> None:
@@ -595,6 +599,7 @@ async def test_a_worker_that_user_code_kills_is_one_failed_request(
     assert await tree(link) == []
 
 
+@pytest.mark.slow
 async def test_a_zip_of_as_many_as_it_may_have_fits_and_one_more_is_refused(
     link: Link, root: Path
 ) -> None:

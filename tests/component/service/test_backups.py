@@ -107,6 +107,7 @@ async def two(ground: Ground) -> tuple[Path, Link, set[Path], dict[str, tuple[ob
     return workspace, link, data(ground) - before, first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HARM)
 async def test_what_is_restored_is_the_older_one_when_the_newest_is_harmed(
     ground: Ground, how: str
@@ -160,6 +161,7 @@ async def test_what_was_verified_as_damaged_is_stored_again_by_the_next_save(
     assert tree(await ground.restored("two")) == tree(workspace)
 
 
+@pytest.mark.slow
 async def test_so_many_settled_backups_are_kept_and_share_what_did_not_change(
     tmp_path: Path, bubblewrap: str
 ) -> None:

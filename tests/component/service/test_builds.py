@@ -108,6 +108,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
         await store.close()
 
 
+@pytest.mark.slow
 async def test_a_fault_that_may_pass_is_tried_again_a_second_later_each_time(
     bubblewrap: str, tmp_path: Path, nowhere: str
 ) -> None:

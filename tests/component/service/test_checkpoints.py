@@ -338,6 +338,7 @@ async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Gr
     copy.close()
 
 
+@pytest.mark.slow
 async def test_a_hundred_thousand_small_files_come_back(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(100):
@@ -377,6 +378,7 @@ async def test_damage_in_the_blob_store_is_noticed(ground: Ground) -> None:
     assert tree(await ground.restored("three")) == tree(workspace)
 
 
+@pytest.mark.slow
 async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(200):
@@ -411,6 +413,7 @@ async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Gro
     assert b"root:" not in b"".join(item[3] for item in other.values() if item[0] == "file")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 async def test_one_file_can_be_read_out_of_a_checkpoint(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     content = random.Random(6).randbytes(MAX_OBJECT + 12_345)
@@ -517,6 +520,7 @@ async def test_a_manifest_of_another_version_is_refused() -> None:
 # What user code can make large
 
 
+@pytest.mark.slow
 async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
@@ -591,6 +595,7 @@ async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Groun
     assert os.read(os.open("end", os.O_RDONLY, dir_fd=here), 10) == b"deep"
 
 
+@pytest.mark.slow
 async def test_many_names_at_the_end_of_a_very_long_path_do_not_break_the_link(
     ground: Ground,
 ) -> None:

@@ -189,6 +189,7 @@ async def test_packages_are_made_again_on_a_node_that_lacks_them(
         assert "1.0" in (place / "one.py").read_text()
 
 
+@pytest.mark.slow
 async def test_what_a_build_may_have_lied_about_is_for_who_asked_for_it_alone(
     index: Index, tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ async def test_conflicts_are_told_by_package(index: Index, tmp_path: Path) -> No
         assert raised.value.details["conflicts"] == told
 
 
+@pytest.mark.slow
 async def test_what_the_machines_own_python_happens_to_have_gives_way(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +247,7 @@ async def test_what_the_machines_own_python_happens_to_have_gives_way(
             await found.packages.begin(Install((Dependency("pip", "<1"),), 60), machine)
 
 
+@pytest.mark.slow
 async def test_a_log_without_end_keeps_its_beginning_and_its_end(
     index: Index, tmp_path: Path
 ) -> None:
@@ -261,6 +264,7 @@ async def test_a_log_without_end_keeps_its_beginning_and_its_end(
 # What is kept
 
 
+@pytest.mark.slow
 async def test_the_least_recently_used_go_first_and_those_in_use_never(
     index: Index, tmp_path: Path
 ) -> None:

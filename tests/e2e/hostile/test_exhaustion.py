@@ -134,6 +134,7 @@ FILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", FILL)

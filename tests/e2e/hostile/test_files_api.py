@@ -34,6 +34,7 @@ OUTSIDE = ["/etc/passwd", "/run/atoll/executor.pyz", "/proc/1/environ", "/proc/s
            "/dev/zero", "/"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("target_path", OUTSIDE)
@@ -204,6 +205,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", SPECIAL)

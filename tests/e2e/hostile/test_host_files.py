@@ -73,6 +73,7 @@ HOST_FILES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", HOST_FILES)
 def test_the_host_s_places_are_not_there(shared: Box, path: str) -> None:
     code = f"""

@@ -102,6 +102,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_dangerous_call_is_refused(shared: Box, kind: str) -> None:
     printed = shared.printed(f"import struct\n{PRELUDE}\n{CALLS[kind]}")

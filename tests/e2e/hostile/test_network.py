@@ -169,6 +169,7 @@ except OSError as error:
     assert shared.printed(code) == "refused"
 
 
+@pytest.mark.slow
 def test_sessions_do_not_reach_each_other(boxes: Callable[..., Box]) -> None:
     one, other = boxes(), boxes()
     listening = one.submit(
