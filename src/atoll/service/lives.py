@@ -555,7 +555,11 @@ class Lives:
         Have whatever is run from now on run by this edition of the session or a later one, by other
         replicas too: they are refused by the executor until they have read it.
         """
-        live = await self.reach(session.id)
+        live = self.reachable(session.id)
+        if live is None:
+            # Not `reach`: the session may have ended already, because of the very change.
+            stored = await self.session(session.id)
+            live = await self._found(stored) if stored.status in UP else None
         if live is None:
             return  # Its next instance starts by what is stored.
         self._renew(live, session)

@@ -83,3 +83,15 @@ async def test_of_two_who_create_it_at_once_both_are_told_the_same(
 
         monkeypatch.setattr(store.sessions, "get", too_early)
         assert (await create(sessions, first.id)).instance_id == first.instance_id
+
+
+async def test_a_change_is_accepted_though_the_session_ends_right_after_it(
+    tmp_path: Path, bubblewrap: str
+) -> None:
+    """A time-out that has passed already ends the session before the change is announced."""
+    async with sessions_of(tmp_path) as (sessions, store):
+        changed = await create(sessions, ids.session_id())
+        ended = await sessions.delete(changed.id)
+        assert ended.status.ended
+
+        await sessions._lives.announce(changed)
