@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.servers import docker
 from tests.servers.images import PYTHON
@@ -28,6 +29,11 @@ SPARE = 2 if CHOSEN == "local" else 8
 
 VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
 """What is in the environment of user code besides: that is `sandbox`."""
+
+pausing = pytest.mark.skipif(
+    os.geteuid() != 0, reason="instances of an ordinary user cannot be paused"
+)
+PAUSE = pytest.param("pause", marks=pausing)
 
 _NAMED = "`image` is an image of the engine there, and `python` a path inside it"
 _AWAY = "bubblewrap is taken away; test_docker.py takes the engine away"

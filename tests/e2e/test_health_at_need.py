@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.drivers import PAUSE, pausing
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh
 from tests.e2e.test_lifecycle import do, made, patch, post
 from tests.e2e.test_recovery import handle, runs
@@ -150,6 +151,7 @@ def test_an_instance_that_dies_again_and_again_is_replaced_again_and_again(
     eventually(lambda: not seen & set(os.listdir(node.server.data_dir / "node" / "instances")))
 
 
+@pausing
 def test_a_paused_instance_that_is_killed_is_replaced(api: Api, node: Node, session: str) -> None:
     api.put(session, "kept", b"here")
     do(api, session, "pause")
@@ -160,7 +162,7 @@ def test_a_paused_instance_that_is_killed_is_replaced(api: Api, node: Node, sess
     assert api.get(session)["container_id"] != instance
 
 
-@pytest.mark.parametrize("verb", ["stop", "archive", "pause", "start", "clone"])
+@pytest.mark.parametrize("verb", ["stop", "archive", PAUSE, "start", "clone"])
 def test_whatever_is_asked_of_a_killed_one_is_done(
     api: Api, node: Node, session: str, verb: str
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import unprivileged
+from tests.drivers import PAUSE, pausing
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
 from tests.harness import Server
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.quick
 
 MiB = 2**20
-VERBS = ("start", "stop", "archive", "pause", "resume", "clone")
+VERBS = ("start", "stop", "archive", PAUSE, "resume", "clone")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
 # Unless told not to
 
 
-@pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
+@pytest.mark.parametrize("rest", ["stop", "archive", PAUSE])
 def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api, rest: str) -> None:
     session = api.create(auto_start=False)["id"]
     api.put(session, "kept", b"here")
@@ -202,6 +203,7 @@ def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api,
 
 
 @pytest.mark.every_driver
+@pausing
 def test_a_paused_session_keeps_memory_and_wakes_on_request(api: Api, session: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     api.run(session, "x = 41", context_id=context)
@@ -220,6 +222,7 @@ def test_a_paused_session_keeps_memory_and_wakes_on_request(api: Api, session: s
     assert api.run(session, "print(x)", context_id=context)["stdout"] == "41\n"
 
 
+@pausing
 def test_a_paused_session_uses_no_cpu_time(api: Api, session: str) -> None:
     sh(api, session, "nohup sh -c 'while :; do date +%N > n; done' >/dev/null 2>&1 &")
     eventually(lambda: "n" in api.names(session))
@@ -232,6 +235,7 @@ def test_a_paused_session_uses_no_cpu_time(api: Api, session: str) -> None:
     assert before["status"] == "paused"
 
 
+@pausing
 def test_what_is_paused_can_be_stopped_archived_and_cloned(api: Api, session: str) -> None:
     api.put(session, "kept", b"here")
     do(api, session, "pause")
@@ -256,6 +260,7 @@ def test_contexts_are_gone_after_a_stop(api: Api, session: str) -> None:
 
 
 @pytest.mark.every_driver
+@pausing
 def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str) -> None:
     execution = api.submit(session, until("go"), timeout=60)
     api.await_status(execution, "running")
@@ -267,6 +272,7 @@ def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str)
     assert do(api, session, "pause")["status"] == "paused"
 
 
+@pausing
 @pytest.mark.parametrize("rest", ["stop", "archive"])
 def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
     do(api, session, rest)
@@ -557,7 +563,7 @@ def test_many_starts_make_one_instance(api: Api, own: Server, session: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-@pytest.mark.parametrize("rest", ["stop", "archive", "pause"])
+@pytest.mark.parametrize("rest", ["stop", "archive", PAUSE])
 def test_many_requests_start_what_rests_once(
     api: Api, own: Server, session: str, rest: str
 ) -> None:
@@ -600,7 +606,7 @@ def _sessions(api: Api) -> list[dict[str, Any]]:
 
 
 @pytest.mark.every_driver
-@pytest.mark.parametrize("state", ["run", "stop", "archive", "pause"])
+@pytest.mark.parametrize("state", ["run", "stop", "archive", PAUSE])
 def test_an_end_comes_from_every_state_and_leaves_nothing(
     api: Api, own: Server, state: str
 ) -> None:
@@ -625,7 +631,7 @@ def test_an_end_comes_from_every_state_and_leaves_nothing(
 
 
 @pytest.mark.every_driver
-@pytest.mark.parametrize("verb", ["start", "stop", "archive", "pause"])
+@pytest.mark.parametrize("verb", ["start", "stop", "archive", PAUSE])
 def test_an_end_comes_in_the_middle_of_anything(api: Api, own: Server, verb: str) -> None:
     session = api.create()["id"]
     api.put(session, "kept", b"here")

@@ -197,6 +197,7 @@ async def test_what_has_no_rights_for_its_owner_is_kept_too(ground: Ground) -> N
     assert stat.S_IMODE((other / "shut").stat().st_mode) == 0
     (other / "shut").chmod(0o700)
     assert stat.S_IMODE((other / "shut" / "secret").stat().st_mode) == 0
+    (other / "shut" / "secret").chmod(0o600)
     assert (other / "shut" / "secret").read_text() == "kept"
     assert stat.S_IMODE((workspace / "shut").stat().st_mode) == 0
 
