@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         path = item.path.relative_to(Path(__file__).parent)
         if (reason := drivers.why_not(str(path), item.name)) is not None:
             item.add_marker(pytest.mark.skip(reason=f"on {drivers.CHOSEN}: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason to skip, however many tests have it."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, cases in reasons.most_common():
+        terminalreporter.write_line(f"SKIPPED {cases}: {reason}")
+    if terminalreporter.config.getoption("--quick"):
+        terminalreporter.write_line("Left to `make test-all`: what is not marked as quick")
 
 
 def _is_quick(item: pytest.Item) -> bool:

@@ -89,7 +89,7 @@ async def test_a_change_is_accepted_though_the_session_ends_right_after_it(
     tmp_path: Path, bubblewrap: str
 ) -> None:
     """A time-out that has passed already ends the session before the change is announced."""
-    async with sessions_of(tmp_path) as (sessions, store):
+    async with sessions_of(tmp_path) as (sessions, _):
         changed = await create(sessions, ids.session_id())
         ended = await sessions.delete(changed.id)
         assert ended.status.ended
