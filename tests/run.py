@@ -20,7 +20,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,14 +38,18 @@ class Variant:
     """A way to run tests: with another driver, or as another user."""
 
     name: str
-    selection: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     ordinary_user: bool = False
 
 
 LOCAL = Variant("the local driver")
 DOCKER = Variant(
-    "the Docker driver", ("-m", "every_driver", "tests/e2e"), {"TEST_DRIVER": "docker"}
+    "the Docker driver",
+    ("tests/e2e",),
+    ("-m", "every_driver"),
+    {"TEST_DRIVER": "docker"},
 )
 UNPRIVILEGED = Variant(
     "an ordinary user",
@@ -86,7 +90,9 @@ def main() -> int:
     given, arguments = parser.parse_known_args()
     parallel = ["--numprocesses", os.environ.get("WORKERS", "4"), "--dist", "loadfile"]
     parallel.append("--no-loadscope-reorder")
-    named = any(Path(word.partition("::")[0]).exists() for word in arguments if word[0] != "-")
+    named = any(
+        Path(word.partition("::")[0]).exists() for word in arguments if not word.startswith("-")
+    )
 
     variants: tuple[Variant, ...] = (LOCAL,)
     if named:
@@ -108,7 +114,7 @@ def main() -> int:
     codes = []
     for variant in variants:
         print(f"\n=== Tests with {variant.name}", flush=True)
-        ended = pytest(variant, [*parallel, *variant.selection, *arguments])
+        ended = pytest(variant, [*parallel, *variant.paths, *arguments])
         if ended.code not in (0, 1, NO_TESTS):
             return ended.code
         codes.append(ended.code)
@@ -146,17 +152,18 @@ def passes_alone(failure: Failure) -> bool:
 
 def pytest(variant: Variant, arguments: list[str]) -> Ended:
     """Run pytest; `failures` has the first failure of each case."""
-    with ExitStack() as stack:
-        home = stack.enter_context(unprivileged.directory())
+    with unprivileged.directory() as home:
         log = home / "failures"
-        command = [sys.executable, "-m", "pytest", "-p", "tests.failures"]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.failures", *variant.options]
         env = {**os.environ, **variant.env}
         if variant.ordinary_user:
             command = [*unprivileged.prefix(), *command, "-p", "no:cacheprovider"]
             command.append(f"--basetemp={home / 'tmp'}")
             env = unprivileged.environment(home)
-        done = subprocess.run(
-            [*command, *arguments], cwd=TOP, env={**env, "TEST_FAILURES": str(log)}, check=False
+        code = wait(
+            subprocess.Popen(
+                [*command, *arguments], cwd=TOP, env={**env, "TEST_FAILURES": str(log)}
+            )
         )
         lines = log.read_text().splitlines() if log.exists() else []
     failures: dict[str, Failure] = {}
@@ -164,7 +171,14 @@ def pytest(variant: Variant, arguments: list[str]) -> Ended:
         # What ends with a file, a server say, judges all tests of the file: it is run as a whole.
         test = line["id"].partition("::")[0] if line["when"] == "teardown" else line["id"]
         failures.setdefault(test, Failure(variant, test, line["output"]))
-    return Ended(done.returncode, failures)
+    return Ended(code, failures)
+
+
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """For its end, also after a Ctrl-C: it got that too, and ends the servers of its tests."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            return process.wait()
 
 
 if __name__ == "__main__":
