@@ -78,6 +78,12 @@ def everything() -> list[Process]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether it is there and has not ended."""
+    process = read(pid)
+    return process is not None and process.state not in "ZX"
+
+
 def children_of(pid: int) -> list[int]:
     """The children of a process; cheap, for the usual case that there are none or few."""
     try:

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 NO_USAGE = {"cpu": 0.0, "peak": 0, "read": 0, "written": 0}
 STRAY_SECONDS = 0.05
-STRAY_ROUNDS = 1
+STRAY_ROUNDS = 2
+"""How often strays are ended one by one; then everything is."""
+STRAY_LIMIT = 40
+"""How often they are looked for before the result is sent though some are left."""
 STRAY_CONFIRMATIONS = 4
-"""How often no stray must be found in a row: one look misses a swarm that replaces itself."""
+"""How often none must be found in a row: one look misses a swarm that replaces itself."""
 STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
 SIGNAL_SECONDS = 0.01
@@ -336,8 +339,13 @@ class Runs:
         run.pipes.take()
         if run.reason is None:
             self._leave_background(run)
+            self._collect(run, status, result)
         else:
-            self._end_strays(0)
+            # First: whoever gets the result may start the next run, which must not end with them.
+            self._end_strays(lambda: self._collect(run, status, result))
+
+    def _collect(self, run: Run, status: int, result: dict[str, Any]) -> None:
+        """Add to the result what the run left: staged files and artifacts."""
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
             run.reason = "memory"
         result["reason"] = run.reason
@@ -397,11 +405,14 @@ class Runs:
         run.log.end(run.result)
 
     def _strays(self) -> list[int]:
-        """Children of PID 1 that no run is known to have left."""
+        """Living children of PID 1 that no run is known to have left."""
         return [
             pid
             for pid in processes.children_of(1)
-            if pid not in self.background and pid not in self.own and not self._is_known(pid)
+            if pid not in self.background
+            and pid not in self.own
+            and not self._is_known(pid)
+            and processes.is_alive(pid)
         ]
 
     def _is_known(self, pid: int) -> bool:
@@ -409,26 +420,36 @@ class Runs:
 
     def end_strays(self) -> None:
         """End what a process left that was not meant to outlive it."""
-        self._end_strays(0)
+        self._end_strays(lambda: None)
 
     def _leave_background(self, run: Run) -> None:
         for pid in self._strays():
             self.background[pid] = run.id
 
-    def _end_strays(self, rounds: int, confirmations: int = 0) -> None:
+    def _end_strays(self, then: Callable[[], None], rounds: int = 0) -> None:
         """End what got away when its run was ended, if need be with everything else."""
         strays = self._strays()
-        if not strays:
-            confirmations += 1
-            if confirmations == STRAY_CONFIRMATIONS:
-                return
-        elif rounds < STRAY_ROUNDS:
+        if not strays or rounds == STRAY_LIMIT:
+            then()
+            self._confirm_no_strays(STRAY_CONFIRMATIONS)
+            return
+        if rounds < STRAY_ROUNDS:
             processes.kill_tree(*strays)
-            rounds, confirmations = rounds + 1, 0
         else:
             processes.kill_everything()
-            confirmations = 0
-        self._loop.after(STRAY_SECONDS, lambda: self._end_strays(rounds, confirmations))
+        self._loop.after(STRAY_SECONDS, lambda: self._end_strays(then, rounds + 1))
+
+    def _confirm_no_strays(self, looks: int) -> None:
+        if looks == 0:
+            return
+
+        def look() -> None:
+            strays = self._strays()
+            if strays:
+                processes.kill_tree(*strays)
+            self._confirm_no_strays(STRAY_CONFIRMATIONS if strays else looks - 1)
+
+        self._loop.after(STRAY_SECONDS, look)
 
     own: frozenset[int] = frozenset()
     """Children of PID 1 that are not user code."""
