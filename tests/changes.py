@@ -22,7 +22,7 @@ ALWAYS = ("tests/e2e/test_sessions.py", "tests/e2e/test_executions.py")
 def selection(top: Path) -> list[str]:
     """Paths for pytest, beneath `top`; none when no test depends on what changed."""
     changed = [path for path in _changed(top) if path.suffix == ".py"]
-    graph = grimp.build_graph("atoll", "tests", cache_dir=None)
+    graph = _imports()
     found: set[Path] = set()
     for path in changed:
         module = _module(path)
@@ -32,6 +32,18 @@ def selection(top: Path) -> list[str]:
             found |= {Path(test) for test in ALWAYS}
             found |= {place.relative_to(top) for place in top.glob(f"tests/*/{path.parts[2]}")}
     return sorted(map(str, _without_nested(found)))
+
+
+def _imports() -> grimp.ImportGraph:
+    graph = grimp.build_graph("atoll", "tests", cache_dir=None)
+    # The application uses everything. Commands and the embedded mode of the SDK import it when they
+    # start it, and so does `preloaded` with commands: their tests are no tests of all of its parts.
+    later = [(name, "atoll.app") for name in graph.find_modules_that_directly_import("atoll.app")]
+    started = graph.find_modules_directly_imported_by("tests.preloaded")
+    for importer, imported in {*later, *(("tests.preloaded", name) for name in started)}:
+        if not importer.startswith("tests.") or importer == "tests.preloaded":
+            graph.remove_import(importer=importer, imported=imported)
+    return graph
 
 
 def _tests(top: Path, paths: Iterable[Path]) -> set[Path]:
