@@ -37,6 +37,8 @@ INLINE_JOB = 64 * 1024
 COMMON = ["json"]
 BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
+RETRY_MILLISECONDS = 100
+"""Pause before a child is forked that could not be, for user code has all processes it may have."""
 BUNDLE = sys.path[0] if sys.path else ""
 INSIDE = "/run/atoll/inside/lib"
 """What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
@@ -120,7 +122,11 @@ class Zygote:
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(wake_read, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            complete = len(self._children) >= self._want
+            events = poll.poll(None if complete else RETRY_MILLISECONDS)
+            if not events:
+                self._fill()
+            for fd, _ in events:
                 if fd == wake_read:
                     os.read(wake_read, 4096)
                     self._reap()
@@ -170,8 +176,7 @@ class Zygote:
             try:
                 pid = os.fork()
             except OSError:
-                # No process can be had now: at the next exit, or when the supervisor asks again.
-                return
+                return  # No process can be had now: it is tried again soon.
             if pid == 0:
                 self._become_child()
             self._children[pid] = None

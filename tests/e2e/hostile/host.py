@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 MiB = 1024 * 1024
 
 
-def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def eventually(
+    condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = 60
+) -> Any:
     """Look again and again until `condition` holds; what it said then."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"never came: {what}"
+        assert time.monotonic() < deadline, (
+            f"never came: {what if isinstance(what, str) else what()}"
+        )
         time.sleep(0.01)  # Of the poll itself: the kernel tells nobody of these.
     return found
 
@@ -147,7 +151,9 @@ class Box:
             now = self.processes()
             return now if len(now) == 2 else set()
 
-        found: set[int] = eventually(idle, f"two processes in {self.id}, not {self.processes()}")
+        found: set[int] = eventually(
+            idle, lambda: f"two processes in {self.id}, not {self.processes()}"
+        )
         return found
 
     @property
