@@ -27,10 +27,14 @@ from tests.servers.s3 import S3Server
 LONGEST = 300
 """Seconds. Far more than any test takes: one that waits for ever fails instead."""
 
-# A process may stall. Where `CI` is set, this adds to Hypothesis' own profile for it, by which the
-# examples are the same in each run.
+# A process may stall. The examples are the same in each run, on every machine.
 settings.register_profile(
-    "atoll", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "atoll",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("atoll")
 

@@ -430,8 +430,13 @@ def fuzzed(api: Api) -> Iterator[str]:
     api.end(session)
 
 
+def _is_no_request(content: bytes) -> bool:
+    """Not empty, and no JSON object: `{}` makes a session."""
+    return bool(content.strip()) and not content.strip().startswith(b"{}")
+
+
 @FUZZ
-@given(content=st.binary(min_size=1, max_size=200).filter(lambda content: content.strip()))
+@given(content=st.binary(min_size=1, max_size=200).filter(_is_no_request))
 def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
     for path in (
         "/sessions", "/templates", "/sessions/sess_nobody/execute", "/invocations",
