@@ -101,7 +101,7 @@ def test_a_paused_session_keeps_its_memory_and_wakes_when_needed(session: Sessio
     context = session.context()
     context.run("x = 41").check()
     if not can_pause(session):
-        pytest.skip("nothing here can stand still")
+        pytest.skip("instances of this node cannot be paused")
     assert session.info.expires_at is not None
 
     assert context.run("print(x + 1, end='')").check().stdout == "42"
@@ -118,7 +118,7 @@ def test_a_paused_session_keeps_its_memory_and_wakes_when_needed(session: Sessio
 
 def test_a_session_is_not_paused_while_something_runs_in_it(session: Session) -> None:
     if not can_pause(session):
-        pytest.skip("nothing here can stand still")
+        pytest.skip("instances of this node cannot be paused")
     execution = session.submit("open('began', 'w')\n" + until("go"))
     eventually(lambda: session.files.exists("began"))
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 """
-How often a tree is searched for processes that are not stopped yet. One that still has some is a
-swarm, in which each search may take a second: it gets as much processor time as a member.
+How often a tree is searched for processes that are not stopped yet. A tree that still has some is a
+swarm. Beside it a search may take a second, because PID 1 gets no more CPU time than a member.
 """
 
 

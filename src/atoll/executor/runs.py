@@ -341,7 +341,7 @@ class Runs:
             self._leave_background(run)
             self._collect(run, status, result)
         else:
-            # First: whoever gets the result may start the next run, which must not end with them.
+            # Before the result: its receiver may start the next run, which must not be killed too.
             self._end_strays(lambda: self._collect(run, status, result))
 
     def _collect(self, run: Run, status: int, result: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ COMMON = ["json"]
 BLOCK = 512  # the unit in which the kernel counts what went to and from storage
 MAX_MESSAGE = 128 * 1024
 RETRY_MILLISECONDS = 100
-"""Pause before a child is forked that could not be, for user code has all processes it may have."""
+"""Delay before a failed fork is repeated: user code may have used up the process limit."""
 BUNDLE = sys.path[0] if sys.path else ""
 INSIDE = "/run/atoll/inside/lib"
 """What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
@@ -176,7 +176,7 @@ class Zygote:
             try:
                 pid = os.fork()
             except OSError:
-                return  # No process can be had now: it is tried again soon.
+                return  # The process limit is reached: `run` tries again.
             if pid == 0:
                 self._become_child()
             self._children[pid] = None

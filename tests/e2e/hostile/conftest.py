@@ -25,7 +25,7 @@ if drivers.CHOSEN == "docker":
     # Whoever may use a Docker engine is as good as root.
     VARIANTS = ["root"]
 either_variant = pytest.mark.parametrize("target", VARIANTS[:1], indirect=True, scope="module")
-"""For attacks on programs that are the same whoever runs the server: the executor's own."""
+"""For attacks on the executor, which is the same program for root and for an ordinary user."""
 SMALL = {"memory": "128Mi", "disk": "32Mi", "max_processes": 48}
 
 
