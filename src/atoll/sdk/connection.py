@@ -219,8 +219,8 @@ class Connection:
 
 def _trust(target: Target) -> ssl.SSLContext | bool:
     """
-    The certificates that this machine trusts, which take 25 ms to read, or none for plain HTTP: then
-    a connection with TLS would fail.
+    The certificates that this machine trusts, which take 25 ms to read, or none for plain HTTP:
+    then a connection with TLS would fail.
     """
     return True if target.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
