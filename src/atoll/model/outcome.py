@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import signal as signals
+from dataclasses import replace
 from typing import Any
 
 from atoll.model.artifact import artifact_type
@@ -122,6 +123,19 @@ def lost(
         stdout_size=len(stdout),
         stderr_size=len(stderr),
     )
+
+
+def timed_out(*, stdout: bytes, stderr: bytes) -> Outcome:
+    """The outcome of a run that its executor did not end at its time-out."""
+    outcome = lost(
+        ExecutionStatus.TIMEOUT,
+        Cause.TIMEOUT,
+        "The execution ran longer than its time-out, and was ended with its instance because the "
+        "executor did not end it.",
+        stdout=stdout,
+        stderr=stderr,
+    )
+    return replace(outcome, exit_code=EXIT_TIMEOUT)
 
 
 def _signal_name(number: int) -> str:

@@ -5,6 +5,10 @@ The executor is told how many may run at once, and refuses more: a replica that 
 left one in the session. It runs an id once, so asking again is safe as long as the instance lives.
 Whatever happens an attempt has an outcome, unless a back-end is away or the lease was lost: then it
 is raised, and there will be another attempt.
+
+The executor ends a run at its time-out. One that does not, because user code keeps it from working
+or because the image brought another program in its place, is not waited for: a little later the
+instance is ended from outside, and the execution has timed out, which is not retried.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from atoll.link.client import ExecutorError, LinkLost, parse_value
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
-from atoll.model.outcome import conclude, lost
+from atoll.model.outcome import conclude, lost, timed_out
 from atoll.model.session import Cause, SessionStatus
 from atoll.service.leases import LeaseLost
 from atoll.service.lives import NOT_RUNNING
@@ -43,8 +47,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-END_MARGIN = 30.0
-"""Seconds beyond its time-out after which an execution that was not ended is given up."""
+OVERDUE_SECONDS = 10.0
+"""How long after its time-out a run whose result has not come is ended with its instance."""
+JOURNAL_SECONDS = 30.0
+"""The longest that an executor may take to send a result that it has from an earlier one."""
 REATTACH_SECONDS = 0.5
 LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
@@ -208,15 +214,14 @@ class Attempts:
             running.losses = self._leases.losses
             raise LeaseLost(f"Execution {execution.id} may be another replica's.")
         running.execution = execution
+        deadline = self._deadline(execution)
         try:
-            async with asyncio.timeout(execution.request.timeout + END_MARGIN):
+            async with self._until(deadline):
                 raw = await live.link.run(job, running)
         except TimeoutError:
-            # It ends executions itself; one that does not is of no more use.
-            live.link.close()
-            return await self._after_loss(running, live)
+            return await self._end_overdue(running, live)
         except LinkLost:
-            return await self._after_loss(running, live)
+            return await self._after_loss(running, live, deadline)
         except ExecutorError as error:
             if error.code == "run_is_over":
                 raise Superseded from error
@@ -277,10 +282,15 @@ class Attempts:
             running.execution = dataclasses.replace(
                 execution, instance_id=live.instance.id, started_at=self._clock.now()
             )
+        # Of its time-out a part is over, but how much is known by wall clocks alone.
+        deadline = self._deadline(execution)
         try:
-            raw = await live.link.attach(execution.id, running.sequence, running)
+            async with self._until(deadline):
+                raw = await live.link.attach(execution.id, running.sequence, running)
+        except TimeoutError:
+            return await self._end_overdue(running, live)
         except LinkLost:
-            return await self._after_loss(running, live)
+            return await self._after_loss(running, live, deadline)
         except ExecutorError:
             running.execution = execution
             if execution.instance_id not in (None, live.instance.id):
@@ -307,10 +317,24 @@ class Attempts:
             ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
         )
 
-    async def _after_loss(self, running: Running, live: Live) -> Outcome:
+    def _deadline(self, execution: Execution) -> float:
+        """When a run that begins now is overdue, on the monotonic clock."""
+        return self._clock.monotonic() + execution.request.timeout + OVERDUE_SECONDS
+
+    def _until(self, deadline: float) -> asyncio.Timeout:
+        return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
+
+    async def _end_overdue(self, running: Running, live: Live) -> Outcome:
+        """End a run that the executor did not end, with all of its instance."""
+        execution = running.execution
+        log.warning("execution.overdue", execution_id=execution.id, instance_id=live.instance.id)
+        live.link.close()
+        await self._driver.stop(live.instance.handle, grace=timedelta(0))
+        return timed_out(stdout=running.gathered("stdout"), stderr=running.gathered("stderr"))
+
+    async def _after_loss(self, running: Running, live: Live, deadline: float) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""
         execution = running.execution
-        deadline = self._clock.monotonic() + execution.request.timeout + END_MARGIN
         while not await self._session_has_ended(running) and (
             (await self._driver.observe(live.instance.handle)).state
             in (State.RUNNING, State.PAUSED)
@@ -320,7 +344,7 @@ class Attempts:
                 if running.cancelled:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=self._grace)
-                async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                async with self._until(deadline):
                     raw = await again.link.attach(execution.id, running.sequence, running)
                 return await self._conclude(running, again, raw)
             except ExecutorError:
@@ -329,9 +353,7 @@ class Attempts:
                 if isinstance(error, AtollError) and error.code == NOT_HERE:
                     raise Elsewhere from error
                 if self._clock.monotonic() >= deadline:
-                    # It is there and mute: of no more use to anybody.
-                    await self._driver.stop(live.instance.handle, grace=timedelta(0))
-                    break
+                    return await self._end_overdue(running, live)
                 log.info("execution.reattach", execution_id=execution.id, error=str(error))
                 await asyncio.sleep(REATTACH_SECONDS)
         if running.ended_by is not None:
@@ -356,7 +378,10 @@ class Attempts:
         execution = running.execution
         try:
             live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
-            raw = await live.link.attach(execution.id, running.sequence, running)
+            async with asyncio.timeout(JOURNAL_SECONDS):
+                raw = await live.link.attach(execution.id, running.sequence, running)
+        except TimeoutError:
+            return await self._end_overdue(running, live)
         except AtollError as error:
             if error.code in AWAY:
                 raise

@@ -189,15 +189,19 @@ class Mounts:
             make_file_system(image, self._scratch_size)
             spawner.mount_image(str(image), str(top / "scratch"))
             image.unlink()  # It is there as long as it is mounted, and nobody has to remove it.
-        process = self._buckets.start(
-            place.prefix, top / "files", top / "scratch", top / "log", place.uid
-        )
-        self._started = [known for known in self._started if known.poll() is None] + [process]
-        state = {"pid": process.pid, "started": processes.start_time(process.pid)}
-        (top / "mount.json").write_text(json.dumps(state))
-        self._await(place.name, process)
+        output = spawner.bounded_log()
+        try:
+            process = self._buckets.start(
+                place.prefix, top / "files", top / "scratch", output, place.uid
+            )
+            self._started = [known for known in self._started if known.poll() is None] + [process]
+            state = {"pid": process.pid, "started": processes.start_time(process.pid)}
+            (top / "mount.json").write_text(json.dumps(state))
+            self._await(place.name, process, output)
+        finally:
+            os.close(output)
 
-    def _await(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _await(self, name: str, process: subprocess.Popen[bytes], output: int) -> None:
         deadline = time.monotonic() + self._timeout
         while process.poll() is None and time.monotonic() < deadline:
             if self._mounted(name):
@@ -206,8 +210,7 @@ class Mounts:
                     return
                 break
             time.sleep(POLL_SECONDS)
-        said = (self._root / name / "log").read_bytes()[-2000:].decode(errors="replace")
-        log.warning("mount.failed", name=name, said=said)
+        log.warning("mount.failed", name=name, said=spawner.logged(output))
         raise TemporaryError(
             f"{name} could not be mounted: the blob store does not answer, or refuses. What s3fs "
             "said is in the server's log.",
@@ -252,6 +255,7 @@ class Mounts:
         unmount(self.path(name))
         self._end(top)
         unmount(top / "scratch")
+        # Earlier versions kept a log there.
         for file in ("mount.json", "log", "scratch.image"):
             (top / file).unlink(missing_ok=True)
         # Never recursively: if one of them still is a mount, that would be its end.

@@ -60,6 +60,10 @@ _MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
+LOG_SIZE = 16 * 1024
+LOG_TAIL = 1000
+"""Bytes of a log that an error quotes."""
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
@@ -107,6 +111,27 @@ def _attach_loop(image: str) -> tuple[str, int]:
                         raise
             os.close(device)
     raise OSError(errno.EBUSY, "no loop device is free")
+
+
+def bounded_log() -> int:
+    """
+    A descriptor for the output of a program that others can make write: it takes `LOG_SIZE` bytes
+    and refuses more. It is memory of the kernel, so no file of the host grows by it.
+    """
+    fd = os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, LOG_SIZE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def logged(fd: int) -> str:
+    """The end of what was written to such a descriptor."""
+    written = os.pread(fd, LOG_SIZE, 0).rstrip(b"\0")
+    return written[-LOG_TAIL:].decode(errors="replace").strip()
 
 
 def own_mounts() -> None:
@@ -256,10 +281,9 @@ def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
     if request["stage"]:
         _prepare_mounts(request)
     null = os.open("/dev/null", os.O_RDWR)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # Move all out of the way first: a target number may be another's source.
     moved = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for target, fd in fds.items()}
-    moved.update({0: null, 1: log, 2: log})
+    moved[0] = null
     for target, fd in moved.items():
         os.dup2(fd, target, inheritable=True)
     signal.set_wakeup_fd(-1)
@@ -274,6 +298,16 @@ def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
     os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin"})
 
 
+def _open_log(path: str | None) -> int:
+    """A named pipe that the owner reads; without a name, memory that is read when all is over."""
+    if path is None:
+        return bounded_log()
+    # Without waiting: a reader that has not come yet is an error of the owner.
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
 class Spawner:
     def __init__(self, control: socket.socket, owner: int) -> None:
         self._control = control
@@ -282,6 +316,8 @@ class Spawner:
         """
         Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
         """
+        self._logs: dict[int, int] = {}
+        """By the pid of a bubblewrap, what it and its instance print, where that is kept here."""
         try:
             self._owner = os.pidfd_open(owner)
         except ProcessLookupError:
@@ -348,6 +384,9 @@ class Spawner:
             if request["callback"]:
                 fds[CALLBACK_FD] = os.open(request["callback"], os.O_RDONLY | os.O_CLOEXEC)
                 held.callback(os.close, fds[CALLBACK_FD])
+            log = _open_log(request["log"])
+            held.callback(os.close, log)
+            fds[1] = fds[2] = log
             read, write = os.pipe2(os.O_CLOEXEC)
             fds[INFO_FD] = write
             held.callback(os.close, write)
@@ -359,6 +398,8 @@ class Spawner:
                     os.write(write, json.dumps({"error": str(error)}).encode())
                 finally:
                     os._exit(127)
+            if request["log"] is None:
+                self._logs[pid] = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, 0)
             return pid, read
 
     def _hear(self, fd: int) -> None:
@@ -387,7 +428,11 @@ class Spawner:
                 return
             if pid == 0:
                 return
-            self._answer(exited=pid, status=status)
+            log, printed = self._logs.pop(pid, None), ""
+            if log is not None:
+                printed = logged(log)
+                os.close(log)
+            self._answer(exited=pid, status=status, printed=printed)
 
 
 def main() -> None:
