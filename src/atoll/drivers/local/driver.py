@@ -384,6 +384,7 @@ class LocalDriver:
                 "NOFILE": self._settings.open_files,
                 "MEMLOCK": 65_536,
                 "MSGQUEUE": 819_200,
+                "SIGPENDING": 4096,
             },
             "stage": stage,
             "binds": list(binds.items()),
