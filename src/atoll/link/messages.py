@@ -168,9 +168,10 @@ def _usage(raw: dict[str, Any]) -> Usage:
 
 def _sizes(raw: dict[str, Any], intake: Intake | None) -> dict[str, int]:
     sizes = {}
-    for channel in (frames.STDOUT, frames.STDERR):
-        claimed = check.integer(raw.get(str(channel), 0), "size")
-        sizes[str(channel)] = claimed if intake is None else intake.size(channel, claimed)
+    for channel in (frames.STDOUT, frames.STDERR, frames.VALUE):
+        if str(channel) in raw:
+            claimed = check.integer(raw[str(channel)], "size")
+            sizes[str(channel)] = claimed if intake is None else intake.size(channel, claimed)
     return sizes
 
 

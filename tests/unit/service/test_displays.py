@@ -61,7 +61,7 @@ def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
 
 
 def test_a_question_is_told_as_it_is() -> None:
-    line = {"id": "1", "state": "asked"}
+    line = {"id": "1", "state": "asked", "question": "Go on?", "data": [1], "timeout": 300.0}
     assert story.told_of(frames.APPROVAL, line) == line
     assert story.told_of(frames.DISPLAY, line) is None
 
