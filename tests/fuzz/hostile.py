@@ -158,7 +158,4 @@ def scripts(op: str) -> st.SearchStrategy[list[Said]]:
     return st.lists(frame, min_size=1, max_size=12)
 
 
-hellos = st.one_of(
-    st.just(say(frames.HELLO, HELLO, 0)),
-    changed(HELLO).map(lambda made: say(frames.HELLO, made, 0)),
-)
+hellos = st.one_of(st.just(HELLO), changed(HELLO)).map(lambda made: say(frames.HELLO, made, 0))

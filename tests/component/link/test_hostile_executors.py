@@ -289,7 +289,7 @@ async def test_what_nobody_takes_is_not_sent_without_credit() -> None:
 async def test_what_is_large_is_refused_before_it_is_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(validation.json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
     many = b'{"a":[' + b"[]," * 100_000 + b"1]}"
     with pytest.raises(ProtocolViolation):
         validation.decoded(many)
@@ -302,7 +302,10 @@ async def test_what_is_large_is_refused_before_it_is_parsed(
 def test_a_question_is_taken_in_its_own_shape_alone() -> None:
     asked = {"id": "1", "state": "asked", "question": "Go on?", "data": None, "timeout": 300.0}
     assert messages.approval({**asked, "more": 1}) == asked
-    for changed in ({"timeout": "x"}, {"timeout": []}, {"id": 1}, {"state": 5}, {"question": {}}):
+    wrong: list[dict[str, Any]] = [
+        {"timeout": "x"}, {"timeout": []}, {"id": 1}, {"state": 5}, {"question": {}},
+    ]  # fmt: skip
+    for changed in wrong:
         assert messages.approval({**asked, **changed}) is None
     answered = {"id": "1", "state": "answered", "approved": True, "answer": [1], "reason": None}
     assert messages.approval(answered) == answered
