@@ -168,11 +168,11 @@ def _sentence(message: str) -> str:
 
 def _context(session_id: str, item: dict[str, Any]) -> Context:
     return Context(
-        id=str(item["id"]),
+        id=item["id"],
         session_id=session_id,
-        language=str(item["language"]),
-        cwd=str(item["cwd"]),
-        state=str(item["state"]),
-        created_at=datetime.fromtimestamp(float(item["created"]), UTC),
-        execution_count=int(item["execution_count"]),
+        language=item["language"],
+        cwd=item["cwd"],
+        state=item["state"],
+        created_at=datetime.fromtimestamp(item["created"], UTC),
+        execution_count=item["execution_count"],
     )

@@ -55,6 +55,7 @@ _BY_CODE = {
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
     "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
+    "protocol_violation": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
