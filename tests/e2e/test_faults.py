@@ -27,8 +27,6 @@ print("done")
 MARKED = "with open('attempts', 'a') as file: file.write('x')\n"
 
 KILLERS = {
-    "kill -9 1": "import os, time\nos.kill(1, 9)\ntime.sleep(0.3)\nraise SystemExit(3)",
-    "kill -TERM 1": "import os, time\nos.kill(1, 15)\ntime.sleep(0.3)\nraise SystemExit(3)",
     "every signal to 1": (
         "import os, time\nfor n in range(1, 65):\n"
         "    try: os.kill(1, n)\n    except OSError: pass\n"

@@ -258,6 +258,7 @@ def _make_posts(line: _socket.socket, fd: int) -> None:
         system.set_name("reporter")
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         zygote._close_all_but(0, 1, 2, line.fileno(), fd)
         while True:
             path, key, body = _receive(line)

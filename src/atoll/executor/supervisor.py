@@ -579,7 +579,8 @@ class Supervisor:
         SIGTERM of whoever runs this machine; from inside, where it is only user code's wish, it
         does nothing.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        # With all others but the one that has a handler: gVisor does not keep them from PID 1.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
         told = system.signal_descriptor(signal.SIGTERM)
 
         def terminated(mask: int) -> None:

@@ -252,7 +252,7 @@ def _be_a_worker(socket: _socket.socket, root: int, work: Work) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         zygote._close_all_but(0, 1, 2, socket.fileno(), root)
         _bound_memory()
         line = Line(socket)

@@ -85,8 +85,8 @@ def start(preload: list[str], hooks: bool, packages: str, oom_score: int = 0) ->
         for standard in (1, 2):
             os.dup2(their_output, standard)
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
-        # Blocked in the supervisor, for itself alone.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        # What the supervisor blocks, it blocks for itself alone.
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         Zygote(their_control, their_jobs, oom_score).run(preload, hooks, packages)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor

@@ -160,6 +160,8 @@ def test_calls_are_judged_by_their_arguments(
         ("ioprio_set", (2, 1, 0), "EPERM"), ("ioprio_set", (3, 0, 0), "EPERM"),
         ("pidfd_send_signal", (3, 15, 0), "allow"), ("pidfd_send_signal", (3, 15, 8), "EPERM"),
         ("pidfd_send_signal", (3, 15, 1 << 32), "EPERM"),
+        ("fcntl", (3, 10, 9), "EPERM"), ("fcntl", (3, (1 << 32) | 10, 9), "EPERM"),
+        ("fcntl", (3, 8, 1), "allow"), ("fcntl", (3, 1, 0), "allow"),
     ],
 )  # fmt: skip
 def test_limits_and_priority_of_the_executor_are_out_of_reach(
@@ -176,7 +178,7 @@ def test_the_executor_s_scheduling_and_signals_cannot_be_set_but_one_s_own_can(
     for name, number in seccomp.ARCHITECTURES[machine].on_process.items():
         assert judge(machine, number, 1) == "EPERM", name
         assert judge(machine, number, (1 << 32) | 1) == "EPERM", name
-        for pid in (0, 2, 10, 101):
+        for pid in (0, 2, 10, 101, -1, -2):
             assert judge(machine, number, pid) == "allow", (name, pid)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll import ids
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker import containers, interpreter, journals
 from atoll.drivers.local import host
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.workspaces import Workspace, Workspaces, remove_tree
@@ -173,6 +173,7 @@ class Directories:
             os.chown(place, 0, 0)
             # What a template imports runs before this, as who owned it until now.
             os.chmod(place, 0o700)
+        journals.protect(self._journal(found))
 
     def socket(self, instance_id: str) -> Path:
         return self._instances / instance_id / "link"

@@ -39,6 +39,7 @@ _NAMESPACES = 0x7E02_0080  # CLONE_NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID 
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_CHILD_SUBREAPER = 36
 _PRIO_PROCESS, _PRIO_PGRP = 0, 1
+_F_SETSIG = 10
 _IOPRIO_WHO_PROCESS, _IOPRIO_WHO_PGRP = 1, 2
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
@@ -59,6 +60,7 @@ class Architecture:
     setpriority: int
     ioprio_set: int
     pidfd_send_signal: int
+    fcntl: int
     on_process: dict[str, int] = field(repr=False)
     """Calls whose first argument is a process or thread, refused for PID 1."""
     denied: dict[str, int] = field(repr=False)
@@ -68,9 +70,9 @@ class Architecture:
 _X86_64 = Architecture(
     audit=0xC000003E, newest=462, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16,
     prctl=157, personality=135, io_setup=206, prlimit64=302, setpriority=141, ioprio_set=251,
-    pidfd_send_signal=424, on_process=dict(
+    pidfd_send_signal=424, fcntl=72, on_process=dict(
         sched_setparam=142, sched_setscheduler=144, sched_setaffinity=203, sched_setattr=314,
-        rt_sigqueueinfo=129, rt_tgsigqueueinfo=297,
+        kill=62, tkill=200, tgkill=234, rt_sigqueueinfo=129, rt_tgsigqueueinfo=297,
     ), denied=dict(
         ptrace=101, process_vm_readv=310, process_vm_writev=311, kcmp=312, process_madvise=440,
         pidfd_getfd=438, process_mrelease=448, mount=165, umount2=166, pivot_root=155, chroot=161,
@@ -91,9 +93,9 @@ _X86_64 = Architecture(
 _AARCH64 = Architecture(
     audit=0xC00000B7, newest=462, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29,
     prctl=167, personality=92, io_setup=0, prlimit64=261, setpriority=140, ioprio_set=30,
-    pidfd_send_signal=424, on_process=dict(
+    pidfd_send_signal=424, fcntl=25, on_process=dict(
         sched_setparam=118, sched_setscheduler=119, sched_setaffinity=122, sched_setattr=274,
-        rt_sigqueueinfo=138, rt_tgsigqueueinfo=240,
+        kill=129, tkill=130, tgkill=131, rt_sigqueueinfo=138, rt_tgsigqueueinfo=240,
     ), denied=dict(
         ptrace=117, process_vm_readv=270, process_vm_writev=271, kcmp=272, process_madvise=440,
         pidfd_getfd=438, process_mrelease=448, mount=40, umount2=39, pivot_root=41, chroot=51,
@@ -173,7 +175,10 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _protect_executor(arch: Architecture) -> list[bytes]:
-    """Limits, priority, scheduling and forged signals of PID 1."""
+    """
+    Limits, priority, scheduling and signals of PID 1. Linux keeps most signals from the first
+    process of a namespace; gVisor delivers them all.
+    """
     allow, eperm = _instruction(_RETURN, _ALLOW), _refuse(errno.EPERM)
     # A limit belongs to a process, which any of its threads names: only the caller's can be set.
     code = _when(arch.prlimit64, [
@@ -200,6 +205,11 @@ def _protect_executor(arch: Architecture) -> list[bytes]:
         ])  # fmt: skip
     # It names a descriptor: what the sender could write into such a signal is refused for all.
     code += _when(arch.pidfd_send_signal, [*_unless_null(2, eperm), allow])
+    # A descriptor can be made to signal another process, with SIGIO, which PID 1 blocks, unless
+    # another signal is chosen here, such as one that cannot be blocked.
+    code += _when(arch.fcntl, [
+        _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _F_SETSIG, 0, 1), eperm, allow,
+    ])  # fmt: skip
     return code
 
 
