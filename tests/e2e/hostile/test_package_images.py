@@ -167,6 +167,7 @@ def test_what_an_image_makes_of_a_wheel_is_refused(
     [
         ("describes", 'def described(found):\n    return "[" * 200_000'),
         ("answers", 'def installed(found):\n    return "[" * 200_000'),
+        ("exits", "import sys, os\nif sys.argv[0].endswith('install.py'): os._exit(3)"),
         ("errs", 'def installed(found):\n    return {"error": {"a": "\\ud800 \\0"}}'),
     ],
 )

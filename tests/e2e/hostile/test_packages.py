@@ -178,7 +178,9 @@ for _ in range(200): time.sleep(0.1)
 """),
         ("fills-out-of-reach", """
 import time
-os.chdir('/build/tmp')
+os.makedirs('/build/out', exist_ok=True)
+os.mkdir('/build/out/%d' % os.getpid())
+os.chdir('/build/out/%d' % os.getpid())
 for i in range(100):
     os.mkdir('d' * 200)
     os.chdir('d' * 200)

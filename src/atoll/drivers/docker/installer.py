@@ -24,7 +24,7 @@ from atoll.drivers.docker.conversation import Conversation
 from atoll.drivers.docker.engine import end, translated
 from atoll.drivers.local import install_program
 from atoll.drivers.local.install_answers import InstallFailed
-from atoll.drivers.local.installer import Made, is_abandoned, outgrown, own
+from atoll.drivers.local.installer import Made, is_abandoned, not_started, outgrown, own
 from atoll.drivers.local.mounts import unmount
 from atoll.drivers.local.spawner import mount_image
 from atoll.drivers.local.workspaces import MIN_IMAGE, make_file_system, remove_tree
@@ -112,7 +112,8 @@ class Installer:
         }
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            await asyncio.to_thread(self._make, place, resources.disk)
+            with not_started():
+                await asyncio.to_thread(self._make, place, resources.disk)
             build = containers.bind(str(place / "build"), install_program.BUILD, read_only=False)
             wanted = containers.Installation(
                 base=tree,

@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from atoll.drivers.local.workspaces import MIN_IMAGE, attached_to, make_file_sys
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from atoll.drivers.base import Answer
@@ -127,7 +128,8 @@ class Installer:
         place = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            await asyncio.to_thread(self._prepare, name, uid, resources)
+            with not_started():
+                await asyncio.to_thread(self._prepare, name, uid, resources)
             if answer is not None:
                 stack.push_async_callback(_close, await self._serve(place, answer))
             stack.callback(_Ear(place / "log", hear).close)
@@ -247,6 +249,10 @@ class Installer:
                 reader, writer = await asyncio.open_unix_connection(
                     f"/proc/self/fd/{directory}/link.sock"
                 )
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise InstallFailed(ENDED) from error
         finally:
             os.close(directory)
         try:
@@ -286,6 +292,17 @@ class Installer:
             log.warning("install.does_not_end", install=name)
             return
         remove_tree(self._root / name)
+
+
+@contextlib.contextmanager
+def not_started() -> Iterator[None]:
+    """What the node could not do for an installation may go well later."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TemporaryError(
+            f"An installation could not be started: {error}", code="instance_not_started"
+        ) from error
 
 
 def own(place: Path) -> None:
