@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.local import collector
-from atoll.drivers.local.collector import MAX_DEPTH, NotKept
+from atoll.drivers.local.wheel_files import MAX_DEPTH, NotKept
 from tests.servers.index import wheel
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.hostile.conftest import Target
 
-Hostile = Callable[[str, str], None] if TYPE_CHECKING else object
+Hostile: TypeAlias = "Callable[[str, str], None]"
 TEMPLATES = "/api/v1/templates"
 
 AT_ITS_ANSWER = """

@@ -17,17 +17,12 @@ import json
 import os
 import re
 import secrets
-import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import structlog
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
-
-from atoll.drivers.local import collector, install_answers, sandbox
+from atoll.drivers.local import install_answers, sandbox
+from atoll.drivers.local.collection import collect
 from atoll.drivers.local.install_answers import InstallFailed
 from atoll.drivers.local.installer import own
 from atoll.drivers.local.tree_size import tree_size
@@ -39,8 +34,9 @@ from atoll.model.resources import Resources
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
-    from atoll.drivers.base import Answer, InstallSpec, Wheel
+    from atoll.drivers.base import Answer, InstallSpec
     from atoll.drivers.local.installer import Made
     from atoll.model.packages import Interpreter
     from atoll.model.template import Template
@@ -48,13 +44,8 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[0-9a-f]{16,64}")
 DESCRIBE_SECONDS = 60.0
 DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16)
-COLLECT_SECONDS = 600.0
-"""For what was installed to be checked and copied, on a slow disk too."""
 INSTALLS = "installs"
 NO_UV = "uv is not installed on this node; install it with: pip install uv"
-_BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {collector.__name__} import main; main()"
-
-log = structlog.get_logger(__name__)
 
 Tree = TypeVar("Tree")
 Tree_contra = TypeVar("Tree_contra", contravariant=True)
@@ -178,7 +169,7 @@ class LocalEnvironments(Generic[Tree]):
             digests: tuple[str, ...] = ()
             if len(held) < len(claimed):
                 kept = made.place / "kept"
-                own_names, digests = await self._collected(made, kept, spec, claimed)
+                own_names, digests = await collect(made, kept, spec, claimed)
                 held = {name: found for name, found in claimed.items() if name not in own_names}
             install_answers.check_held(held, spec.has)
             installed = tuple(f"{name}=={claimed[name]}" for name in sorted(claimed))
@@ -186,32 +177,6 @@ class LocalEnvironments(Generic[Tree]):
             # To its end: half a move would be half an environment.
             keeping = asyncio.to_thread(self._keep, spec.key, kept, name, installed)
             return await asyncio.shield(asyncio.ensure_future(keeping))
-
-    async def _collected(
-        self, made: Made, kept: Path, spec: InstallSpec, claimed: dict[str, str]
-    ) -> tuple[set[str], tuple[str, ...]]:
-        """
-        Names of the packages that were installed, which are in `kept` then, and the digests of
-        their wheels. Raises `InstallFailed` when they are not what was claimed.
-        """
-        wheels = spec.wheels()
-        request = {
-            "image": None if made.image is None else str(made.image),
-            "mount": str(made.build),
-            "source": str(made.build / "target"),
-            "target": str(kept),
-            "python": made.python,
-            "wheels": [{"path": str(each.path), "digest": each.digest} for each in wheels],
-            "source_builds": spec.source_builds,
-        }
-        names, digests = set(), []
-        for info, digest in await _collect(request):
-            name, version = _identified(info, digest, wheels)
-            if name not in claimed or _version(claimed[name]) != version:
-                raise InstallFailed(f"{info[:200]} was installed, and something else was told.")
-            names.add(name)
-            digests.append(digest)
-        return names, tuple(sorted(digests))
 
     def _keep(
         self, key: str, kept: Path | None, name: str | None, installed: tuple[str, ...]
@@ -362,52 +327,3 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-async def _collect(request: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the process of `collector` says."""
-    boot = _BOOT.format(path=str(Path(collector.__file__).parents[3]))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", boot,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd="/",
-        env={},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(COLLECT_SECONDS):
-            written, said = await process.communicate(json.dumps(request).encode())
-    except TimeoutError:
-        raise InstallFailed("What was installed could not be checked in time.") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        log.warning("install.not_collected", error=said.decode(errors="replace")[-2000:])
-        raise InstallFailed("What was installed could not be checked and kept.")
-    answer = json.loads(written)
-    if "error" in answer:
-        raise InstallFailed(answer["error"])
-    return [(info, digest) for info, digest in answer["distributions"]]
-
-
-def _identified(info: str, digest: str, wheels: list[Wheel]) -> tuple[str, Version]:
-    """Name and version: of a wheel as the index has them, of what was built as it says itself."""
-    try:
-        for wheel in wheels:
-            if digest and wheel.digest == digest:
-                name, version, _, _ = parse_wheel_filename(wheel.name)
-                return name, version
-        told, _, number = info.removesuffix(collector.INFO).partition("-")
-        return canonicalize_name(told, validate=True), Version(number)
-    except (InvalidWheelFilename, InvalidVersion, ValueError) as error:
-        raise InstallFailed(f"{info[:200]} is not the name of a package.") from error
-
-
-def _version(text: str) -> Version | None:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None
