@@ -369,6 +369,11 @@ class PackageSettings(Group):
     """
     ca_file: Path | None = None
     """Certificates to trust when it is asked, PEM; the system's when not set."""
+    private_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """
+    Hosts at addresses that are not public, as `host` or `host:port`, separated by commas, which the
+    pages of the index may link to; its own address is always allowed.
+    """
     allow_source_builds: bool = False
     """Whether packages that come as source may be built, which runs their code in the installer."""
     debian_mirror: str | None = Field(None, pattern=r"^(https?://[^\s]+|file:///[^\s]*)$")
@@ -407,6 +412,14 @@ class PackageSettings(Group):
     """Time for the index to go on with an answer, in seconds."""
     sweep: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Time between two looks at what the node keeps, in seconds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_hosts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("private_hosts"), str):
+            hosts = values["private_hosts"].split(",")
+            values = {**values, "private_hosts": [host.strip() for host in hosts if host.strip()]}
+        return values
 
 
 class SqliteSettings(Group):

@@ -108,7 +108,9 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=os.geteuid() == 0, tree=self._base)
+        self.environments = LocalEnvironments(
+            self._node, root=os.geteuid() == 0, tree=self._base, image=self._image_identity
+        )
         self._bucket = bucket
         self._storage: Storage
         """Chosen when the engine is known."""
@@ -175,7 +177,13 @@ class DockerDriver:
             self.environments.open(None)
         else:
             installer = Installer(
-                self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+                self._engine,
+                self._settings,
+                self._node,
+                self._name,
+                uv,
+                self._storage.interpreter,
+                images=self._storage.quota,
             )
             await installer.open()
             self.environments.open(installer)
@@ -316,6 +324,9 @@ class DockerDriver:
         except AtollError as error:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
+
+    async def _image_identity(self, template: Template) -> tuple[str, ...]:
+        return await self._templates.identity(template)
 
     async def _base(self, template: Template) -> containers.Base:
         image = await self._templates.find(template)

@@ -115,7 +115,9 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
-        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
+        self.environments = LocalEnvironments(
+            self._node, root=self._root, tree=self._tree, image=self._image_identity
+        )
         self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
@@ -183,6 +185,7 @@ class LocalDriver:
             seccomp=self._seccomp if filtered else None,
             mounts=str(self.places.mounts),
             stage=self._stage if self._root else None,
+            images=self._workspaces.images,
         )
         installer = Installer(ground)
         installer.open()
@@ -220,6 +223,10 @@ class LocalDriver:
 
     async def image(self, template: Template) -> ImageInfo | None:
         return None
+
+    @staticmethod
+    async def _image_identity(template: Template) -> tuple[str, ...]:
+        return trees.identity(template)
 
     async def build(
         self,

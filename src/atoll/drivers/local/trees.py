@@ -277,6 +277,17 @@ def tree_of(
     return host_tree(etc, *_own_interpreter())
 
 
+def identity(template: Template) -> tuple[str, ...]:
+    """
+    Which tree a template has, by where it is and nothing that is in it. The same on every node, and
+    the same for templates that have the same.
+    """
+    if template.root:
+        layers = (layer.name for layer in template.layers)
+        return ("root", template.root, template.python, *layers)
+    return ("host", template.python)
+
+
 def check_usable(tree: Tree) -> None:
     """What would be bound where the sandbox has something of its own cannot be seen inside."""
     for source, inside in tree.binds:
