@@ -82,6 +82,34 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+class ConnectionSettings(Group):
+    """Connections of clients, and what one process holds for them at most."""
+
+    max_connections: int = Field(4096, ge=1)
+    """
+    Open connections; at most half of the descriptors that the process may have. Health checks are
+    served beyond it.
+    """
+    header_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time for a request's header, and for the TLS handshake before it, in seconds."""
+    body_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """
+    Time for the next bytes of a request's body, in seconds. A body that is not an upload has ten
+    times as long in all.
+    """
+    write_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time in which a client must read some of what is sent to it, in seconds."""
+    keep_alive: Seconds = Field(timedelta(seconds=75), gt=timedelta(0))
+    """Time between two requests on one connection, in seconds."""
+    max_streams: int = Field(1000, ge=1)
+    """Open event streams and consoles; one key may have half of them."""
+    answer_memory: int = Field(256 * MiB, ge=1 * MiB)
+    """
+    Bytes of large answers, and of finished executions that are streamed, which clients have not
+    read yet; one key may have half of it.
+    """
+
+
 class SessionSettings(Group):
     timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Life of a session that names none, in seconds."""
@@ -681,6 +709,7 @@ class Settings(BaseSettings):
     shutdown_timeout: Seconds = Field(timedelta(seconds=30), ge=timedelta(0))
     """Time for running requests to finish at shutdown, in seconds."""
 
+    connection: ConnectionSettings = ConnectionSettings()
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()
     node: NodeSettings = NodeSettings()

@@ -11,6 +11,7 @@ from starlette.responses import Response
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from atoll.api.rest.limits import AnswerMemory, OpenStreams
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -73,6 +74,8 @@ class Services:
     coordination: Coordination
     clock: Clock
     settings: Settings
+    streams: OpenStreams
+    answer_memory: AnswerMemory
 
 
 def services(request: Request) -> Services:

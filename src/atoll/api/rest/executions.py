@@ -12,6 +12,7 @@ from starlette.responses import StreamingResponse
 from atoll.api.rest import hot, sse
 from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
 from atoll.api.rest.context import Answer, absolute, page_answer, services, shown
+from atoll.api.rest.limits import key_of
 from atoll.api.rest.requests import Cancel, Inject, Resume
 from atoll.api.rest.schemas import (
     ArtifactPage,
@@ -21,8 +22,9 @@ from atoll.api.rest.schemas import (
     StatusOut,
     Submitted,
 )
-from atoll.errors import Conflict, InvalidRequest
+from atoll.errors import AtollError, Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
+from atoll.service.bulk import size_of
 
 router = APIRouter(tags=["executions"])
 
@@ -215,6 +217,15 @@ async def get_events(
     `approval`, `heartbeat`, `retry`, and `result` at the end. Whoever sends the last id it heard as
     `Last-Event-ID` is told exactly the rest.
     """
-    found = services(request).executions
-    await found.get(execution_id)
-    return sse.answer(found.events(execution_id, last_event_id or 0))
+    found = services(request)
+    execution = await found.executions.get(execution_id)
+    held = [found.streams.open(request.scope)]
+    if execution.outcome is not None:
+        # What is replayed stays in memory while the client reads.
+        size = size_of(execution.outcome)
+        try:
+            held.append(found.answer_memory.hold(key_of(request.scope), size))
+        except AtollError:
+            held[0].close()
+            raise
+    return sse.answer(found.executions.events(execution_id, last_event_id or 0), *held)

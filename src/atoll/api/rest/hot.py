@@ -68,6 +68,7 @@ class HotRoutes:
             data, seed = await _body(receive), scope.get("atoll.seed")
             status, answer = await execute(self._found, session_id, data, seed)
             content = encode_json(answer)
+            del answer  # Not twice in memory while the client reads.
         except _Gone:
             return
         except AtollError as error:

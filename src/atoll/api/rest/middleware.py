@@ -145,7 +145,7 @@ class JsonByDefault:
         if (
             scope["type"] == "http"
             and scope["method"] not in SAFE_METHODS
-            and not _is_upload(scope)
+            and not is_upload(scope)
         ):
             scope["headers"] = [
                 (name, b"application/json" if name == b"content-type" and value == FORM else value)
@@ -166,7 +166,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self._app(scope, receive, send)
             return
-        limit = self._upload_limit if _is_upload(scope) else self._limit
+        limit = self._upload_limit if is_upload(scope) else self._limit
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 await problem(_too_large(limit))(scope, receive, send)
@@ -203,7 +203,8 @@ def _too_large(limit: int) -> TooLarge:
 CONTEXTS = "/api/v1/build-contexts/"
 
 
-def _is_upload(scope: Any) -> bool:
+def is_upload(scope: Any) -> bool:
+    """Whether the body is a file, which may be large and slow."""
     path: str = scope["path"]
     if path.startswith((SIGNED, CONTEXTS)):
         return bool(scope["method"] == "PUT")

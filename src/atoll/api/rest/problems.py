@@ -47,8 +47,9 @@ _BY_CODE = {
     "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
+    "header_too_large": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "events_expired": HTTPStatus.GONE,
-    "too_many_followers": HTTPStatus.TOO_MANY_REQUESTS,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -59,7 +60,16 @@ _BY_CODE = {
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
 }
-_TOO_MANY = frozenset({"session_busy", "session_crowded", "too_many_consoles", "queue_full"})
+_TOO_MANY = frozenset(
+    {
+        "session_busy",
+        "session_crowded",
+        "too_many_consoles",
+        "too_many_requests",
+        "too_many_streams",
+        "queue_full",
+    }
+)
 """Of what passes by itself: who asks has asked for too much at once."""
 _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
