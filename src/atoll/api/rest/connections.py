@@ -20,13 +20,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from atoll.api.rest.middleware import is_upload
+from atoll.api.rest.middleware import SAFE_METHODS, is_upload
 from atoll.api.rest.problems import problem
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.service.probing import PATH as NODE_PROBE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn._types import ASGI3Application
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
     from atoll.errors import AtollError
@@ -89,12 +93,14 @@ class Connections:
         shortest = min(self.header_timeout, self.body_timeout, self.write_timeout, self.keep_alive)
         self._interval = min(MAX_SWEEP_INTERVAL, shortest / SWEEPS_PER_TIMEOUT)
 
-    def evict(self) -> None:
-        """Close the connection that has waited longest, unless all are busy."""
+    def evict(self) -> bool:
+        """Close the connection that has waited longest; false when all are busy."""
         oldest = next(iter(self.waiting), None)
-        if oldest is not None:
-            del self.waiting[oldest]
-            oldest.evict()
+        if oldest is None:
+            return False
+        del self.waiting[oldest]
+        oldest.evict()
+        return True
 
     async def sweep(self, state: ServerState) -> None:
         """Close connections whose time is over, until cancelled."""
@@ -137,10 +143,17 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with time-outs and bounds for what a client sends and reads."""
 
     def __init__(
-        self, *args: Any, connections: Connections, reserved: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        connections: Connections,
+        opened: Callable[[], None],
+        reserved: bool,
+        **kwargs: Any,
     ) -> None:
+        """`opened` is called when the connection is ready for requests."""
         super().__init__(*args, **kwargs)
         self._all = connections
+        self._opened = opened
         self._reserved = reserved
         if reserved:
             self.app = _ProbesOnly(self.app)
@@ -154,11 +167,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._received_at = 0.0
         self._header_bytes = 0
         self._closed_at: float | None = None
+        self._reading: asyncio.Task[None] | None = None
+        """What answers the present request, if that changes nothing."""
 
     # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._opened()
         self._since = self.loop.time()
         self._writing = WriteProgress(transport, self._since)
         self._all.waiting[self] = None
@@ -166,6 +182,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.waiting.pop(self, None)
         super().connection_lost(exc)
+        if self._reading is not None and not self.cycle.response_started:
+            self._reading.cancel()  # It may wait for minutes, for a client that has gone.
         # Not only the one that is answered: those behind it would run for a client that has gone.
         self.pipeline.clear()
 
@@ -221,6 +239,12 @@ class HttpProtocol(HttpToolsProtocol):
         """For the next request."""
         self._idle, self._since = True, self.loop.time()
         self._all.waiting[self] = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        self._reading = task if cycle.scope["method"] in SAFE_METHODS else None
 
     def _should_upgrade_to_ws(self) -> bool:
         return not self._reserved and super()._should_upgrade_to_ws()

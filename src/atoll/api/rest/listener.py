@@ -41,7 +41,7 @@ class Listener:
         listener: socket.socket,
         connections: Connections,
         state: ServerState,
-        make: Callable[[bool], asyncio.Protocol],
+        make: Callable[[bool, Callable[[], None]], asyncio.Protocol],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._listener = listener
@@ -89,8 +89,9 @@ class Listener:
     def _admit(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         limit = self._connections.limit
-        if self._count() >= limit:
-            self._connections.evict()
+        # More than one when some that were evicted before are not gone yet.
+        while self._count() >= limit and self._connections.evict():
+            pass
         count = self._count()
         if count >= limit + RESERVE:
             self._turn_away(accepted)
@@ -117,19 +118,23 @@ class _Opening:
         self._server = server
         self._accepted = accepted
         server._opening.add(self)
-        server._connections.waiting[self] = None
+        if server._tls is not None:
+            # Without a handshake it is a matter of one turn of the event loop.
+            server._connections.waiting[self] = None
         self._task = server._loop.create_task(self._open(reserved))
 
     def evict(self) -> None:
-        self._server._opening.discard(self)
+        self._opened()
         self._task.cancel()
+        self._accepted.close()  # The task may not have begun, and would never close it.
 
     async def _open(self, reserved: bool) -> None:
         server = self._server
         tls = server._tls
+        protocol = server._make(reserved, self._opened)
         try:
             await server._loop.connect_accepted_socket(
-                lambda: server._make(reserved),
+                lambda: protocol,
                 self._accepted,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else server._connections.header_timeout,
@@ -139,8 +144,14 @@ class _Opening:
             log.debug("connection.not_opened", error=str(error))
             self._accepted.close()
         except asyncio.CancelledError:
-            self._accepted.close()
+            # uvloop does not report the loss of a connection that is cancelled while it is made.
+            if protocol in server._state.connections:
+                protocol.connection_lost(None)
             raise
         finally:
-            server._opening.discard(self)
-            server._connections.waiting.pop(self, None)
+            self._opened()
+
+    def _opened(self) -> None:
+        """From here on the protocol counts, or nothing at all."""
+        self._server._opening.discard(self)
+        self._server._connections.waiting.pop(self, None)

@@ -114,12 +114,13 @@ class _Uvicorn(uvicorn.Server):
         await self.lifespan.startup()
         tls = self.config.ssl
 
-        def make(reserved: bool) -> HttpProtocol:
+        def make(reserved: bool, opened: Callable[[], None]) -> HttpProtocol:
             return HttpProtocol(
                 config=self.config,
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
                 connections=self._connections,
+                opened=opened,
                 reserved=reserved,
             )
 
