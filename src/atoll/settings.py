@@ -693,8 +693,13 @@ class Settings(BaseSettings):
     """Web origins whose pages may call the API, separated by commas."""
     public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
-    Address under which others reach this server, for the links that it hands out; the one that a
-    request came to when not set.
+    Address under which others reach this server, for the links that it hands out. When not set, the
+    one that a request came to, if that is an address of this server.
+    """
+    trusted_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """
+    Names, or name:port, that links may begin with when a request came to them, separated by commas;
+    the server's own addresses, its host name and loopback always count.
     """
     max_body: int = Field(8 * MiB, ge=1024)
     """Largest request body other than an upload, in bytes."""
@@ -735,10 +740,15 @@ class Settings(BaseSettings):
         if not isinstance(values, dict):
             return values
         values = dict(values)
-        for name in ("cors_origins", "database_urls"):
+        for name in ("cors_origins", "database_urls", "trusted_hosts"):
             if isinstance(values.get(name), str):
                 values[name] = [item.strip() for item in values[name].split(",") if item.strip()]
         return values
+
+    @field_validator("trusted_hosts")
+    @classmethod
+    def _in_lower_case(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.lower() for name in names)
 
     @field_validator("data_dir")
     @classmethod

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
 from atoll.link.client import is_within, strict_json
-from atoll.service.displays import DEPTH, VALUES, shaped, values_in
+from atoll.model.json_size import values_in
+from atoll.service.displays import DEPTH, VALUES, shaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ class Lines:
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            count = values_in(line)
+            count = values_in(line, VALUES)
             if count > self._room:
                 continue
             self._room -= count

@@ -8,8 +8,9 @@ import pytest
 
 from atoll.executor import frames
 from atoll.link.client import is_within
+from atoll.model.json_size import values_in
 from atoll.service import story
-from atoll.service.displays import DEPTH, VALUES, shaped, values_in
+from atoll.service.displays import DEPTH, VALUES, shaped
 
 
 def nested(depth: int) -> Any:
@@ -76,7 +77,7 @@ def test_a_question_is_told_as_it_is() -> None:
     ],
 )
 def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
-    assert values_in(line) == count
+    assert values_in(line, VALUES) == count
 
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])

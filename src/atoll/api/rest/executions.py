@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot, sse
 from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
-from atoll.api.rest.context import Answer, absolute, page_answer, services, shown
+from atoll.api.rest.context import Answer, absolute_or_none, page_answer, services, shown
 from atoll.api.rest.limits import key_of
 from atoll.api.rest.requests import Cancel, Inject, Resume
 from atoll.api.rest.schemas import (
@@ -139,9 +139,13 @@ async def list_session_artifacts(
     return page_answer(items, page.next_cursor)
 
 
-def linker(request: Request, session_id: str) -> Callable[[str], str]:
+def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
+    """What makes links to files; None where the server does not know its address."""
     links = services(request).links
-    return lambda path: absolute(request, links.artifact(session_id, path))
+    base = absolute_or_none(request, "/")
+    if base is None:
+        return None
+    return lambda path: base.rstrip("/") + links.artifact(session_id, path)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})

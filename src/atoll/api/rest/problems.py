@@ -47,6 +47,7 @@ _BY_CODE = {
     "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "public_url_needed": HTTPStatus.BAD_REQUEST,
     "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
     "header_too_large": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "events_expired": HTTPStatus.GONE,
@@ -79,6 +80,8 @@ _BEHIND = {
 }
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
+MAX_ERRORS = 20
+"""Fields that one problem document lists."""
 MEDIA_TYPE = "application/problem+json"
 SIGNED = "/api/v1/signed/"
 _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
@@ -144,7 +147,7 @@ def invalid(errors: list[Any]) -> InvalidRequest:
     What pydantic says, as one sentence and as a list by field. Values are left out: they may be
     secret.
     """
-    listed = [_told(item) for item in errors[:20]]
+    listed = [_told(item) for item in errors[:MAX_ERRORS]]
     if any(item["type"] == "json_invalid" for item in errors):
         return InvalidRequest("The body is not JSON.", code="bad_json", errors=listed)
     words = "; ".join(
