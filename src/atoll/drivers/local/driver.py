@@ -213,7 +213,16 @@ class LocalDriver:
             await asyncio.to_thread(self._layers.check, template.root)
         if await self.built(template):
             # Not what is known of its edition: this one may never come to be stored.
-            trees.check_usable(await self._new_tree(template))
+            try:
+                tree = await self._new_tree(template)
+            except OSError as error:
+                raise InvalidRequest(
+                    f"{template.root or template.python} cannot be used as a root file system or "
+                    f"interpreter: {error.strerror}.",
+                    code="place_not_usable",
+                    field="image" if template.image else "base_image",
+                ) from error
+            trees.check_usable(tree)
 
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
