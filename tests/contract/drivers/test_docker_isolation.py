@@ -90,6 +90,7 @@ async def test_the_engine_is_asked_to_confine_all_it_can(node: Node) -> None:
     assert {limit["Name"]: limit["Hard"] for limit in host["Ulimits"]} == {
         "core": 0, "memlock": 65_536, "msgqueue": 819_200, "nofile": 1024, "sigpending": 4096,
     }  # fmt: skip
+    assert host["LogConfig"]["Config"] == {"max-size": "64k", "max-file": "1"}
     assert not host["Devices"]
     assert host["RestartPolicy"]["Name"] == "no"
     writable = {mount["Destination"] for mount in about["Mounts"] if mount["RW"]}
