@@ -529,8 +529,8 @@ class LocalDriver:
             limits["DATA"] = resources.memory
             watch["memory"] = resources.memory
         if "cgroup_pids" not in self._groups.provides:
-            # The supervisor, the zygote and a spare are of the same user.
-            limits["NPROC"] = resources.max_processes + 3
+            # The supervisor and the zygote are of the same user.
+            limits["NPROC"] = resources.max_processes + 2
         if not self._workspaces.images:
             watch["disk"] = resources.disk
         return limits, watch
