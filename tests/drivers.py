@@ -129,7 +129,7 @@ def link(data_dir: Path, instance_id: str) -> tuple[Path, str | None]:
 
 def journal(data_dir: Path, instance_id: str) -> Path:
     """The file that the executor of an instance begins with."""
-    workspace = handle(data_dir, instance_id)["workspace"]
+    workspace = str(handle(data_dir, instance_id)["workspace"])
     if os.environ.get("ATOLL_DRIVER") == "docker":
         return data_dir / "node" / "mounts" / f"executor-{workspace}" / "files" / "journal" / "0"
     return data_dir / "node" / "workspaces" / workspace / "journal.0"

@@ -388,6 +388,27 @@ async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) ->
     assert ("disk" in watch) == ("disk_quota" not in provides)
 
 
+@everywhere
+async def test_a_copy_of_a_workspace_can_be_used_like_the_first(node: Node) -> None:
+    driver = node.driver
+    if "copy" not in driver.capabilities.features:
+        pytest.skip("clones are made from checkpoints here")
+    handle, link = await started(driver, spec())
+    await printed(driver, link, "open('first', 'w').write('1')")
+    link.close()
+    await driver.destroy(handle)
+    assert await driver.copy(driver.workspace_of(handle), "copy")
+    _, link = await started(driver, spec(workspace="copy"))
+    code = """
+import os
+os.mkdir('new'); open('new/file', 'w').write(open('first').read()); open('first', 'a').write('2')
+print(open('first').read(), {os.stat(name).st_uid for name in ('.', 'new/file', 'first')} ==
+      {os.getuid()})
+"""
+    assert await printed(driver, link, code) == "12 True"
+    link.close()
+
+
 async def test_what_the_node_cannot_give_is_named_and_refused(node: Node) -> None:
     capabilities = node.driver.capabilities
     assert capabilities.provides | set(capabilities.missing) == set(REQUIREMENTS)

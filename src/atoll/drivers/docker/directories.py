@@ -25,10 +25,16 @@ from atoll.drivers import bundle
 from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.migration import moved
 from atoll.drivers.docker.storage import Prepared, translated
-from atoll.drivers.local import copies, processes
-from atoll.drivers.local.mounts import Place, mount_points
+from atoll.drivers.local import copies
+from atoll.drivers.local.mounts import Place
 from atoll.drivers.local.places import Places
-from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces, remove_tree
+from atoll.drivers.local.workspaces import (
+    IMAGE,
+    Workspace,
+    Workspaces,
+    attached_to,
+    remove_tree,
+)
 from atoll.errors import NotFound, TemporaryError
 from atoll.executor.journal import MOST as JOURNAL_FILE
 
@@ -100,8 +106,7 @@ class Directories:
                 Place(_executor_place(workspace.name), image=self._executor_image(workspace))
             )
         if workspace.kind == IMAGE:
-            image, uid, owner = self._workspaces.path(workspace), workspace.uid, workspace.owner
-            own.append(Place(_place(workspace.name), image=image, uid=uid, owner=owner))
+            own.append(self._image_place(workspace))
         self.places.attach(spec, workspace, own, views=self.quota)
         uid = containers.UID if workspace.uid is None else workspace.uid
         link, journal = self._executor_directories(directory, workspace, uid)
@@ -134,6 +139,10 @@ class Directories:
                 code="instance_not_started",
             )
         return found
+
+    def _image_place(self, workspace: Workspace) -> Place:
+        image = self._workspaces.path(workspace)
+        return Place(_place(workspace.name), image=image, uid=workspace.uid, owner=workspace.owner)
 
     def _files(self, workspace: Workspace) -> Path:
         if workspace.kind == IMAGE:
@@ -266,17 +275,8 @@ class Directories:
 
     def _settle(self, workspace: Workspace) -> None:
         """Have the kernel write to the image all that it holds of it. Nothing runs there."""
-        if workspace.kind != IMAGE:
-            return
-        files = self._files(workspace)
-        if str(files) not in mount_points(self.places.mounts):
-            self._workspaces.wait_until_let_go(workspace)
-            return
-        fd = os.open(files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            processes.sync_file_system(fd)
-        finally:
-            os.close(fd)
+        if workspace.kind == IMAGE and attached_to(self._workspaces.path(workspace)) is not None:
+            self.places.sync(self._image_place(workspace))
 
     async def names(self) -> list[str]:
         return await asyncio.to_thread(self._workspaces.names)

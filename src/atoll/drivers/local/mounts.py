@@ -115,6 +115,21 @@ class Mounts:
                 self._unmount(place.name)
                 raise
 
+    def sync(self, place: Place) -> None:
+        """
+        Have the kernel write all that it holds of a file system. Another mount namespace may have a
+        copy of a mount that is gone here, and keeps the file system alive.
+        """
+        self.ensure(place)
+        try:
+            fd = os.open(self.path(place.name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                processes.sync_file_system(fd)
+            finally:
+                os.close(fd)
+        finally:
+            self.release([place.name])
+
     def release(self, names: Iterable[str]) -> None:
         """Unmount those that no instance has."""
         for name in names:

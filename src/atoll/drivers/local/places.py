@@ -97,6 +97,10 @@ class Places:
         """Where a place of that name is mounted."""
         return self._mounts.path(name)
 
+    def sync(self, place: Place) -> None:
+        """Have the kernel write all that it holds of a place, whichever namespace has it."""
+        self._mounts.sync(place)
+
     def files(self, workspace: Workspace) -> Path | None:
         """The same of a workspace; none of one that is on the node's disk."""
         return self._mounts.path(_of_workspace(workspace)) if workspace.kind == BUCKET else None

@@ -157,7 +157,10 @@ def map_owner(target: str, owner: int, uid: int) -> None:
 
 
 def _mapping(inside: int, outside: int) -> int:
-    """A user namespace, by descriptor, in which one uid and gid is another outside."""
+    """
+    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
+    gVisor makes files as root, and gives them to their owner then.
+    """
     ready, began = os.pipe2(os.O_CLOEXEC)
     over, end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -175,7 +178,7 @@ def _mapping(inside: int, outside: int) -> int:
             raise OSError(errno.EPERM, "no user namespace can be made")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
-                file.write(f"{inside} {outside} 1")
+                file.write(f"{inside} {outside} 1\n0 0 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready)
