@@ -240,8 +240,13 @@ class Driver(Protocol):
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         """Set other limits on a running instance; whether that can be done without a new one."""
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
-        """What the executor must limit for us: rlimits by name, and what it has to watch."""
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """
+        What the executor of an instance must limit for us: rlimits by name, and what it has to
+        watch.
+        """
 
     async def out_of_memory(self, handle: Handle) -> bool:
         """Whether the kernel ended a process for memory since this was last asked."""

@@ -336,7 +336,7 @@ class LocalDriver:
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
-        self.places.attach(spec, workspace)
+        self.places.attach(spec, workspace, views=False)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -541,15 +541,17 @@ class LocalDriver:
         await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
         return True
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
         watch: dict[str, int] = {}
         if "cgroup_memory" not in self._groups.provides:
             limits["DATA"] = resources.memory
             watch["memory"] = resources.memory
         if "cgroup_pids" not in self._groups.provides:
-            # The supervisor, the zygote and a spare are of the same user.
-            limits["NPROC"] = resources.max_processes + 3
+            # The supervisor and the zygote are of the same user.
+            limits["NPROC"] = resources.max_processes + 2
         if not self._workspaces.images:
             watch["disk"] = resources.disk
         return limits, watch
