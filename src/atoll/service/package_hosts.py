@@ -22,7 +22,8 @@ import httpx
 
 from atoll.drivers.relay import Refused, Way, origin
 from atoll.errors import InvalidRequest
-from atoll.service.addresses import Target, is_public, resolve
+from atoll.service.addresses import Target, resolve
+from atoll.service.public_addresses import is_public
 
 if TYPE_CHECKING:
     from atoll.settings import PackageSettings
