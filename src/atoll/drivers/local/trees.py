@@ -335,6 +335,8 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
     A template may name only places that the owner of the node allows: it shows them to its users.
     """
+    if ".." in Path(template.python).parts:
+        raise _not_allowed(f"python: {template.python}", roots)
     named = [("image" if template.image else "base_image", template.root)]
     if not template.root:
         named.append(("python", template.python))
@@ -348,7 +350,8 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
             raise _not_allowed(f"{field}: {value}", roots, field)
         try:
             real = path.resolve() if field != "python" else path.parent.resolve() / path.name
-        except (OSError, RuntimeError):  # Links in a circle, or ones that may not be read.
+        except (OSError, RuntimeError, ValueError):
+            # Links in a circle or that may not be read, or a NUL.
             raise _not_allowed(f"{field}: {value}", roots, field) from None
         if not _beneath(real, _resolved(roots)):
             raise _not_allowed(f"{field}: {value}", roots, field)
