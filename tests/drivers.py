@@ -24,8 +24,8 @@ from tests.servers.images import PYTHON
 CHOSEN = os.environ.get("TEST_DRIVER", "local")
 URL = os.environ.get("TEST_DOCKER_URL")
 
-SPARE = 2 if CHOSEN == "local" else 8
-"""Processes that user code may have beyond the limit: those that the executor does not use."""
+SPARE = 2
+"""Processes below PID 1 beyond the limit: the zygote, and a spare child that is about to end."""
 
 VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
 """What is in the environment of user code besides: that is `sandbox`."""
@@ -130,9 +130,10 @@ def link(data_dir: Path, instance_id: str) -> tuple[Path, str | None]:
 
 def journal(data_dir: Path, instance_id: str) -> Path:
     """The file that the executor of an instance begins with."""
-    workspace = data_dir / "node" / "workspaces" / handle(data_dir, instance_id)["workspace"]
-    name = "journal/0" if os.environ.get("ATOLL_DRIVER") == "docker" else "journal.0"
-    return Path(workspace / name)
+    workspace = str(handle(data_dir, instance_id)["workspace"])
+    if os.environ.get("ATOLL_DRIVER") == "docker":
+        return data_dir / "node" / "mounts" / f"executor-{workspace}" / "files" / "journal" / "0"
+    return data_dir / "node" / "workspaces" / workspace / "journal.0"
 
 
 def _directory(data_dir: Path, instance_id: str) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.executor import frames
 from atoll.link.errors import ProtocolViolation
-from atoll.link.values import values_in
+from atoll.model import json_size
 
 MAX_JSON = 1024 * 1024
 MAX_EVENT = 128 * 1024
@@ -60,9 +60,7 @@ def decoded(payload: bytes) -> dict[str, Any]:
             return frames.decode_json(payload)  # type: ignore[no-any-return]
         except frames.ProtocolError as error:
             raise ProtocolViolation(f"The executor sent no JSON object: {error}.") from None
-    # Marks within strings count as well, so most frames need no closer look.
-    marks = sum(payload.count(mark) for mark in (b",", b":", b"[", b"{"))
-    if marks > MAX_VALUES and values_in(payload, MAX_VALUES) > MAX_VALUES:
+    if not json_size.at_most(payload, MAX_VALUES):
         raise ProtocolViolation(f"The executor sent JSON of more than {MAX_VALUES} values.")
     try:
         text = payload.decode("utf-8", "surrogatepass")

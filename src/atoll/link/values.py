@@ -48,19 +48,6 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
     }
 
 
-def values_in(text: bytes, most: int) -> int:
-    """
-    About how many values JSON has, keys among them; found without making them, as an empty list is
-    three bytes there and seventy here. Beyond `most` it need not be exact.
-    """
-    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    strings = bare.count(b'"') // 2
-    if strings > most:
-        return strings
-    outside = b"".join(bare.split(b'"')[::2])
-    return 1 + sum(outside.count(mark) for mark in (b",", b":", b"[", b"{"))
-
-
 def is_within(value: Any, depth: int) -> bool:
     """Whether JSON is nested no deeper than so many levels."""
     level = [value]

@@ -418,7 +418,7 @@ class Attempts:
 
     def _job(self, live: Live, execution: Execution) -> dict[str, Any]:
         request, session, settings = execution.request, live.session, self._settings
-        limits, watch = self._driver.run_limits(session.resources)
+        limits, watch = self._driver.run_limits(live.instance.handle, session.resources)
         return {
             "id": execution.id,
             "kind": "command" if request.command is not None else request.language,

@@ -62,7 +62,7 @@ class Contexts:
                 f"language: {language} has no contexts; python has.", code="language_unsupported"
             )
         live = await self._lives.live(session_id)
-        limits, watch = self._driver.run_limits(live.session.resources)
+        limits, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
         context_id = context_id or ids.context_id()
         while True:
             await self._provision.ready(live.session)

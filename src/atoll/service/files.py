@@ -300,7 +300,8 @@ class Files:
 
     def _disk(self, live: Live) -> int | None:
         """How large the workspace may be, where the executor has to see to that."""
-        return self._driver.run_limits(live.session.resources)[1].get("disk")
+        _, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
+        return watch.get("disk")
 
     # Changing
 

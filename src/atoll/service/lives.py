@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,8 @@ ELSEWHERE = (
 )
 """Codes that say more than that the session is not ready."""
 NOT_RUNNING = "session_not_running"
+may_start: ContextVar[bool] = ContextVar("may_start", default=True)
+"""Whether the present request may start a session; not when its key may only read."""
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
 """Seconds."""
@@ -180,6 +183,10 @@ class Lives:
                 return live
             if await self._is_there(live):
                 return live
+        if asked_at is None and not may_start.get():
+            session = await self._unended(session_id)
+            if session.wanted is not Wanted.RUNNING:
+                raise _not_running(session, "Start it with a key that may do more than read.")
         while True:
             recovering, theirs = self._recovering.get(session_id) or self._start_recovery(
                 session_id, asked_at
@@ -647,9 +654,9 @@ def _may_start(session: Session, asked_at: datetime | None) -> bool:
     return session.auto_start
 
 
-def _not_running(session: Session) -> Conflict:
+def _not_running(session: Session, advice: str = "Start it first.") -> Conflict:
     return Conflict(
-        f"Session {session.id} is {session.status}; start it first.",
+        f"Session {session.id} is {session.status}. {advice}",
         code=NOT_RUNNING,
         status_now=session.status.value,
     )

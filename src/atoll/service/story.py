@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
 from atoll.link.messages import approval
-from atoll.link.values import is_within, strict_json, values_in
+from atoll.link.values import is_within, strict_json
+from atoll.model.json_size import values_in
 from atoll.service.displays import DEPTH, VALUES, shaped
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ def _fewer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("script", RUNS.values(), ids=RUNS.keys())
 async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[Said]) -> None:
     heard = Heard()
-    async with linked(lambda _: script, stays=True) as link:
+    async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
             await request(link, "run", heard)
         assert link.violation is not None
@@ -151,7 +151,7 @@ async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[
 
 @pytest.mark.parametrize(("op", "script"), OTHERS.values(), ids=OTHERS.keys())
 async def test_any_other_request_does_so_too(op: str, script: list[Said]) -> None:
-    async with linked(lambda _: script, stays=True) as link:
+    async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
             await request(link, op, Heard())
         assert link.violation is not None
@@ -265,7 +265,7 @@ async def test_a_hello_that_is_none_is_a_violation(greeting: dict[str, Any]) -> 
 async def test_of_400_megabytes_of_output_no_more_than_the_limit_is_taken(channel: int) -> None:
     many = [piece(CHUNK, number, channel) for number in range(1, 6400)]
     heard = Heard()
-    async with linked(lambda _: many, stays=True) as link:
+    async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
             await link.run(job("exec_1", "1"), heard)
     assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN

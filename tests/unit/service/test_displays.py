@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.executor import frames
-from atoll.link.values import is_within, values_in
+from atoll.link.values import is_within
+from atoll.model.json_size import values_in
 from atoll.service import story
 from atoll.service.displays import DEPTH, VALUES, shaped
 
