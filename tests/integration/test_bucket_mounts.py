@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,4 +322,55 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
             eventually(lambda: "before" in api.run(
                 one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
             for each in (one, other):
+                api.end(each)
+
+
+def test_an_s3_server_that_hangs_makes_only_its_users_wait(
+    s3fs: None, bubblewrap: str, tmp_path: Path
+) -> None:
+    """As many as asyncio has threads; and a process that waits for S3 cannot be ended."""
+    (tmp_path / "data").mkdir()
+    many = min(32, (os.cpu_count() or 1) + 4)
+    with S3Server(tmp_path) as own:
+        env = own.environment(
+            ATOLL_BLOB__CONNECT_TIMEOUT="1",
+            ATOLL_BLOB__TIMEOUT="15",
+            ATOLL_LOCAL__MOUNT_TIMEOUT="5",
+            ATOLL_POOL__SIZE="0",
+        )
+        with Server(tmp_path / "data", **env) as server, server.client() as http:
+            api = Api(http)
+            waiting = api.create(workspace_mode="mount", timeout=600)["id"]
+            sh(api, waiting, "echo here > file")
+            own.pause()
+            try:
+                with ThreadPoolExecutor(many + 1) as clients:
+                    asked = [
+                        clients.submit(
+                            http.post,
+                            f"{V1}/sessions",
+                            json={"workspace_mode": "mount"},
+                            timeout=120,
+                        )
+                        for _ in range(many)
+                    ]
+                    stuck = clients.submit(
+                        api.run, waiting, command=["cat", "absent"], timeout=1, wait=60
+                    )
+                    other = clients.submit(api.create)
+                    wait([*asked, other], return_when=FIRST_COMPLETED)
+                    assert other.done()
+                    assert sh(api, other.result()["id"], "echo fine") == "fine\n"
+                    told = stuck.result()
+                    assert (told["status"], told["cause"]) == ("timeout", "timeout"), told
+                    own.resume()
+                    for each in asked:
+                        if each.result().status_code == 201:
+                            api.end(each.result().json()["id"])
+                        else:
+                            problem(each.result(), 503, "volume_unavailable")
+            finally:
+                own.resume()
+            eventually(lambda: sh(api, waiting, "cat file") == "here\n", 60)
+            for each in (waiting, other.result()["id"]):
                 api.end(each)

@@ -338,7 +338,12 @@ class Attempts:
         execution = running.execution
         log.warning("execution.overdue", execution_id=execution.id, instance_id=live.instance.id)
         live.link.close()
-        await self._driver.stop(live.instance.handle, grace=timedelta(0))
+        try:
+            await self._driver.stop(live.instance.handle, grace=timedelta(0))
+        except TemporaryError as error:
+            # A process that waits in the kernel, for a mount as an example, ends when that answers.
+            # Until then the session has no other instance.
+            log.warning("instance.not_ended", instance_id=live.instance.id, error=error.message)
         return timed_out(stdout=running.gathered("stdout"), stderr=running.gathered("stderr"))
 
     async def _after_loss(self, running: Running, live: Live, deadline: float) -> Outcome:

@@ -94,7 +94,7 @@ class Directories:
 
     async def prepare(self, spec: InstanceSpec) -> Prepared:
         with translated(spec.instance_id):
-            return await asyncio.to_thread(self._prepare, spec)
+            return await self.places.run(self.places.waits_for(spec), self._prepare, spec)
 
     def _prepare(self, spec: InstanceSpec) -> Prepared:
         workspace = self._workspace(spec)
@@ -238,7 +238,7 @@ class Directories:
 
     async def clear(self, instance_id: str) -> None:
         with translated(instance_id):
-            await asyncio.to_thread(self._clear, instance_id)
+            await self.places.run(self.places.waits(instance_id), self._clear, instance_id)
 
     def _clear(self, instance_id: str) -> None:
         if not ids.is_instance_id(instance_id):

@@ -305,14 +305,16 @@ class LocalDriver:
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         tree = await self._tree(spec.template)
+        waits = self.places.waits_for(spec)
         handle = None
         try:
-            workspace = await asyncio.to_thread(self._prepare, spec)
+            workspace = await self.places.run(waits, self._prepare, spec)
             pid, child = await self._nursery.spawn(self._request(spec, tree, workspace))
             handle = self._handle(spec, workspace, pid, child)
             await asyncio.to_thread(self._store, handle)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(self._give_up, spec.instance_id, handle))
+            undone = self.places.run(waits, self._give_up, spec.instance_id, handle)
+            await asyncio.shield(undone)
             raise
         self._failure = None
         self._made.add(spec.instance_id)
@@ -613,7 +615,7 @@ class LocalDriver:
         data = handle.data
         if data["boot"] != processes.boot_id():
             return
-        await asyncio.to_thread(self._kill_now, handle)
+        await self.places.end(handle.instance_id, self._kill_now, handle)
 
     def _kill_now(self, handle: Handle) -> None:
         data = handle.data
@@ -632,7 +634,8 @@ class LocalDriver:
 
     async def destroy(self, handle: Handle) -> None:
         await self._kill(handle)
-        await asyncio.to_thread(self._clear, handle.instance_id)
+        waits = self.places.waits(handle.instance_id)
+        await self.places.run(waits, self._clear, handle.instance_id)
         self._nursery.exits.pop(int(handle.data["pid"]), None)
         self._kills.pop(handle.instance_id, None)
         self._made.discard(handle.instance_id)

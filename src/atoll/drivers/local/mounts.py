@@ -46,6 +46,8 @@ LOCKS = 64
 POLL_SECONDS = 0.01
 ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
 """Seconds for an s3fs that is not needed any more to end by itself, and what it gets then."""
+STATE = "mount.json"
+"""In the directory of a mount by s3fs: its process."""
 USED = "mounts.json"
 """In an instance's directory: names of the places that it has."""
 MAP_SECONDS = 30.0
@@ -102,6 +104,9 @@ class Mounts:
         except (FileNotFoundError, ValueError):
             return []
         return found
+
+    def is_of_bucket(self, name: str) -> bool:
+        return (self._root / name / STATE).exists()
 
     def ensure(self, place: Place) -> None:
         """Mounted and answering; an instance must have noted it."""
@@ -222,7 +227,7 @@ class Mounts:
             )
             self._started = [known for known in self._started if known.poll() is None] + [process]
             state = {"pid": process.pid, "started": processes.start_time(process.pid)}
-            (top / "mount.json").write_text(json.dumps(state))
+            (top / STATE).write_text(json.dumps(state))
             self._await(place.name, process, output)
         finally:
             os.close(output)
@@ -282,7 +287,7 @@ class Mounts:
         self._end(top)
         unmount(top / "scratch")
         # Earlier versions kept a log there.
-        for file in ("mount.json", "log", "scratch.image"):
+        for file in (STATE, "log", "scratch.image"):
             (top / file).unlink(missing_ok=True)
         # Never recursively: if one of them still is a mount, that would be its end.
         for directory in (top / "files", top / "scratch", top):
@@ -301,7 +306,7 @@ class Mounts:
         written is in the bucket when the instances that wrote it have ended.
         """
         try:
-            state = json.loads((top / "mount.json").read_text())
+            state = json.loads((top / STATE).read_text())
         except (FileNotFoundError, ValueError):
             return
         pid, started = int(state["pid"]), int(state["started"] or -1)

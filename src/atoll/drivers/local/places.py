@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
+import functools
 import subprocess
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.drivers.local.buckets import Buckets
 from atoll.drivers.local.mounts import Mounts, Place
@@ -21,7 +24,7 @@ from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from atoll.drivers.local.buckets import Bucket
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
     from atoll.settings import LocalSettings
+
+Result = TypeVar("Result")
+BUCKET_THREADS = 8
+"""Threads for what may wait for S3, apart from those that everything else shares."""
 
 
 class Places:
@@ -42,6 +49,8 @@ class Places:
         self.mounts = node / "mounts"
         """The directory that all mounts are in."""
         self._mounts = Mounts(self.mounts, instances, self._buckets, settings.mount_timeout)
+        self._threads = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket")
+        self._ends = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket end")
 
     def open(self, *, images: str | None) -> None:
         """`images` is why there are none, if so. Blocking, as all before the verbs."""
@@ -75,6 +84,33 @@ class Places:
             self._mounts.note(spec.instance_id, [place.name for place in places])
             for place in places:
                 self._mounts.ensure(place)
+
+    def waits_for(self, spec: InstanceSpec) -> bool:
+        """Whether an instance like this is shown something of the bucket."""
+        return spec.prefix is not None or any(volume.kind == S3 for volume, _ in spec.volumes)
+
+    def waits(self, instance_id: str) -> bool:
+        """
+        The same of one that is there. Its processes cannot be ended while they wait for S3, nor its
+        mounts.
+        """
+        return any(self._mounts.is_of_bucket(name) for name in self._mounts.noted(instance_id))
+
+    async def run(self, waits: bool, work: Callable[..., Result], *arguments: Any) -> Result:
+        """
+        Do it in a thread. What `waits` for S3 has threads of its own: if S3 does not answer, only
+        those who use it wait.
+        """
+        if not waits:
+            return await asyncio.to_thread(work, *arguments)
+        return await _in(self._threads, work, *arguments)
+
+    async def end(self, instance_id: str, kill: Callable[..., None], *arguments: Any) -> None:
+        """Kill an instance, in a thread, without a wait for mounts that are being made."""
+        if not self.waits(instance_id):
+            await asyncio.to_thread(kill, *arguments)
+            return
+        await _in(self._ends, kill, *arguments)
 
     @contextlib.contextmanager
     def detached(self, instance_id: str) -> Iterator[None]:
@@ -124,7 +160,7 @@ class Places:
         with _translated(volume.id):
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
-                await asyncio.to_thread(self._mounts.make_prefix, _prefix(volume))
+                await self.run(True, self._mounts.make_prefix, _prefix(volume))
             else:
                 await asyncio.to_thread(self._volumes.make, volume.id, volume.size)
 
@@ -143,7 +179,8 @@ class Places:
         if await asyncio.to_thread(self._mounts.in_use, name):
             raise Conflict(f"An instance still has volume {volume.id}.", code="volume_in_use")
         with _translated(volume.id):
-            await asyncio.to_thread(self._mounts.release, [_view_of(volume), name])
+            names = [_view_of(volume), name]
+            await self.run(volume.kind == S3, self._mounts.release, names)
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
             else:
@@ -155,7 +192,7 @@ class Places:
     async def discard(self, prefix: str) -> None:
         self._check_bucket("What is in the bucket")
         with _translated(prefix):
-            await asyncio.to_thread(self._mounts.remove_prefix, prefix)
+            await self.run(True, self._mounts.remove_prefix, prefix)
 
     def _check_bucket(self, what: str) -> None:
         trouble = self._buckets.trouble()
@@ -163,6 +200,13 @@ class Places:
             raise InvalidRequest(
                 f"{what} cannot be mounted on this node: {trouble}.", code="mount_unavailable"
             )
+
+
+async def _in(
+    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any
+) -> Result:
+    bound = functools.partial(contextvars.copy_context().run, work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(threads, bound)
 
 
 def _prefix(volume: Volume) -> str:
