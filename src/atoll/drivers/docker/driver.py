@@ -539,6 +539,8 @@ class DockerDriver:
         watch = {} if self._storage.quota else {"disk": resources.disk}
         if "cgroup_memory" not in self.capabilities.provides:
             limits["DATA"] = watch["memory"] = resources.memory
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
         if "cgroup_pids" not in self.capabilities.provides:
             limits["NPROC"] = resources.max_processes + containers.OWN_PROCESSES
         return limits, watch

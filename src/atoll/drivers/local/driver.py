@@ -526,6 +526,8 @@ class LocalDriver:
         if "cgroup_memory" not in self._groups.provides:
             limits["DATA"] = resources.memory
             watch["memory"] = resources.memory
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
         if "cgroup_pids" not in self._groups.provides:
             # The supervisor, the zygote and a spare are of the same user.
             limits["NPROC"] = resources.max_processes + 3
