@@ -27,7 +27,10 @@ from atoll.api.internal.app import Internal
 from atoll.api.internal.node import NodeRoute
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
+from atoll.api.rest.connections import raise_open_files
 from atoll.api.rest.context import Services
+from atoll.api.rest.limits import AnswerMemory, OpenStreams
+from atoll.api.rest.pacing import Pacing
 from atoll.blobs.choice import choose
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
@@ -430,6 +433,8 @@ async def application(
             coordination=coordination,
             clock=clock,
             settings=settings,
+            streams=OpenStreams(settings.connection.max_streams),
+            answer_memory=AnswerMemory(settings.connection.answer_memory),
         )
         registry = CollectorRegistry()
         metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
@@ -529,7 +534,7 @@ async def application(
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         if not embedded:
-            web = NodeRoute(web, nodes, probing)
+            web = Pacing(NodeRoute(web, nodes, probing), found.answer_memory)
         yield Application(web, sessions, keys, feed)
 
 
@@ -727,6 +732,7 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     workers.check(settings)
     # Secrets pass through its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    raise_open_files()
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

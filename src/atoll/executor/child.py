@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from . import minijson, staging, terminal
+from . import minijson, staging, system, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def rehearse() -> None:
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
-def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
+def wait_and_run(jobs: Any, receive: Callable[[Any], Any], oom_score: int) -> NoReturn:
     _, job, descriptors = receive(jobs)
     jobs.close()
     stdin, stdout, stderr, value = descriptors
@@ -56,6 +56,11 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any]) -> NoReturn:
     os.dup2(stderr, 2)
     for fd in (stdin, stdout, stderr):
         os.close(fd)
+    # Not before: user code of an earlier run could reach what this process shares with the zygote.
+    system.set_dumpable(True)
+    if oom_score:
+        # Only now does that file belong to this process.
+        system.set_oom_score(oom_score)
     if job.get("terminal"):
         terminal.control(0)
     os._exit(_run(job, value))

@@ -71,23 +71,30 @@ def with_memory(process: Process) -> Process:
 
 def share(process: Process) -> tuple[int, int]:
     """
-    Bytes of anonymous and of shared memory, each page divided by those who have it. All that is
-    resident counts as anonymous for a process that does not let itself be looked at.
+    Bytes of anonymous and of shared memory, each page divided by the processes that have it. Of a
+    process that is not dumpable, as the zygote's spare child, pages count that others have too.
     """
-    found = {b"Pss_Anon": -1, b"Pss_Shmem": 0}
     try:
-        with open("/proc/%d/smaps_rollup" % process.pid, "rb") as file:
-            for line in file:
-                name, _, value = line.partition(b":")
-                if name in found:
-                    found[name] = int(value.split()[0]) * 1024
+        try:
+            found = _sizes("/proc/%d/smaps_rollup" % process.pid, b"Pss_Anon", b"Pss_Shmem")
+        except PermissionError:
+            found = _sizes("/proc/%d/status" % process.pid, b"RssAnon", b"RssShmem")
     except (FileNotFoundError, ProcessLookupError):
         return 0, 0  # Ended since it was listed.
     except OSError:
-        pass
-    if found[b"Pss_Anon"] < 0:
         return process.resident, 0
-    return found[b"Pss_Anon"], found[b"Pss_Shmem"]
+    return (process.resident, 0) if found[0] < 0 else (found[0], max(0, found[1]))
+
+
+def _sizes(path: str, *names: bytes) -> list[int]:
+    """Bytes of these lines of a file; -1 of one that it does not have."""
+    found = [-1] * len(names)
+    with open(path, "rb") as file:
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in names:
+                found[names.index(name)] = int(value.split()[0]) * 1024
+    return found
 
 
 def everything() -> list[Process]:

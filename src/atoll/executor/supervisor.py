@@ -27,6 +27,7 @@ from .run_requests import RunRequests
 from .runs import Run, Runs
 from .staging import Staging
 from .standstill import Standstill
+from .tail import Tail
 from .watch import Watch
 from .workers import Workers
 
@@ -292,24 +293,33 @@ class Supervisor:
     def _start_zygote(self) -> None:
         if self._zygote_starts >= ZYGOTE_STARTS:
             # It dies each time before it is ready; an instance that cannot run anything ends.
-            os.write(2, b"atoll: the zygote does not start\n")
+            self._explain_end(self._output.last)
             os._exit(70)
         self._zygote_starts += 1
         self._zygote_ready = False
         self._released = False
         self._preload_failed: dict[str, str] = {}
         self._want = 1
-        self._zygote_pid, self._control, self._jobs = zygote.start(
+        started = zygote.start(
             self._config.get("preload", []),
             bool(self._config.get("hooks", True)),
             self._config.get("packages", ""),
             int(self._config.get("oom_score", 0)),
         )
+        self._zygote_pid, self._control, self._jobs = started.pid, started.control, started.jobs
+        self._output: Tail = Tail(self._loop, started.output)
         self._note_own()
         event = {"event": "zygote", "pid": self._zygote_pid}
         for connection in self._connections:
             connection.write(frames.encode_json(0, frames.EVENT, event))
         self._loop.add(self._control.fileno(), READ, lambda mask: self._from_zygote())
+
+    @staticmethod
+    def _explain_end(printed: bytes) -> None:
+        try:
+            os.write(2, printed + b"atoll: the zygote does not start\n")
+        except OSError:
+            pass  # The control plane that reads it is gone.
 
     def _note_own(self) -> None:
         self._runs.own = frozenset((self._zygote_pid, self._reports.pid)) - {0} | self._workers.pids
@@ -360,6 +370,7 @@ class Supervisor:
         self._loop.remove(self._control.fileno())
         self._control.close()
         self._jobs.close()
+        self._output.close()
         self._contexts.zygote_lost()
         for run in self._runs.active():
             if run.parked or run.stop is not None:
@@ -572,7 +583,7 @@ class Supervisor:
         told = system.signal_descriptor(signal.SIGTERM)
 
         def terminated(mask: int) -> None:
-            if system.sender(os.read(told, 128)) == 0 or os.getpid() != 1:
+            if system.is_from_outside(os.read(told, 128)) or os.getpid() != 1:
                 self._leave(TERMINATED)
 
         self._loop.add(told, READ, terminated)

@@ -13,6 +13,7 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _SFD_FLAGS = 0o2004000  # non-blocking, close-on-exec
+_SI_USER = 0
 
 # The function behind `ctypes`, found once: the package would take more memory than all of ours, and
 # a child that calls through it touches more pages.
@@ -88,8 +89,8 @@ def ipc_control(function: str, number: int, command: int) -> tuple[int, bytes]:
 
 def signal_descriptor(number: int) -> int:
     """
-    A descriptor that a blocked signal is read from, with its sender; see `sender`. Unlike a handler
-    it tells a signal from outside of the namespace from one that a process inside has sent.
+    A descriptor that a blocked signal is read from. Unlike a handler it tells a signal from outside
+    the namespace from one that a process inside has sent; see `is_from_outside`.
     """
     mask = (1 << (number - 1)).to_bytes(8, sys.byteorder)
     address = _ctypes.dlsym(_library, "signalfd")
@@ -99,9 +100,13 @@ def signal_descriptor(number: int) -> int:
     return fd
 
 
-def sender(message: bytes) -> int:
-    """The pid of who sent a signal; 0 when it is of another namespace."""
-    return int.from_bytes(message[12:16], sys.byteorder)
+def is_from_outside(message: bytes) -> bool:
+    """
+    Whether a process of another namespace has sent a signal by `kill`. The pid alone does not tell:
+    with `sigqueue` the sender writes it, but can never use the code of `kill`.
+    """
+    code, pid = struct.unpack_from("=iI", message, 8)
+    return bool(code == _SI_USER and pid == 0)
 
 
 def inotify() -> int:

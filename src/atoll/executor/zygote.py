@@ -7,6 +7,11 @@ are imported here, once, and the children share their memory.
 
 Jobs travel on a socket of their own whose reading end the spare shares; the spare that takes a job
 answers on it with the job's number and its pid, and closes it before user code runs.
+
+Zygote and spare are as closed to user code as the supervisor: not dumpable, so that no process can
+read or write their memory or open their descriptors. A child becomes dumpable when it has taken a
+job and has the job's descriptors alone. None of their descriptors leads to a file of the host: what
+they print goes into a pipe, of which the supervisor keeps the end.
 """
 
 from __future__ import annotations
@@ -44,34 +49,45 @@ INSIDE = "/run/atoll/inside/lib"
 """What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
 
 
-def start(
-    preload: list[str], hooks: bool, packages: str, oom_score: int = 0
-) -> tuple[int, _socket.socket, _socket.socket]:
+class Started:
+    """A zygote as the supervisor has it."""
+
+    __slots__ = ("control", "jobs", "output", "pid")
+
+    def __init__(
+        self, pid: int, control: _socket.socket, jobs: _socket.socket, output: int
+    ) -> None:
+        self.pid = pid
+        self.control = control
+        self.jobs = jobs
+        self.output = output
+        """Pipe with what the zygote prints: its own errors, and what modules print on import."""
+
+
+def start(preload: list[str], hooks: bool, packages: str, oom_score: int = 0) -> Started:
     """
-    Fork the zygote off the supervisor: its pid, the control socket and the job socket. Where both
-    are in one control group, `oom_score` is by how much rather the kernel ends what user code runs.
+    Fork the zygote off the supervisor. Where both are in one control group, `oom_score` is by how
+    much the kernel prefers to end what user code runs.
     """
     control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     jobs, their_jobs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    output, their_output = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
         their_control.close()
         their_jobs.close()
+        os.close(their_output)
         control.setblocking(False)
         jobs.setblocking(False)
-        return pid, control, jobs
+        return Started(pid, control, jobs, output)
     status = 1
     try:
+        for standard in (1, 2):
+            os.dup2(their_output, standard)
         _close_all_but(0, 1, 2, their_control.fileno(), their_jobs.fileno())
         # Blocked in the supervisor, for itself alone.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        # Readable by user code, unlike the supervisor: it knows nothing that user code does not,
-        # and what it could be made to do, user code can do to its own executions anyway.
-        system.set_dumpable(True)
-        if oom_score:
-            # Only now is that file its own.
-            system.set_oom_score(oom_score)
-        Zygote(their_control, their_jobs).run(preload, hooks, packages)
+        Zygote(their_control, their_jobs, oom_score).run(preload, hooks, packages)
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here; nothing may return into the supervisor
         import traceback
@@ -90,7 +106,8 @@ def _close_all_but(*keep: int) -> None:
 
 
 class Zygote:
-    def __init__(self, control: _socket.socket, jobs: _socket.socket) -> None:
+    def __init__(self, control: _socket.socket, jobs: _socket.socket, oom_score: int) -> None:
+        self._oom_score = oom_score
         self._control = control
         self._jobs = jobs
         self._children: dict[int, None] = {}
@@ -200,7 +217,7 @@ class Zygote:
                 # Touches the pages that the run will touch: their copies are made while nobody
                 # waits. Instances that were never used stay smaller instead.
                 child.rehearse()
-            child.wait_and_run(self._jobs, receive_job)
+            child.wait_and_run(self._jobs, receive_job, self._oom_score)
         finally:
             os._exit(70)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import mimetypes
 import signal as signals
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
 from atoll.model.session import Cause
 from atoll.model.times import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EXIT_TIMEOUT = 124
 EXIT_SIGNAL = 128
@@ -34,7 +38,7 @@ _REASONS: dict[str, tuple[ExecutionStatus, Cause, int | None, str]] = {
 
 
 def conclude(
-    raw: dict[str, Any],
+    raw: Mapping[str, Any],
     *,
     stdout: bytes,
     stderr: bytes,
@@ -43,7 +47,7 @@ def conclude(
     out_of_memory: bool,
 ) -> Outcome:
     """
-    The outcome of a run that came to an end.
+    The outcome of a run that came to an end; `raw` is what `atoll.link.messages` has checked.
 
     What the process said of itself (`return_json`, `error`) counts only where it fits what the
     kernel said: a value of a process that failed is dropped.
@@ -122,6 +126,19 @@ def lost(
         stdout_size=len(stdout),
         stderr_size=len(stderr),
     )
+
+
+def timed_out(*, stdout: bytes, stderr: bytes) -> Outcome:
+    """The outcome of a run that its executor did not end at its time-out."""
+    outcome = lost(
+        ExecutionStatus.TIMEOUT,
+        Cause.TIMEOUT,
+        "The execution ran longer than its time-out, and was ended with its instance because the "
+        "executor did not end it.",
+        stdout=stdout,
+        stderr=stderr,
+    )
+    return replace(outcome, exit_code=EXIT_TIMEOUT)
 
 
 def _signal_name(number: int) -> str:

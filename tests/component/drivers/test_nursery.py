@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.local import spawner
 from atoll.drivers.local.nursery import Nursery
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
@@ -32,7 +33,7 @@ def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
     directory.mkdir()
     return {
         "instance": name, "argv": ["/bin/sh", "-c", SCRIPT, "x" * padding],
-        "directory": str(directory), "log": str(directory / "log"), "seccomp": None, "groups": [],
+        "directory": str(directory), "log": None, "seccomp": None, "groups": [],
         "uid": None, "rlimits": {}, "stage": None, "binds": [], "image": None,
         "journal": [], "callback": None,
     }  # fmt: skip
@@ -77,3 +78,25 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
         await until(ended, "its end", 60)
     finally:
         await nursery.close()
+
+
+async def test_what_a_program_prints_is_bounded_and_explains_its_end(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """However much it is: no file of the host grows, and nothing of the size is read."""
+    flood = request(tmp_path, "flood")
+    flood["argv"] = [
+        "/bin/sh", "-c",
+        'echo "{\\"child-pid\\": $$}" >&5; exec 5>&-; yes flood | head -c 50000000 >&2; exit 3',
+    ]  # fmt: skip
+    pid, _ = await nursery.spawn(flood)
+
+    async def ended() -> bool:
+        return pid in nursery.exits
+
+    await until(ended, "its end")
+    status, printed = nursery.exits[pid]
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert printed.endswith("flood\nfloo")
+    assert len(printed) <= spawner.LOG_TAIL
+    assert [path.name for path in (tmp_path / "flood").iterdir()] == ["link.sock"]

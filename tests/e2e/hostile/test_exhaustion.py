@@ -162,12 +162,24 @@ def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
 def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
     if not target.own_disk:
         pytest.skip("promised where the workspace is a file system of its own")
-    result = fresh.run(
-        "import os\nheld = []\n"
-        "while True:\n    f = open('x', 'wb', buffering=0)\n    os.unlink('x')\n"
-        "    held.append(f)\n    f.write(bytes(1 << 20))"
-    )
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+held = []
+for _ in range(20):
+    held.append(open('x', 'wb', buffering=0))
+    os.unlink('x')
+    held[-1].write(b'x')
+# Beyond their size: neither their size nor a limit on it tells.
+keep, size = 1, ctypes.c_long(300 << 20)
+if not all(libc.fallocate(f.fileno(), keep, ctypes.c_long(0), size) for f in held):
+    print('preallocated')
+while True:
+    for f in held: f.write(bytes(1 << 20))
+"""
+    result = fresh.run(code)
     assert "No space left" in result["stderr"]
+    assert result["stdout"] == ""
     assert disk_use(fresh.workspace) <= 34 * MiB
     fresh.assert_usable()
 

@@ -58,6 +58,7 @@ CALLS = {
     "perf_event_open": "call(298, buffer, 0, -1, -1, 0)",
     "userfaultfd": "call(323, 1)",
     "io_uring_setup": "call(425, 8, buffer)",
+    "io_setup": "call(206, 1000, buffer)",
     "io_uring_enter": "call(426, 0, 0, 0, 0, 0, 0)",
     "init_module": 'call(175, buffer, 10, b"")',
     "finit_module": 'call(313, 0, b"", 0)',

@@ -50,6 +50,7 @@ def test_version_one_limits_user_code_apart_from_the_supervisor(tmp_path: Path) 
     assert (cpu / "cpu.cfs_period_us").read_text() == "100000"
     assert not (cpu / "exec").exists()
     assert (pids / "exec/pids.max").read_text() == "11"
+    assert (pids / "pids.max").read_text() == str(10 + cgroups.OWN_PROCESSES)
 
 
 def test_version_one_limits_socket_buffers_beside_memory(tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_version_two_keeps_processes_in_leaves(tmp_path: Path) -> None:
     assert (group / "memory.swap.max").read_text() == "0"
     assert (group / "cpu.max").read_text() == "50000 100000"
     assert (group / "exec/pids.max").read_text() == "11"
+    assert (group / "pids.max").read_text() == str(10 + cgroups.OWN_PROCESSES)
     groups.confine("one", 77)
     assert (group / "exec/cgroup.procs").read_text() == "77"
     (group / "exec/memory.events").write_text("low 0\noom 2\noom_kill 5\noom_group_kill 0\n")

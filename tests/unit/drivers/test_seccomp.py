@@ -71,7 +71,10 @@ def test_what_is_on_the_list_is_refused(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_everything_else_that_is_known_is_allowed(machine: str) -> None:
     arch = seccomp.ARCHITECTURES[machine]
-    special = {arch.clone3, arch.socket, arch.socketpair, *arch.denied.values()}
+    special = {
+        arch.clone3, arch.io_setup, arch.socket, arch.socketpair, arch.ioprio_set,
+        *arch.denied.values(),
+    }  # fmt: skip
     for number in range(arch.newest + 1):
         if number not in special:
             assert judge(machine, number) == "allow", number
@@ -145,6 +148,7 @@ def test_only_protocols_whose_buffers_are_counted_can_be_used(
         ("prctl", (15, 0), "allow"), ("prctl", (36, 1 << 32), "EPERM"),
         ("personality", (0,), "allow"), ("personality", (0xFFFF_FFFF,), "allow"),
         ("personality", (0x0040_0000,), "EPERM"), ("personality", (8,), "EPERM"),
+        ("io_setup", (1,), "ENOSYS"),
     ],
 )  # fmt: skip
 def test_calls_are_judged_by_their_arguments(
@@ -152,6 +156,42 @@ def test_calls_are_judged_by_their_arguments(
 ) -> None:
     number = getattr(seccomp.ARCHITECTURES[machine], call)
     assert judge(machine, number, *arguments) == verdict
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("call", "arguments", "verdict"),
+    [
+        ("prlimit64", (0, 7, 0x7FFF_0000_0000), "allow"), ("prlimit64", (1, 7, 0, 8), "allow"),
+        ("prlimit64", (1, 7, 0x7FFF_0000_0000), "EPERM"), ("prlimit64", (1, 7, 8), "EPERM"),
+        ("prlimit64", (9, 7, 8), "EPERM"), ("prlimit64", ((1 << 32) | 1, 7, 8), "EPERM"),
+        ("setpriority", (0, 0, 5), "allow"), ("setpriority", (0, 9, 5), "allow"),
+        ("setpriority", (0, 1, 5), "EPERM"), ("setpriority", (1, 0, 5), "allow"),
+        ("setpriority", (1, 1, 5), "EPERM"), ("setpriority", (1, 9, 5), "EPERM"),
+        ("setpriority", (2, 0, 5), "EPERM"), ("setpriority", (2, 1000, 5), "EPERM"),
+        ("ioprio_set", (1, 0, 0), "allow"), ("ioprio_set", (1, 9, 0), "allow"),
+        ("ioprio_set", (1, 1, 0), "EPERM"), ("ioprio_set", (2, 0, 0), "allow"),
+        ("ioprio_set", (2, 1, 0), "EPERM"), ("ioprio_set", (3, 0, 0), "EPERM"),
+        ("pidfd_send_signal", (3, 15, 0), "allow"), ("pidfd_send_signal", (3, 15, 8), "EPERM"),
+        ("pidfd_send_signal", (3, 15, 1 << 32), "EPERM"),
+    ],
+)  # fmt: skip
+def test_limits_and_priority_of_the_executor_are_out_of_reach(
+    machine: str, call: str, arguments: tuple[int, ...], verdict: str
+) -> None:
+    number = getattr(seccomp.ARCHITECTURES[machine], call)
+    assert judge(machine, number, *arguments) == verdict
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_executor_s_scheduling_and_signals_cannot_be_set_but_one_s_own_can(
+    machine: str,
+) -> None:
+    for name, number in seccomp.ARCHITECTURES[machine].on_process.items():
+        assert judge(machine, number, 1) == "EPERM", name
+        assert judge(machine, number, (1 << 32) | 1) == "EPERM", name
+        for pid in (0, 2, 10, 101):
+            assert judge(machine, number, pid) == "allow", (name, pid)
 
 
 def test_a_processor_without_a_table_has_no_filter() -> None:

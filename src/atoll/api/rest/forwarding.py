@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from atoll.api.rest import hosts
 from atoll.api.rest.creation import Creation
 from atoll.api.rest.destinations import PREFIX, READING, About, Kind, about
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on, target_of
@@ -21,6 +22,7 @@ from atoll.api.rest.problems import problem
 from atoll.api.ws import forwarding as sockets
 from atoll.errors import AtollError, TemporaryError
 from atoll.service.hops import WRONG_NODE
+from atoll.service.lives import may_start
 from atoll.service.peers import HEADER, caller
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Forwarding:
         self._peers = found.peers
         self._links = found.links
         self._origins = found.settings.cors_origins
+        self._trusted_hosts = found.settings.trusted_hosts
         self._creation = Creation(app, found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,10 +56,15 @@ class Forwarding:
             await self._app(scope, receive, send)
             return
         caller.set(_authorization(scope))
+        is_http = scope["type"] == "http"
+        if hop is None and is_http and not hosts.is_own(scope, self._trusted_hosts):
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope["headers"] = [*others, (b"host", hosts.UNKNOWN)]
         asked = about(scope.get("method", "GET"), scope["path"])
         try:
             if hop is not None:
                 receive = await self._check_hop(hop, asked, scope, receive)
+                scope[hosts.PASSED_ON] = True
                 asked = None
             session_id = None if asked is None else await self._session(asked, scope)
             elsewhere = None if session_id is None else await self._peers.node_of(session_id)
@@ -209,7 +217,7 @@ class Forwarding:
         await self._peers.look(again=False)
         now_at = await self._peers.node_of(session_id, anew=True)
         lost = refusal is None or refusal.code != WRONG_NODE
-        if now_at == before and lost and asked.needs_it:
+        if now_at == before and lost and asked.needs_it and may_start.get():
             # One that waits in the blob store can be started elsewhere.
             await self._peers.reroute(session_id)
             now_at = await self._peers.node_of(session_id, anew=True)

@@ -80,11 +80,11 @@ class Buckets:
         return None
 
     def start(
-        self, prefix: str | None, target: Path, scratch: Path, log: Path, uid: int | None
+        self, prefix: str | None, target: Path, scratch: Path, log: int, uid: int | None
     ) -> subprocess.Popen[bytes]:
         """
         An s3fs that mounts the prefix, or the whole bucket. All in it belongs to `uid`, who alone
-        can see it; without one everybody can read and write it.
+        can see it; without one everybody can read and write it. It prints to the descriptor `log`.
         """
         assert self._bucket is not None
         bucket = self._bucket
@@ -115,17 +115,16 @@ class Buckets:
             options.append(f"passwd_file={self._passwords}")
         elif "AWSACCESSKEYID" not in environment:
             options.append("iam_role=auto")
-        with log.open("wb") as file:
-            return subprocess.Popen(
-                [self._program, source, str(target), "-f", "-o", ",".join(options)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                # It outlives the server, as the instances that use it do.
-                start_new_session=True,
-                cwd="/",
-                env=environment,
-            )
+        return subprocess.Popen(
+            [self._program, source, str(target), "-f", "-o", ",".join(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # It outlives the server, as the instances that use it do.
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
 
     def _key(self, prefix: str) -> str:
         assert self._bucket is not None

@@ -36,6 +36,11 @@ What no version counts, which the executor watches instead, may be this part of 
 netlink sockets and of TCP connections that nobody has accepted.
 """
 SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
+OWN_PROCESSES = 32
+"""
+Processes and threads of an instance beside user code: bubblewrap, the supervisor with its workers,
+the reporter, and a zygote that is not in the group of user code yet.
+"""
 PERIOD = 100_000
 CONTROLLERS = ("memory", "cpu", "pids")
 FREEZER = "freezer"
@@ -249,8 +254,10 @@ class VersionOne:
             _write(self._tops["cpu"] / name / "cpu.cfs_period_us", PERIOD)
             _write(self._tops["cpu"] / name / "cpu.cfs_quota_us", _quota(resources.cpu))
         if "pids" in self._tops:
+            group = self._tops["pids"] / name
+            _write(group / "pids.max", resources.max_processes + OWN_PROCESSES)
             # One more for the zygote, which is in the group too.
-            _write(self._tops["pids"] / name / "exec" / "pids.max", resources.max_processes + 1)
+            _write(group / "exec" / "pids.max", resources.max_processes + 1)
 
     @staticmethod
     def _limit_memory(group: Path, size: int) -> None:
@@ -388,6 +395,7 @@ class VersionTwo:
         if "cpu" in self._controllers:
             _write(group / "cpu.max", f"{_quota(resources.cpu)} {PERIOD}")
         if "pids" in self._controllers:
+            _write(group / "pids.max", resources.max_processes + OWN_PROCESSES)
             _write(group / "exec" / "pids.max", resources.max_processes + 1)
 
     def join_files(self, name: str) -> list[str]:

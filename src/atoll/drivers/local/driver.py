@@ -35,7 +35,7 @@ from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import Ground, Installer, uv_binary
 from atoll.drivers.local.nursery import Nursery
 from atoll.drivers.local.places import Places
-from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.spawner import LOG_TAIL, ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.drivers.machine import Machine
 from atoll.errors import (
@@ -46,6 +46,7 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
+from atoll.executor.journal import MOST as JOURNAL_SIZE
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.session import Cause
@@ -75,8 +76,6 @@ TOLD_SECONDS = 1.0
 """The longest that an instance which has ended is waited for to be told of."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-LOG_TAIL = 1000
-"""Bytes of an instance's own log that an error tells."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
@@ -116,7 +115,9 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
-        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
+        self.environments = LocalEnvironments(
+            self._node, root=self._root, tree=self._tree, image=self._image_identity
+        )
         self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
@@ -184,6 +185,7 @@ class LocalDriver:
             seccomp=self._seccomp if filtered else None,
             mounts=str(self.places.mounts),
             stage=self._stage if self._root else None,
+            images=self._workspaces.images,
         )
         installer = Installer(ground)
         installer.open()
@@ -211,7 +213,16 @@ class LocalDriver:
             await asyncio.to_thread(self._layers.check, template.root)
         if await self.built(template):
             # Not what is known of its edition: this one may never come to be stored.
-            trees.check_usable(await self._new_tree(template))
+            try:
+                tree = await self._new_tree(template)
+            except OSError as error:
+                raise InvalidRequest(
+                    f"{template.root or template.python} cannot be used as a root file system or "
+                    f"interpreter: {error.strerror}.",
+                    code="place_not_usable",
+                    field="image" if template.image else "base_image",
+                ) from error
+            trees.check_usable(tree)
 
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
@@ -221,6 +232,10 @@ class LocalDriver:
 
     async def image(self, template: Template) -> ImageInfo | None:
         return None
+
+    @staticmethod
+    async def _image_identity(template: Template) -> tuple[str, ...]:
+        return trees.identity(template)
 
     async def build(
         self,
@@ -321,7 +336,7 @@ class LocalDriver:
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
-        self.places.attach(spec, workspace)
+        self.places.attach(spec, workspace, views=False)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -374,15 +389,18 @@ class LocalDriver:
             "instance": spec.instance_id,
             "argv": argv,
             "directory": str(directory),
-            "log": str(directory / "log"),
+            "log": None,
             "seccomp": str(self._seccomp) if box.seccomp else None,
             "groups": self._groups.join_files(spec.instance_id),
             "uid": workspace.uid,
             "rlimits": {
                 "CORE": 0,
+                # What the executor may write: files of the workspace, and its journal.
+                "FSIZE": max(spec.resources.disk, JOURNAL_SIZE),
                 "NOFILE": self._settings.open_files,
                 "MEMLOCK": 65_536,
                 "MSGQUEUE": 819_200,
+                "SIGPENDING": 4096,
             },
             "stage": stage,
             "binds": list(binds.items()),
@@ -457,11 +475,11 @@ class LocalDriver:
         if same and data["boot"] == processes.boot_id():
             paused = self._groups.frozen(handle.instance_id)
             return Observation(State.PAUSED if paused else State.RUNNING)
-        status = self._nursery.exits.get(int(data["pid"]))
+        ended = self._nursery.exits.get(int(data["pid"]))
         killed = self._groups.supervisor_kills(handle.instance_id) > 0
-        if status is None:
+        if ended is None:
             return Observation(State.EXITED, Cause.OOM) if killed else Observation(State.GONE)
-        return Observation(State.EXITED, self._cause(handle, status, killed=killed))
+        return Observation(State.EXITED, self._cause(handle, ended.status, killed=killed))
 
     def _cause(self, handle: Handle, status: int, *, killed: bool) -> Cause:
         """From how bubblewrap ended, which tells of its child as a shell does."""
@@ -503,24 +521,29 @@ class LocalDriver:
         return link
 
     async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
-        """Why an instance does not answer: what it said before it ended, if it has."""
+        """Why an instance does not answer: what it printed before it ended, if it has."""
         if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
-        said = await asyncio.to_thread(_tail, self._instances / handle.instance_id / "log")
-        if not said:
+        ended = self._nursery.exits.get(int(handle.data["pid"]))
+        if ended is None or not ended.printed:
             return error
         return PermanentError(
-            f"Instance {handle.instance_id} ended at its start: {said}", code="instance_failed"
+            f"Instance {handle.instance_id} ended at its start: {ended.printed}",
+            code="instance_failed",
         )
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         workspace = await asyncio.to_thread(self._workspaces.get, str(handle.data["workspace"]))
         if workspace is None or (workspace.kind == IMAGE and workspace.size != resources.disk):
             return False
+        if resources.disk > workspace.size:
+            return False  # The size of a file is limited for the life of the instance.
         await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
         return True
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
         watch: dict[str, int] = {}
         if "cgroup_memory" not in self._groups.provides:
@@ -529,8 +552,8 @@ class LocalDriver:
         else:
             watch["sockets"] = cgroups.uncharged_sockets(resources)
         if "cgroup_pids" not in self._groups.provides:
-            # The supervisor, the zygote and a spare are of the same user.
-            limits["NPROC"] = resources.max_processes + 3
+            # The supervisor and the zygote are of the same user.
+            limits["NPROC"] = resources.max_processes + 2
         if not self._workspaces.images:
             watch["disk"] = resources.disk
         return limits, watch
@@ -793,10 +816,3 @@ def _write_secret(path: Path, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "w") as file:
         file.write(text)
-
-
-def _tail(path: Path) -> str:
-    try:
-        return path.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""

@@ -12,13 +12,20 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.drivers.local import processes, spawner
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+
+class Exit(NamedTuple):
+    status: int
+    """Wait status of bubblewrap."""
+    printed: str
+    """The end of what it and the executor printed."""
 
 
 class Nursery:
@@ -29,8 +36,8 @@ class Nursery:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
         self._last = 0
-        self.exits: dict[int, int] = {}
-        """Wait status of bubblewraps that have ended, by pid; taken out by who asks."""
+        self.exits: dict[int, Exit] = {}
+        """Bubblewraps that have ended, by pid; removed by the caller that needs it no more."""
 
     def open(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,7 +119,7 @@ class Nursery:
                 return
             answer = json.loads(message)
             if "exited" in answer:
-                self.exits[answer["exited"]] = answer["status"]
+                self.exits[answer["exited"]] = Exit(answer["status"], answer["printed"])
             elif (future := self._waiting.get(answer["number"])) and not future.done():
                 future.set_result(answer)
             elif "pid" in answer:

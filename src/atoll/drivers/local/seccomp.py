@@ -2,8 +2,13 @@
 The system call filter of local instances, as the BPF program that bubblewrap loads.
 
 What a program of the kind that agents write never needs, and what has been the way out of
-sandboxes, is refused with EPERM; system calls newer than this table, and `clone3`, whose flags a
-filter cannot see, with ENOSYS, so that C libraries fall back. Everything else is allowed.
+sandboxes, is refused with EPERM. System calls newer than this table are refused with ENOSYS, so
+that C libraries fall back; so are `clone3`, whose flags a filter cannot see, and `io_setup`, whose
+contexts are counted for the whole machine. Everything else is allowed.
+
+User code has the uid of the executor, and the kernel lets one uid change limits, priority and
+scheduling of all its processes. So calls of that kind are refused when they name the executor,
+which is PID 1: a filter sees numbers, and cannot tell a caller's own thread from another process.
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ _NAMESPACES = 0x7E02_0080  # CLONE_NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID 
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_CHILD_SUBREAPER = 36
+_PRIO_PROCESS, _PRIO_PGRP = 0, 1
+_IOPRIO_WHO_PROCESS, _IOPRIO_WHO_PGRP = 1, 2
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _FAMILIES = (_UNIX, _INET, _INET6, _NETLINK)
 _INTERNET = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6
@@ -51,13 +58,24 @@ class Architecture:
     ioctl: int
     prctl: int
     personality: int
+    io_setup: int
+    prlimit64: int
+    setpriority: int
+    ioprio_set: int
+    pidfd_send_signal: int
+    on_process: dict[str, int] = field(repr=False)
+    """Calls whose first argument is a process or thread, refused for PID 1."""
     denied: dict[str, int] = field(repr=False)
 
 
 # fmt: off
 _X86_64 = Architecture(
     audit=0xC000003E, newest=462, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16,
-    prctl=157, personality=135, denied=dict(
+    prctl=157, personality=135, io_setup=206, prlimit64=302, setpriority=141, ioprio_set=251,
+    pidfd_send_signal=424, on_process=dict(
+        sched_setparam=142, sched_setscheduler=144, sched_setaffinity=203, sched_setattr=314,
+        rt_sigqueueinfo=129, rt_tgsigqueueinfo=297,
+    ), denied=dict(
         ptrace=101, process_vm_readv=310, process_vm_writev=311, kcmp=312, process_madvise=440,
         pidfd_getfd=438, process_mrelease=448, mount=165, umount2=166, pivot_root=155, chroot=161,
         open_tree=428, move_mount=429, fsopen=430, fsconfig=431, fsmount=432, fspick=433,
@@ -76,7 +94,11 @@ _X86_64 = Architecture(
 )
 _AARCH64 = Architecture(
     audit=0xC00000B7, newest=462, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29,
-    prctl=167, personality=92, denied=dict(
+    prctl=167, personality=92, io_setup=0, prlimit64=261, setpriority=140, ioprio_set=30,
+    pidfd_send_signal=424, on_process=dict(
+        sched_setparam=118, sched_setscheduler=119, sched_setaffinity=122, sched_setattr=274,
+        rt_sigqueueinfo=138, rt_tgsigqueueinfo=240,
+    ), denied=dict(
         ptrace=117, process_vm_readv=270, process_vm_writev=271, kcmp=272, process_madvise=440,
         pidfd_getfd=438, process_mrelease=448, mount=40, umount2=39, pivot_root=41, chroot=51,
         open_tree=428, move_mount=429, fsopen=430, fsconfig=431, fsmount=432, fspick=433,
@@ -121,7 +143,8 @@ def program(machine: str | None = None) -> bytes | None:
         # yet.
         _instruction(_AT_LEAST, arch.newest + 1, 0, 1),
         enosys,
-        _instruction(_EQUAL, arch.clone3, 0, 1),
+        _instruction(_EQUAL, arch.clone3, 1, 0),
+        _instruction(_EQUAL, arch.io_setup, 0, 1),
         enosys,
     ]
     for number in sorted(set(arch.denied.values())):
@@ -161,12 +184,52 @@ def program(machine: str | None = None) -> bytes | None:
         _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, 0, 2, 0),
         _instruction(_EQUAL, 0xFFFF_FFFF, 1, 0), eperm, allow,
     ])  # fmt: skip
+    code += _protect_executor(arch)
     return b"".join([*code, allow])
 
 
 def _among(values: tuple[int, ...]) -> list[bytes]:
     """Skip the next instruction if what is loaded is one of the values."""
     return [_instruction(_EQUAL, value, len(values) - n, 0) for n, value in enumerate(values)]
+
+
+def _protect_executor(arch: Architecture) -> list[bytes]:
+    """Limits, priority, scheduling and forged signals of PID 1."""
+    allow, eperm = _instruction(_RETURN, _ALLOW), _refuse(errno.EPERM)
+    # A limit belongs to a process, which any of its threads names: only the caller's can be set.
+    code = _when(arch.prlimit64, [
+        _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, 0, 5, 0),
+        *_unless_null(2, eperm), allow,
+    ])  # fmt: skip
+    # Scheduling belongs to a thread, and PID 1 has one that counts.
+    for number in sorted(arch.on_process.values()):
+        code += _when(number, [
+            _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, 1, 0, 1), eperm, allow,
+        ])  # fmt: skip
+    for number, process, group in (
+        (arch.setpriority, _PRIO_PROCESS, _PRIO_PGRP),
+        (arch.ioprio_set, _IOPRIO_WHO_PROCESS, _IOPRIO_WHO_PGRP),
+    ):
+        # A process or thread but PID 1, the caller's process group; no user.
+        code += _when(number, [
+            _instruction(_LOAD, _argument(0)),
+            _instruction(_EQUAL, process, 0, 2),
+            _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, 1, 3, 4),
+            _instruction(_EQUAL, group, 0, 2),
+            _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, 0, 1, 0),
+            eperm, allow,
+        ])  # fmt: skip
+    # It names a descriptor: what the sender could write into such a signal is refused for all.
+    code += _when(arch.pidfd_send_signal, [*_unless_null(2, eperm), allow])
+    return code
+
+
+def _unless_null(index: int, refuse: bytes) -> list[bytes]:
+    """Five instructions: `refuse` if a pointer is not null, else what follows them."""
+    return [
+        _instruction(_LOAD, _argument(index)), _instruction(_EQUAL, 0, 0, 2),
+        _instruction(_LOAD, _argument(index) + 4), _instruction(_EQUAL, 0, 1, 0), refuse,
+    ]  # fmt: skip
 
 
 def _when(number: int, body: list[bytes]) -> list[bytes]:

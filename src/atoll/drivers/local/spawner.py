@@ -34,6 +34,12 @@ First argument, before an image and a directory, of a process that only tries to
 more, and it is mounted with the second as owner in place of the first.
 """
 
+MAP = "map-owner"
+"""
+First argument, before a directory and two uids, of a process that gives what is mounted there
+another owner. A process of its own, because it forks.
+"""
+
 ROOT = "root"
 """In the stage: the root file system of a template with layers."""
 
@@ -56,9 +62,14 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE =
     16384,
     1 << 18,
 )
+_MS_REMOUNT = 32
 _MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
+
+LOG_SIZE = 16 * 1024
+LOG_TAIL = 1000
+"""Bytes of a log that an error quotes."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -109,6 +120,27 @@ def _attach_loop(image: str) -> tuple[str, int]:
     raise OSError(errno.EBUSY, "no loop device is free")
 
 
+def bounded_log() -> int:
+    """
+    A descriptor for the output of a program that others can make write: it takes `LOG_SIZE` bytes
+    and refuses more. It is memory of the kernel, so no file of the host grows by it.
+    """
+    fd = os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, LOG_SIZE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def logged(fd: int) -> str:
+    """The end of what was written to such a descriptor."""
+    written = os.pread(fd, LOG_SIZE, 0).rstrip(b"\0")
+    return written[-LOG_TAIL:].decode(errors="replace").strip()
+
+
 def own_mounts() -> None:
     check(libc.unshare(_CLONE_NEWNS), "unshare")
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
@@ -125,6 +157,11 @@ def mount_image(image: str, target: str) -> None:
 def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
     """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
     mount_image(image, target)
+    map_owner(target, owner, uid)
+
+
+def map_owner(target: str, owner: int, uid: int) -> None:
+    """Mount again what is mounted there, such that what belongs to `owner` belongs to `uid`."""
     users = _mapping(owner, uid)
     try:
         path = os.fsencode(target)
@@ -145,7 +182,10 @@ def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
 
 
 def _mapping(inside: int, outside: int) -> int:
-    """A user namespace, by descriptor, in which one uid and gid is another outside."""
+    """
+    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
+    gVisor makes files as root, and gives them to their owner then.
+    """
     ready, began = os.pipe2(os.O_CLOEXEC)
     over, end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -163,12 +203,19 @@ def _mapping(inside: int, outside: int) -> int:
             raise OSError(errno.EPERM, "no user namespace can be made")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
-                file.write(f"{inside} {outside} 1")
+                file.write(f"{inside} {outside} 1\n0 0 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready)
         os.close(end)
         os.waitpid(pid, 0)
+
+
+def mount_view(source: str, target: str) -> None:
+    """A directory at another place, where it is read-only, without devices and setuid."""
+    mount(source, target, None, _MS_BIND)
+    flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    mount("none", target, None, flags)
 
 
 def mount_device(device: str, target: str) -> None:
@@ -256,10 +303,9 @@ def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
     if request["stage"]:
         _prepare_mounts(request)
     null = os.open("/dev/null", os.O_RDWR)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # Move all out of the way first: a target number may be another's source.
     moved = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for target, fd in fds.items()}
-    moved.update({0: null, 1: log, 2: log})
+    moved[0] = null
     for target, fd in moved.items():
         os.dup2(fd, target, inheritable=True)
     signal.set_wakeup_fd(-1)
@@ -274,6 +320,16 @@ def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
     os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin"})
 
 
+def _open_log(path: str | None) -> int:
+    """A named pipe that the owner reads; without a name, memory that is read when all is over."""
+    if path is None:
+        return bounded_log()
+    # Without waiting: a reader that has not come yet is an error of the owner.
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
 class Spawner:
     def __init__(self, control: socket.socket, owner: int) -> None:
         self._control = control
@@ -282,6 +338,8 @@ class Spawner:
         """
         Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
         """
+        self._logs: dict[int, int] = {}
+        """By the pid of a bubblewrap, what it and its instance print, where that is kept here."""
         try:
             self._owner = os.pidfd_open(owner)
         except ProcessLookupError:
@@ -348,6 +406,9 @@ class Spawner:
             if request["callback"]:
                 fds[CALLBACK_FD] = os.open(request["callback"], os.O_RDONLY | os.O_CLOEXEC)
                 held.callback(os.close, fds[CALLBACK_FD])
+            log = _open_log(request["log"])
+            held.callback(os.close, log)
+            fds[1] = fds[2] = log
             read, write = os.pipe2(os.O_CLOEXEC)
             fds[INFO_FD] = write
             held.callback(os.close, write)
@@ -359,6 +420,8 @@ class Spawner:
                     os.write(write, json.dumps({"error": str(error)}).encode())
                 finally:
                     os._exit(127)
+            if request["log"] is None:
+                self._logs[pid] = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, 0)
             return pid, read
 
     def _hear(self, fd: int) -> None:
@@ -387,10 +450,20 @@ class Spawner:
                 return
             if pid == 0:
                 return
-            self._answer(exited=pid, status=status)
+            log, printed = self._logs.pop(pid, None), ""
+            if log is not None:
+                printed = logged(log)
+                os.close(log)
+            self._answer(exited=pid, status=status, printed=printed)
 
 
 def main() -> None:
+    if sys.argv[1] == MAP:
+        try:
+            map_owner(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        except OSError as error:
+            sys.exit(str(error))
+        return
     if sys.argv[1] == TRY:
         # Whether this machine can do it: mounted for this process alone, and gone with it.
         try:
