@@ -29,6 +29,7 @@ SOCKET_MEMORY = 4096
 PIPE_MEMORY = 8192
 """Of a pipe beyond the pages that the kernel allows each user (`fs.pipe-user-pages-soft`)."""
 MEMFD = "/memfd:"
+DELETED = " (deleted)"
 PIPE = "pipe:"
 
 _UNIX, _INET, _NETLINK, _INET6 = 1, 2, 16, 10
@@ -65,10 +66,15 @@ class TooMany(Exception):
 
 
 class Descriptors:
-    """What the descriptors of user code hold, each thing once however many have it."""
+    """
+    What the descriptors of user code hold, each thing once however many have it: memory, and files
+    beneath `root` that have no name any more.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
         self._looked_at = 0
+        self._beneath = root + "/"
+        self._unnamed: dict[tuple[int, int], int] = {}
         self._pipes: set[str] = set()
         self.files: dict[tuple[int, int], int] = {}
         """Bytes of memory files, by device and inode."""
@@ -97,12 +103,21 @@ class Descriptors:
                 elif target.startswith(MEMFD):
                     status = os.stat(path)
                     self.files[status.st_dev, status.st_ino] = status.st_blocks * 512
+                elif target.endswith(DELETED) and target.startswith(self._beneath):
+                    status = os.stat(path)
+                    if status.st_nlink == 0:
+                        self._unnamed[status.st_dev, status.st_ino] = status.st_blocks * 512
             except OSError:
                 continue  # Closed meanwhile.
 
     @property
     def memory(self) -> int:
         return sum(self.files.values()) + len(self._pipes) * PIPE_MEMORY
+
+    @property
+    def disk(self) -> int:
+        """Bytes of files on the disk that nothing but a descriptor leads to."""
+        return sum(self._unnamed.values())
 
 
 class Mappings:

@@ -1,10 +1,10 @@
 """
 Limits that no control group and no file system holds for us: memory and disk, looked at in turns.
 
-Weaker than the kernel's: a burst shorter than a turn passes, files of the disk that are open but
-have no name are not seen. Used where the driver says that the host gives nothing better. Buffers of
-network sockets are watched everywhere: no control group counts a netlink socket's, nor those of a
-TCP connection that waits to be accepted.
+Weaker than the kernel's: a burst shorter than a turn passes, and a file without a name that is
+mapped but not open is not seen. Used where the driver says that the host gives nothing better.
+Buffers of network sockets are watched everywhere: no control group counts a netlink socket's, nor
+those of a TCP connection that waits to be accepted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .runs import Runs
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
+
+    from . import kernel_memory
 
 TURN_SECONDS = 0.1
 PAUSE = 4
@@ -102,13 +104,23 @@ class Watch:
             self._memory_due = now + PAUSE * (time.monotonic() - now)
         now = time.monotonic()
         if self._disk and now >= self._disk_due:
-            used, whole = disk_use(self._root)
+            used, whole = self._disk_use()
             # Growing, not only too large: code that makes room again must be able to run.
             if not whole or used > max(self._disk, self._disk_used + OWN_FILES):
                 self._end_all("disk")
             self._disk_used = min(self._disk_used, used)
             # A small tree every turn; a large one takes at most a part of our time.
             self._disk_due = now + PAUSE * (time.monotonic() - now)
+
+    def _disk_use(self) -> tuple[int, bool]:
+        """Bytes of the workspace's files, those without a name too, and whether that is all."""
+        from . import kernel_memory
+
+        used, whole = disk_use(self._root)
+        try:
+            return used + self._descriptors(self._users()).disk, whole
+        except kernel_memory.TooMany:
+            return used, False
 
     def _holds_too_much(self) -> bool:
         from . import kernel_memory  # Most instances that are waiting never need it.
@@ -128,15 +140,8 @@ class Watch:
         """
         from . import kernel_memory
 
-        users = [
-            processes.with_memory(process)
-            for process in processes.everything()
-            if process.pid != 1 and process.pid not in self._runs.own
-        ]
-        descriptors = kernel_memory.Descriptors()
-        for process in users:
-            descriptors.add(process.pid)
-        self._end_closed(users, descriptors.closed)
+        users = [processes.with_memory(process) for process in self._users()]
+        descriptors = self._descriptors(users)
         held = (
             sum(_stored(place) for place in MEMORY_PLACES)
             + descriptors.memory
@@ -154,6 +159,23 @@ class Watch:
             private, shared = processes.share(process)
             held += private + (mappings.shared(process.pid, shared) if shared else 0)
         return held
+
+    def _users(self) -> list[processes.Process]:
+        """Processes of user code, and the zygote's children that wait for a job."""
+        return [
+            process
+            for process in processes.everything()
+            if process.pid != 1 and process.pid not in self._runs.own
+        ]
+
+    def _descriptors(self, users: list[processes.Process]) -> kernel_memory.Descriptors:
+        from . import kernel_memory
+
+        found = kernel_memory.Descriptors(self._root)
+        for process in users:
+            found.add(process.pid)
+        self._end_closed(users, found.closed)
+        return found
 
     def _counted(self, count: Callable[[], int]) -> int:
         """What the kernel reports; nothing, and the log says so, where it does not report that."""
