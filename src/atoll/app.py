@@ -75,6 +75,7 @@ from atoll.service.ends import Ends
 from atoll.service.events import Feed
 from atoll.service.executions import Executions
 from atoll.service.files import Files
+from atoll.service.hops import LIFETIME, Hops
 from atoll.service.invocations import Invocations
 from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
@@ -83,6 +84,7 @@ from atoll.service.lives import Lives
 from atoll.service.materials import Materials
 from atoll.service.moves import Moves
 from atoll.service.nodes import Nodes
+from atoll.service.nonces import Nonces
 from atoll.service.packages import Packages
 from atoll.service.peers import Peers
 from atoll.service.placement import Placements
@@ -354,6 +356,7 @@ async def application(
         moves = Moves(store, placements, coordination, clock)
         admission = Admission(store, clock, settings.node, node_id)
         sessions.admit, lives.admit = admission.admit, admission.readmit
+        nonces = settings.data_dir / NODE / "nonces"
         peers = Peers(
             store,
             lives,
@@ -362,7 +365,7 @@ async def application(
             clock,
             settings.node,
             node_id,
-            await store.secret(),
+            Hops(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
             shared_blobs=settings.blob.url is not None,
         )
         stack.push_async_callback(peers.close)

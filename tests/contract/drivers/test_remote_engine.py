@@ -336,6 +336,7 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
     other = await node.driver.ensure(spec())
     assert len({uid, other.data["uid"], containers.UID}) == 3
     await node.driver.destroy(other)
+    await node.driver.discard(node.driver.workspace_of(other))
     link.close()
     driver = await node.take_over()
     assert await driver.handles() == [handle]

@@ -152,6 +152,9 @@ def test_a_flood_on_one_connection_ends_it(flood: bytes, status: bytes, connect:
 def test_probes_are_answered_while_all_connections_are_busy(server: Server, connect: Any) -> None:
     words = ("key", "create", "reader", "--scope", "read", "--data-dir", str(server.data_dir))
     other = preloaded.run(*words).stdout.split()[-1]
+    headers = {"Authorization": f"Bearer {other}"}
+    # A running server learns of keys that another process makes within seconds.
+    eventually(lambda: httpx.get(f"{server.url}{V1}/sessions", headers=headers).is_success)
     held = []
     for key in (server.key, other):
         for _ in range(LIMIT // 2):

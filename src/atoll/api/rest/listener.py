@@ -118,9 +118,7 @@ class _Opening:
         self._server = server
         self._accepted = accepted
         server._opening.add(self)
-        if server._tls is not None:
-            # Without a handshake it is a matter of one turn of the event loop.
-            server._connections.waiting[self] = None
+        server._connections.waiting[self] = None
         self._task = server._loop.create_task(self._open(reserved))
 
     def evict(self) -> None:

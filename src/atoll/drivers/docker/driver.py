@@ -574,6 +574,8 @@ class DockerDriver:
         watch = {} if held else {"disk": resources.disk}
         if "cgroup_memory" not in self.capabilities.provides:
             limits["DATA"] = watch["memory"] = resources.memory
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
         if own_uid:
             # The container's own limit leaves room for processes of ours. This one is of user code
             # alone, and counts all processes of the uid.

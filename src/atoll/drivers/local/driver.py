@@ -551,6 +551,8 @@ class LocalDriver:
         if "cgroup_memory" not in self._groups.provides:
             limits["DATA"] = resources.memory
             watch["memory"] = resources.memory
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
         if "cgroup_pids" not in self._groups.provides:
             # The supervisor and the zygote are of the same user.
             limits["NPROC"] = resources.max_processes + 2
