@@ -344,7 +344,7 @@ def test_an_s3_server_that_hangs_makes_only_its_users_wait(
             sh(api, waiting, "echo here > file")
             own.pause()
             try:
-                with ThreadPoolExecutor(many + 1) as clients:
+                with ThreadPoolExecutor(many + 2) as clients:
                     asked = [
                         clients.submit(
                             http.post,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -236,6 +237,54 @@ def test_version_two_of_an_old_kernel_has_no_freezer(tmp_path: Path) -> None:
     assert not cgroups.find(tmp_path, "atoll", "0::/\n").freezes
 
 
+def test_version_two_has_the_kernel_end_all_processes_at_once(tmp_path: Path) -> None:
+    version_two(tmp_path)
+    groups = cgroups.find(tmp_path, "atoll", "0::/\n")
+    groups.make("one", LIMITS)
+    group = tmp_path / "atoll/one"
+    # Of a process that nobody may signal: it is only asked for where the kernel cannot do it.
+    (group / "exec/cgroup.procs").write_text("0\n")
+    assert not groups.kill("one")
+    (group / "cgroup.kill").touch()
+    cgroups.kill_all(groups, "one")
+    assert (group / "cgroup.kill").read_text() == "1"
+    assert not groups.kill("unknown")
+
+
+@pytest.mark.parametrize("refused", ["cpu", "memory", "pids"])
+def test_version_two_goes_without_a_controller_that_the_kernel_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    version_two(tmp_path)
+    wrote = Path.write_text
+
+    def kernel(path: Path, text: str) -> int:
+        if path.name == "cgroup.subtree_control" and refused in text:
+            raise OSError(errno.EINVAL, "refused")
+        return wrote(path, text)
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    groups = cgroups.find(tmp_path, "atoll", "0::/\n")
+    left = {"cpu", "memory", "pids"} - {refused}
+    assert groups.provides == {f"cgroup_{controller}" for controller in left}
+    groups.make("one", LIMITS)
+    limit = {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"}
+    group = tmp_path / "atoll/one"
+    assert {name for name, file in limit.items() if (group / file).exists()} == left
+
+
+def test_version_two_is_not_used_where_processes_are_in_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_two(tmp_path)
+
+    def kernel(path: Path, text: str) -> int:
+        raise OSError(errno.EBUSY, str(path))
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    assert cgroups.find(tmp_path, "atoll", "0::/\n").provides == frozenset()
+
+
 def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path) -> None:
     version_two(tmp_path, "cpuset io")
     version_one(tmp_path, "memory")
@@ -262,6 +311,16 @@ def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> Non
     groups = cgroups.find(tmp_path, "atoll", own)
     assert isinstance(groups, cgroups.VersionTwo)
     assert (tmp_path / "user.slice/user-1.slice/atoll").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_group_into_which_no_process_can_be_moved_is_not_delegated(tmp_path: Path) -> None:
+    scope = tmp_path / "session.scope"
+    for place in (tmp_path, scope):
+        version_two(place)
+    (tmp_path / "cgroup.subtree_control").chmod(0o444)
+    (scope / "cgroup.procs").chmod(0o444)
+    assert cgroups.find(tmp_path, "atoll", "0::/session.scope\n").provides == frozenset()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

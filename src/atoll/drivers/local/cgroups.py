@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from atoll.drivers.local import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from atoll.model.resources import Resources
@@ -79,6 +79,12 @@ class Groups(Protocol):
     def processes(self, name: str) -> list[int]:
         """All processes of the instance, by their pids on the host."""
 
+    def kill(self, name: str) -> bool:
+        """
+        Have the kernel end all processes of the instance, what they fork meanwhile too. False where
+        it cannot.
+        """
+
     def memory_kills(self, name: str) -> int:
         """How often the kernel has ended a process of user code for memory."""
 
@@ -118,6 +124,16 @@ def uncharged_sockets(resources: Resources) -> int:
 
 def _write(path: Path, value: str | int) -> None:
     path.write_text(str(value))
+
+
+@contextlib.contextmanager
+def _if_there() -> Iterator[None]:
+    """Do nothing to a group that is gone, or goes meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
 
 
 def _remove(path: Path) -> None:
@@ -171,10 +187,11 @@ def kill_all(groups: Groups, name: str) -> None:
     End every process of the instance. Those that stand still are told before they go on, so that
     none of them runs user code once more.
     """
-    for pid in groups.processes(name):
-        started = processes.start_time(pid)
-        if started is not None:
-            processes.kill(pid, started)
+    if not groups.kill(name):
+        for pid in groups.processes(name):
+            started = processes.start_time(pid)
+            if started is not None:
+                processes.kill(pid, started)
     groups.thaw(name)
 
 
@@ -289,6 +306,9 @@ class VersionOne:
             found += _pids(top / name) + _pids(top / name / "exec")
         return sorted(set(found))
 
+    def kill(self, name: str) -> bool:
+        return False
+
     def memory_kills(self, name: str) -> int:
         if self._memory is None:
             return 0
@@ -313,10 +333,8 @@ class VersionOne:
         def reached() -> bool | None:
             return {b"FROZEN": True, b"FREEZING": False}.get(_text(state))
 
-        try:
+        with _if_there():
             _write(group / "freezer.state", "FROZEN")
-        except FileNotFoundError:
-            return False
         if _wait_until(reached, seconds):
             return True
         self.thaw(name)
@@ -335,7 +353,7 @@ class VersionOne:
 
     def thaw(self, name: str) -> None:
         if self.frozen(name) and self._freezer is not None:
-            with contextlib.suppress(FileNotFoundError):
+            with _if_there():
                 _write(self._freezer / name / "freezer.state", "THAWED")
 
     def frozen(self, name: str) -> bool:
@@ -407,6 +425,14 @@ class VersionTwo:
     def processes(self, name: str) -> list[int]:
         return [*_pids(self._top / name / "supervisor"), *_pids(self._top / name / "exec")]
 
+    def kill(self, name: str) -> bool:
+        place = self._top / name / "cgroup.kill"
+        if not place.exists():
+            return False  # The kernel is older than 5.14, or the group is gone.
+        with _if_there():
+            _write(place, 1)
+        return True
+
     def memory_kills(self, name: str) -> int:
         return _counter(f"{self._path}/{name}/exec/memory.events", b"oom_kill")
 
@@ -424,10 +450,8 @@ class VersionTwo:
                 return True
             return False if _text(f"{group}/cgroup.freeze") == b"1" else None
 
-        try:
+        with _if_there():
             _write(self._top / name / "cgroup.freeze", 1)
-        except FileNotFoundError:
-            return False
         if _wait_until(reached, seconds):
             return True
         self.thaw(name)
@@ -435,7 +459,7 @@ class VersionTwo:
 
     def thaw(self, name: str) -> None:
         if self.frozen(name):
-            with contextlib.suppress(FileNotFoundError):
+            with _if_there():
                 _write(self._top / name / "cgroup.freeze", 0)
 
     def frozen(self, name: str) -> bool:
@@ -474,6 +498,9 @@ class NoGroups:
     def confine(self, name: str, pid: int) -> None: ...
     def processes(self, name: str) -> list[int]:
         return []
+
+    def kill(self, name: str) -> bool:
+        return False
 
     def memory_kills(self, name: str) -> int:
         return 0
@@ -527,18 +554,47 @@ def _version_two(root: Path, name: str, own: str) -> VersionTwo | None:
         here = root / path.strip("/")
         chain = [here, *here.parents]
         above = [p for p in chain if p == root or root in p.parents]
-        places = [p for p in reversed(above) if os.access(p / "cgroup.subtree_control", os.W_OK)]
+        places = [p for p in reversed(above) if _delegated(p)]
     for place in places:
         try:
             available = (place / "cgroup.controllers").read_text().split()
-            controllers = frozenset(CONTROLLERS) & frozenset(available)
+            controllers = _enabled(place, frozenset(CONTROLLERS) & frozenset(available))
             if not controllers:
                 continue
-            enable = " ".join(f"+{controller}" for controller in sorted(controllers))
-            _write(place / "cgroup.subtree_control", enable)
             (place / name).mkdir(exist_ok=True)
         except OSError:
             continue  # Not delegated after all, or processes are in it: look further down.
         freezes = (place / name / "cgroup.freeze").exists()
         return VersionTwo(place / name, controllers, freezes=freezes)
     return None
+
+
+def _delegated(place: Path) -> bool:
+    """
+    Processes are moved from our own group to one below: for that the kernel asks for the right to
+    write to `cgroup.procs` of the group that both are in.
+    """
+    return all(
+        os.access(place / name, os.W_OK) for name in ("cgroup.subtree_control", "cgroup.procs")
+    )
+
+
+def _enabled(place: Path, controllers: frozenset[str]) -> frozenset[str]:
+    """
+    Those that groups below can have. The kernel refuses all that are asked for together if it
+    refuses one, as it does with cpu while real-time processes are in other groups.
+    """
+    control = place / "cgroup.subtree_control"
+    try:
+        _write(control, " ".join(f"+{controller}" for controller in sorted(controllers)))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise  # Processes are in it.
+    else:
+        return controllers
+    found = set()
+    for controller in sorted(controllers):
+        with contextlib.suppress(OSError):
+            _write(control, f"+{controller}")
+            found.add(controller)
+    return frozenset(found)
