@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import signal
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +205,28 @@ def test_there_is_no_device_no_other_user_and_no_way_out(api: Api, node: Server)
         assert "s3fs" not in sh(api, without, "cat /proc/self/mountinfo")
 
 
+def test_names_that_s3_cannot_list_are_told_and_keep_nobody_else_waiting(
+    api: Api, node: Server, s3: S3Server
+) -> None:
+    for number, name in enumerate(
+        ("line\n", "return\r", "%2e%2e%2fx", "..%2f", "a?b#c&d", "\u202e")
+    ):
+        with volume(api, f"odd-{number}") as odd, session(api, given(odd)) as one:
+            told = api.run(one, f"open('/data/shared/' + {name!r}, 'w').write('x')")
+            assert told["status"] == "success", told
+    answer(api.http.post(f"{V1}/volumes", json={"id": "unlistable"}), 201)
+    with session(api, given("unlistable")) as one:
+        api.run(
+            one, "for name in '\\1 \\x1b'.split(): open('/data/shared/' + name, 'w').write('x')"
+        )
+    eventually(lambda: len(mounted(node)) == 0)
+    refused = api.http.delete(f"{V1}/volumes/unlistable")
+    assert str(node.data_dir) not in problem(refused, 409, "volume_not_emptied")["detail"]
+    # It did not seem as if the store were away, in which everybody has files.
+    assert "blobs.away" not in node.stderr()
+    answer(api.http.get(f"{V1}/volumes/unlistable"))
+
+
 # Workspaces
 
 
@@ -358,7 +380,8 @@ def test_an_s3_server_that_hangs_makes_only_its_users_wait(
                         api.run, waiting, command=["cat", "absent"], timeout=1, wait=60
                     )
                     other = clients.submit(api.create)
-                    wait([*asked, other], return_when=FIRST_COMPLETED)
+                    begun: list[Future[Any]] = [*asked, other]
+                    wait(begun, return_when=FIRST_COMPLETED)
                     assert other.done()
                     assert sh(api, other.result()["id"], "echo fine") == "fine\n"
                     told = stuck.result()

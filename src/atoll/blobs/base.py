@@ -57,6 +57,15 @@ class Refused(TemporaryError):
     code = "blobs_unavailable"
 
 
+class UnlistableNames(TemporaryError):
+    """
+    Objects have names that cannot be read from a list, such as those with control characters. Atoll
+    gives no such names, but code in a mounted workspace or volume can.
+    """
+
+    code = "blobs_unlistable"
+
+
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
     key: str

@@ -21,6 +21,7 @@ from atoll.blobs.base import (
     BlobInfo,
     Opened,
     Refused,
+    UnlistableNames,
     check_expiry,
     check_key,
     check_page,
@@ -199,6 +200,10 @@ class Objects:
         try:
             yield
         except _failures() as error:
+            if _is_bad_name(error):
+                raise UnlistableNames(
+                    f"The blob store cannot {what}: some names there cannot be listed."
+                ) from None
             kind = Refused if self._is_refusal(error) else TemporaryError
             raise kind(
                 f"The blob store cannot {what}: {self._reason(error)}", code="blobs_unavailable"
@@ -263,6 +268,12 @@ def _info(found: ObjectMeta) -> BlobInfo:
 def _remove_tree(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
+
+
+def _is_bad_name(error: Exception) -> bool:
+    from obstore.exceptions import InvalidPathError
+
+    return isinstance(error, InvalidPathError)
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from atoll.errors import Conflict
+
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
     Answer = Callable[[StreamReader, StreamWriter], Awaitable[None]]
     """Who serves a connection that was made inside the sandbox of an installation."""
+
+
+class NotEmptied(Conflict):
+    """What was to be removed has objects left whose names cannot be listed."""
+
+    code = "volume_not_emptied"
 
 
 class Places(Protocol):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.errors import AtollError
 from atoll.reconcile.sweep import sweep
 
 if TYPE_CHECKING:
@@ -33,8 +34,17 @@ class CheckpointSweep:
         """Remove all whose time is over. Any replica may do it, several at once too."""
         while True:
             found = await self._store.checkpoints.expired(self._clock.now(), limit=BATCH)
+            failed = 0
             for checkpoint in found:
-                await self._checkpoints.forget(checkpoint.id)
-                log.debug("checkpoint.forgotten", session_id=checkpoint.id)
-            if len(found) < BATCH:
+                try:
+                    await self._checkpoints.forget(checkpoint.id)
+                except AtollError as error:
+                    # The next turn tries again; those behind it do not wait for that.
+                    failed += 1
+                    log.warning(
+                        "checkpoint.not_forgotten", session_id=checkpoint.id, error=error.message
+                    )
+                else:
+                    log.debug("checkpoint.forgotten", session_id=checkpoint.id)
+            if failed or len(found) < BATCH:
                 return

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.blobs.base import UnlistableNames
+from atoll.drivers.base import NotEmptied
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import LOCAL, S3, Volume
@@ -73,14 +75,21 @@ class Volumes:
         prefix = mounted_at(session)
         if prefix is not None and session.status.ended:
             await self._empty(prefix)
-            await self._driver.places.discard(prefix)
+            try:
+                await self._driver.places.discard(prefix)
+            except NotEmptied as error:
+                # Code of the session chose these names: nothing else may wait for it.
+                log.error("workspace.not_emptied", session_id=session.id, error=error.message)
 
     async def _empty(self, prefix: str) -> None:
         """
         Remove in bulk what has ordinary keys, and leave the rest, directories above all, to those
         who know how a file system is kept in a bucket. One by one, all of it would take long.
         """
-        await self._blobs.remove_all(f"{prefix}/")
+        try:
+            await self._blobs.remove_all(f"{prefix}/")
+        except UnlistableNames as error:
+            log.info("prefix.not_listed", prefix=prefix, error=error.message)
 
     # Verbs
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.drivers.base import NotEmptied
 from atoll.drivers.local import processes, spawner
 from atoll.drivers.local.workspaces import attached_to, check_image, make_file_system
 from atoll.errors import TemporaryError
@@ -175,7 +176,16 @@ class Mounts:
             finally:
                 self._unmount(name)
         with self._whole_bucket() as root, contextlib.suppress(FileNotFoundError):
-            self._bounded(self._buckets.directory(prefix, root).rmdir)
+            try:
+                self._bounded(self._buckets.directory(prefix, root).rmdir)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                # S3 lists names in XML, which has no control characters.
+                raise NotEmptied(
+                    f"{prefix} has objects left whose names cannot be listed. Remove them with a "
+                    "tool of the S3 server, and try again."
+                ) from None
 
     # One place
 

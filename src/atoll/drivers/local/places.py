@@ -202,9 +202,7 @@ class Places:
             )
 
 
-async def _in(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any
-) -> Result:
+async def _in(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
     bound = functools.partial(contextvars.copy_context().run, work, *arguments)
     return await asyncio.get_running_loop().run_in_executor(threads, bound)
 
