@@ -62,7 +62,7 @@ class Refused(TemporaryError):
 class Oversized(PermanentError):
     """An object is larger than what was written there can be."""
 
-    code = "blob_too_large"
+    code = "blob_damaged"
 
 
 @dataclass(frozen=True, slots=True)

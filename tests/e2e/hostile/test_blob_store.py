@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import sqlite3
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from tests.e2e.api import V1, Api, answer, problem
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 GROWTH = 300 * MiB
 """Bytes by which the server may grow; each attack would take gigabytes."""
 NAME = "ab" * 32
+CUT = "of a checkpoint"
+"""Of an answer that is cut off: the error that ended it is logged."""
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +149,16 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, chan
         refused = http.post(f"{V1}/sessions", json={"started_from": saved.id})
         problem(refused, 500, "checkpoint_damaged")
         for path in ("", "/a", "/file"):
-            read = http.get(f"{V1}/sessions/{saved.id}/files{path}")
-            assert read.status_code in (200, 404, 409, 500), read.text
-            assert read.status_code != 500 or read.json()["code"] == "checkpoint_damaged"
+            # An object that turns out to be missing in the middle ends the answer.
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                read = http.get(f"{V1}/sessions/{saved.id}/files{path}")
+                assert read.status_code in (200, 404, 409, 500), read.text
+                assert read.status_code != 500 or read.json()["code"] == "checkpoint_damaged"
         assert peak(server.process.pid) - before < GROWTH
         assert not list(server.data_dir.glob("outside*"))
         # Nothing is left of it, and the server goes on.
         fresh = api.create()["id"]
         assert api.run(fresh, "print(1)")["stdout"] == "1\n"
         api.end(fresh)
-    log = server.stderr()
-    assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
+    traces = server.stderr().split("Traceback (most recent call last)")[1:]
+    assert [trace for trace in traces if CUT not in trace] == []
