@@ -89,7 +89,7 @@ class Ground:
         return self.parameters.get(found[1], "unknown")
 
     def records(self) -> dict[str, list[dict[str, Any]]]:
-        return {table: self.pair.rows(f"SELECT * FROM {table}") for table in RECORDS}  # noqa: S608
+        return {table: self.pair.rows(f"SELECT * FROM {table}") for table in RECORDS}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,9 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
     execution = begin(api, ground.session, command=["cat"], terminal=SHELL)
     try:
         with console(Api(http), execution) as watching:
-            watching.wait(lambda: watching.statuses and watching.statuses[-1]["status"] == "running")
+            watching.wait(
+                lambda: watching.statuses and watching.statuses[-1]["status"] == "running"
+            )
             for message in (
                 {"type": "stdin", "data": "typed"},
                 {"type": "signal", "signal": "SIGKILL"},

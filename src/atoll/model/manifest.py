@@ -37,6 +37,8 @@ MOST_PARTS = 40_000
 """Of one file: that is 312 GiB without a hole."""
 LONGEST_PATH = 16 * 1024
 """Characters; what lies deeper is left out."""
+DEEPEST = 256
+"""Names in a path; an executor does not go as deep."""
 LONGEST_NAME = 255
 """Bytes of each name in a path; no file system takes more."""
 LARGEST = 2**63 - 1
@@ -133,7 +135,10 @@ def told(fields: Sequence[Any]) -> Entry:
         raise TypeError("a path is text")
     if len(path) > LONGEST_PATH or len(target) > LONGEST_PATH or "\0" in path or "\0" in target:
         raise ValueError("not a path")
-    for part in path.split("/"):
+    parts = path.split("/")
+    if len(parts) > DEEPEST:
+        raise ValueError("a path is too deep")
+    for part in parts:
         if part in ("", ".", ".."):
             raise ValueError("not a path beneath the workspace")
         if len(part.encode("utf-8", "surrogateescape")) > LONGEST_NAME:

@@ -129,9 +129,9 @@ def test_an_error_is_one_line_and_cannot_steer_the_terminal(
     assert done.stderr == "error: \\x1b[2Jgone (some_code)\n"
     outside.failure = problem(409, "code\x1b[2J\nerror: forged", "gone\nerror: forged")
     done = atoll("session", "list")
-    assert done.stderr == (
-        "error: gone\n    error: forged (code\\x1b[2J\\nerror: forged)\n"
-    ), "what a server says cannot be taken for a line of this program"
+    assert done.stderr == ("error: gone\n    error: forged (code\\x1b[2J\\nerror: forged)\n"), (
+        "what a server says cannot be taken for a line of this program"
+    )
 
 
 def test_no_server_is_told_with_what_to_do(atoll: Command) -> None:

@@ -117,7 +117,12 @@ def test_files_are_listed_and_removed(atoll: Command, outside: Outside) -> None:
         "0644            0 2024-05-01 12:00:00+00:00 d/n\\n0644 forged",
     ]
     lines = atoll("session", "ls", f"{session_id}:d", "--json").stdout.splitlines()
-    assert [json.loads(line)["path"] for line in lines] == ["d/\x1b[31m", "d/a", "d/e", "d/n\n0644 forged"]
+    assert [json.loads(line)["path"] for line in lines] == [
+        "d/\x1b[31m",
+        "d/a",
+        "d/e",
+        "d/n\n0644 forged",
+    ]
     assert atoll("session", "rm", f"{session_id}:d/a").exit_code == 0
     assert "d/a" not in outside.files
     assert atoll("session", "rm", f"{session_id}:").exit_code == 2

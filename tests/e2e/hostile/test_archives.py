@@ -197,7 +197,10 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
     for name, make in cases.items():
         data = make()
         put = box.client.put(
-            f"{box.files}/d", params={"archive": form}, content=data if data[:1] == b"\x1f" else data + END, timeout=120
+            f"{box.files}/d",
+            params={"archive": form},
+            content=data if data[:1] == b"\x1f" else data + END,
+            timeout=120,
         )
         answers[name] = (put.status_code, put.json().get("code"))
         if name in HARMLESS:
