@@ -118,8 +118,8 @@ class _Inflated:
         import zlib
 
         self._source = source
-        self._begin = lambda: zlib.decompressobj(31)
-        self._member = self._begin()
+        self._zlib: Any = zlib
+        self._member = zlib.decompressobj(31)
         self._waiting = b""
 
     def read(self, size: int) -> bytes:
@@ -143,7 +143,7 @@ class _Inflated:
             if not piece:
                 return False
             rest = piece.lstrip(b"\0")
-        self._member, self._waiting = self._begin(), rest
+        self._member, self._waiting = self._zlib.decompressobj(31), rest
         return True
 
     def finish(self) -> None:

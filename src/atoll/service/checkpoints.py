@@ -51,6 +51,10 @@ ZEROS = 1 << 20
 """Bytes of a hole that are sent at once."""
 
 
+RESTORE_SECONDS = 7200.0
+"""
+For a restore: an executor that takes a byte now and then would keep others' files from coming back.
+"""
 RESTORES = 5
 """Newer ones that are begun with while one is restored; each takes objects of older ones away."""
 
@@ -334,33 +338,45 @@ class Checkpoints:
         link. Each of which something is missing or damaged leaves a workspace that is of no use:
         `again` gives the link to another new one. `PermanentError` when none is whole.
         """
-        failed: PermanentError | None = None
         async with self._restoring:
-            for _ in range(RESTORES):
-                last = await self._last(source)
-                for backup in last.backups:
-                    older = backup.manifest != last.manifest
-                    if failed is not None:
-                        link = await again()
-                    try:
-                        await self._written(source, backup, link)
-                    except PermanentError as error:
-                        failed = error
-                        log.warning(
-                            "checkpoint.not_restored",
-                            session_id=source,
-                            number=backup.number,
-                            error=error.message,
-                        )
-                    else:
-                        if older:
-                            await self._mark_damaged(last)
-                        return Restored(backup, older=older)
-                    if (await self._last(source)).version != last.version:
-                        break  # Its objects may have gone for newer ones.
+            try:
+                async with asyncio.timeout(RESTORE_SECONDS):
+                    return await self._newest_whole(source, link, again)
+            except TimeoutError:
+                raise TemporaryError(
+                    f"The files of session {source} were not restored in {RESTORE_SECONDS:g} s.",
+                    code="restore_timeout",
+                ) from None
+
+    async def _newest_whole(
+        self, source: str, link: Link, again: Callable[[], Awaitable[Link]]
+    ) -> Restored:
+        failed: PermanentError | None = None
+        for _ in range(RESTORES):
+            last = await self._last(source)
+            for backup in last.backups:
+                older = backup.manifest != last.manifest
+                if failed is not None:
+                    link = await again()
+                try:
+                    await self._written(source, backup, link)
+                except PermanentError as error:
+                    failed = error
+                    log.warning(
+                        "checkpoint.not_restored",
+                        session_id=source,
+                        number=backup.number,
+                        error=error.message,
+                    )
                 else:
-                    await self._mark_damaged(last)
-                    break
+                    if older:
+                        await self._mark_damaged(last)
+                    return Restored(backup, older=older)
+                if (await self._last(source)).version != last.version:
+                    break  # Its objects may have gone for newer ones.
+            else:
+                await self._mark_damaged(last)
+                break
         assert failed is not None
         raise failed
 

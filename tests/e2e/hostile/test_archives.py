@@ -173,14 +173,15 @@ def box(target: Target) -> Iterator[Box]:
     target.client.delete(box.url)
 
 
-def everything(box: Box) -> dict[str, Any]:
+def everything(box: Box) -> list[Any]:
     """What there is in the workspace and beside it."""
     code = (
         "import json, os\n"
         "found = [sorted(os.listdir(p)) for p in ('/', '/workspace', '/workspace/d', '/tmp')]\n"
         "print(json.dumps([found, open('d/kept').read(), os.stat('d/kept').st_nlink]))"
     )
-    return dict(enumerate(json.loads(box.printed(code))))
+    found: list[Any] = json.loads(box.printed(code))
+    return found
 
 
 @pytest.mark.parametrize("form", ["tar", "zip"])

@@ -18,7 +18,7 @@ from tests.e2e.hostile.host import MiB, peak
 from tests.harness import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 GROWTH = 300 * MiB
@@ -52,7 +52,7 @@ class Saved:
 
     @property
     def page(self) -> Path:
-        return self.place / "data" / self.manifest["pages"][0][1]
+        return self.place / "data" / str(self.manifest["pages"][0][1])
 
     def replace(self, manifest: bytes) -> None:
         """Another manifest, of which no digest is known, as in the records of an earlier Atoll."""
@@ -80,17 +80,21 @@ def page(*entries: bytes) -> bytes:
     return zlib.compress(b"\n".join(entries), 9)
 
 
-def huge(path: Path) -> None:
-    os.truncate(path, 8 << 30)
+def huge(*paths: Path) -> None:
+    for path in paths:
+        os.truncate(path, 8 << 30)
 
 
-CHANGES = {
+def unknown_and_huge(saved: Saved) -> None:
+    saved.replace(b"{")
+    huge(saved.place / "manifests" / "00000001")
+
+
+CHANGES: dict[str, Callable[[Saved], None]] = {
     "a page of gigabytes": lambda saved: huge(saved.page),
-    "objects of gigabytes": lambda saved: [huge(path) for path in saved.place.glob("data/*")],
+    "objects of gigabytes": lambda saved: huge(*saved.place.glob("data/*")),
     "a manifest of gigabytes": lambda saved: huge(next(saved.place.glob("manifests/*"))),
-    "an unknown manifest of gigabytes": lambda saved: (
-        saved.replace(b"{"), huge(saved.place / "manifests" / "00000001"),
-    ),
+    "an unknown manifest of gigabytes": unknown_and_huge,
     "a page that inflates": lambda saved: saved.replace_page(zlib.compress(bytes(2 << 30), 9)),
     "ten million entries": lambda saved: saved.replace_page(
         zlib.compress(b"\n".join([entry("a")] * 10_000_000), 9)
