@@ -9,7 +9,7 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-changed test-all test-docker chaos check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
+.PHONY: run test test-changed test-all test-docker chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -46,6 +46,11 @@ SEED ?=
 chaos: $(STAMP)
 	@scripts/system-packages test-all
 	@TEST_DRIVER=$(or $(TEST_DRIVER),local) exec $(BIN)/python -m tests.e2e.chaos --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Plays executor against the link and against a server, with what Hypothesis makes up.
+fuzz: $(STAMP)
+	@scripts/system-packages run
+	@exec $(BIN)/python -m tests.fuzz --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -107,8 +107,19 @@ def no_settings_of_the_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of containers that an engine has taken with it, the workspaces are mounted still."""
+    yield
+    from atoll.drivers.local.mounts import unmount_all
+
+    unmount_all(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session", autouse=True)
 def chosen_driver(
-    no_settings_of_the_machine: None, request: pytest.FixtureRequest
+    no_settings_of_the_machine: None,
+    nothing_stays_mounted: None,
+    request: pytest.FixtureRequest,
 ) -> Iterator[None]:
     """The one that was chosen, for all servers that tests start."""
     if drivers.CHOSEN == "local":

@@ -27,7 +27,10 @@ from atoll.api.internal.app import Internal
 from atoll.api.internal.node import NodeRoute
 from atoll.api.rest import metrics, server
 from atoll.api.rest.app import build
+from atoll.api.rest.connections import raise_open_files
 from atoll.api.rest.context import Services
+from atoll.api.rest.limits import AnswerMemory, OpenStreams
+from atoll.api.rest.pacing import Pacing
 from atoll.blobs.choice import choose
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
@@ -72,6 +75,7 @@ from atoll.service.ends import Ends
 from atoll.service.events import Feed
 from atoll.service.executions import Executions
 from atoll.service.files import Files
+from atoll.service.hops import LIFETIME, Hops
 from atoll.service.invocations import Invocations
 from atoll.service.kept import KeptFiles
 from atoll.service.keys import Keys
@@ -80,6 +84,7 @@ from atoll.service.lives import Lives
 from atoll.service.materials import Materials
 from atoll.service.moves import Moves
 from atoll.service.nodes import Nodes
+from atoll.service.nonces import Nonces
 from atoll.service.packages import Packages
 from atoll.service.peers import Peers
 from atoll.service.placement import Placements
@@ -351,6 +356,7 @@ async def application(
         moves = Moves(store, placements, coordination, clock)
         admission = Admission(store, clock, settings.node, node_id)
         sessions.admit, lives.admit = admission.admit, admission.readmit
+        nonces = settings.data_dir / NODE / "nonces"
         peers = Peers(
             store,
             lives,
@@ -359,7 +365,7 @@ async def application(
             clock,
             settings.node,
             node_id,
-            await store.secret(),
+            Hops(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
             shared_blobs=settings.blob.url is not None,
         )
         stack.push_async_callback(peers.close)
@@ -427,6 +433,8 @@ async def application(
             coordination=coordination,
             clock=clock,
             settings=settings,
+            streams=OpenStreams(settings.connection.max_streams),
+            answer_memory=AnswerMemory(settings.connection.answer_memory),
         )
         registry = CollectorRegistry()
         metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
@@ -526,7 +534,7 @@ async def application(
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
             web = Internal(web, reports, tokens, settings.execution)
         if not embedded:
-            web = NodeRoute(web, nodes, probing)
+            web = Pacing(NodeRoute(web, nodes, probing), found.answer_memory)
         yield Application(web, sessions, keys, feed)
 
 
@@ -724,6 +732,7 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     workers.check(settings)
     # Secrets pass through its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    raise_open_files()
     configure_logging(settings.log_level, as_json=settings.log_json)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

@@ -82,6 +82,34 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+class ConnectionSettings(Group):
+    """Connections of clients, and what one process holds for them at most."""
+
+    max_connections: int = Field(4096, ge=1)
+    """
+    Open connections; at most half of the descriptors that the process may have. Health checks are
+    served beyond it.
+    """
+    header_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time for a request's header, and for the TLS handshake before it, in seconds."""
+    body_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """
+    Time for the next bytes of a request's body, in seconds. A body that is not an upload has ten
+    times as long in all.
+    """
+    write_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
+    """Time in which a client must read some of what is sent to it, in seconds."""
+    keep_alive: Seconds = Field(timedelta(seconds=75), gt=timedelta(0))
+    """Time between two requests on one connection, in seconds."""
+    max_streams: int = Field(1000, ge=1)
+    """Open event streams and consoles; one key may have half of them."""
+    answer_memory: int = Field(256 * MiB, ge=1 * MiB)
+    """
+    Bytes of large answers, and of finished executions that are streamed, which clients have not
+    read yet; one key may have half of it.
+    """
+
+
 class SessionSettings(Group):
     timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Life of a session that names none, in seconds."""
@@ -369,6 +397,11 @@ class PackageSettings(Group):
     """
     ca_file: Path | None = None
     """Certificates to trust when it is asked, PEM; the system's when not set."""
+    private_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """
+    Hosts at addresses that are not public, as `host` or `host:port`, separated by commas, which the
+    pages of the index may link to; its own address is always allowed.
+    """
     allow_source_builds: bool = False
     """Whether packages that come as source may be built, which runs their code in the installer."""
     debian_mirror: str | None = Field(None, pattern=r"^(https?://[^\s]+|file:///[^\s]*)$")
@@ -407,6 +440,14 @@ class PackageSettings(Group):
     """Time for the index to go on with an answer, in seconds."""
     sweep: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Time between two looks at what the node keeps, in seconds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_hosts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("private_hosts"), str):
+            hosts = values["private_hosts"].split(",")
+            values = {**values, "private_hosts": [host.strip() for host in hosts if host.strip()]}
+        return values
 
 
 class SqliteSettings(Group):
@@ -665,8 +706,13 @@ class Settings(BaseSettings):
     """Web origins whose pages may call the API, separated by commas."""
     public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
-    Address under which others reach this server, for the links that it hands out; the one that a
-    request came to when not set.
+    Address under which others reach this server, for the links that it hands out. When not set, the
+    one that a request came to, if that is an address of this server.
+    """
+    trusted_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """
+    Names, or name:port, that links may begin with when a request came to them, separated by commas;
+    the server's own addresses, its host name and loopback always count.
     """
     max_body: int = Field(8 * MiB, ge=1024)
     """Largest request body other than an upload, in bytes."""
@@ -681,6 +727,7 @@ class Settings(BaseSettings):
     shutdown_timeout: Seconds = Field(timedelta(seconds=30), ge=timedelta(0))
     """Time for running requests to finish at shutdown, in seconds."""
 
+    connection: ConnectionSettings = ConnectionSettings()
     session: SessionSettings = SessionSettings()
     archive: ArchiveSettings = ArchiveSettings()
     node: NodeSettings = NodeSettings()
@@ -706,10 +753,15 @@ class Settings(BaseSettings):
         if not isinstance(values, dict):
             return values
         values = dict(values)
-        for name in ("cors_origins", "database_urls"):
+        for name in ("cors_origins", "database_urls", "trusted_hosts"):
             if isinstance(values.get(name), str):
                 values[name] = [item.strip() for item in values[name].split(",") if item.strip()]
         return values
+
+    @field_validator("trusted_hosts")
+    @classmethod
+    def _in_lower_case(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.lower() for name in names)
 
     @field_validator("data_dir")
     @classmethod

@@ -28,7 +28,7 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
 DOCKERFILE = DEPLOY / "Dockerfile"
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|AUTH|KEY$|_URL$|MC_HOST")
-NO_SECRETS = {"ATOLL_NODE__URL", "ATOLL_DOCKER__URL", "ATOLL_BLOB__URL"}
+NO_SECRETS = {"ATOLL_PUBLIC_URL", "ATOLL_NODE__URL", "ATOLL_DOCKER__URL", "ATOLL_BLOB__URL"}
 VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?:(:[-?])([^}]*))?\}|(.?))")
 PINNED = re.compile(r"[^:@]+:(RELEASE\.\d{4}-[\dTZ-]+|\d+\.\d+\.\d+(-[\w-]+)?)")
 

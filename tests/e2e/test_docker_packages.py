@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -65,6 +66,11 @@ def installs(server: Server, engine: Dockerd) -> list[object]:
     """What there is of installations, going on or left."""
     places = (server.data_dir / "node" / "installs").iterdir()
     return [*places, *engine.containers(label=[LABEL])]
+
+
+def provides(api: Api) -> list[str]:
+    [node] = answer(api.http.get(f"{V1}/nodes"))["items"]
+    return list(node["provides"])
 
 
 def log_of(api: Api, session_id: str) -> str:
@@ -146,7 +152,8 @@ def test_one_whose_control_plane_ends_is_ended_by_it(
             body = {"dependencies": [{"name": "slow"}]}
             answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)
             assert held.asked.wait(60)
-        assert len(installs(server, dockerd)) == 2
+        # A container, its directory, and what it downloads.
+        assert len(installs(server, dockerd)) == 3
         server.stop()
         assert installs(server, dockerd) == []
         held.go.set()
@@ -175,6 +182,37 @@ def test_one_whose_control_plane_was_killed_ends_and_is_done_again(
                 assert api.run(made, "import greet; print(greet.version)")["stdout"] == "1.0\n"
                 api.end(made)
             assert installs(server, own_dockerd) == []
+
+
+EVIL = """
+_dumps = dumps
+def dumps(found, *arguments, **about):
+    if isinstance(found, dict) and "installed" in found:
+        with open("/build/target/lower.py", "w") as file:
+            file.write("version = 'POISON'")
+    return _dumps(found, *arguments, **about)
+"""
+"""What an image has in its module `json`: its interpreter is the victim's in all that it says."""
+
+
+@pytest.mark.quick
+def test_an_image_gives_nothing_of_its_own_to_sessions_of_another(api: Api) -> None:
+    evil = base64.b64encode(EVIL.encode()).decode()
+    code = f"import base64, json; open(json.__file__, 'ab').write(base64.b64decode('{evil}'))"
+    dockerfile = f'FROM {PYTHON}\nRUN ["python3", "-c", "{code}"]\n'
+    body = {"id": "fakes", "name": "fakes", "dockerfile": dockerfile}
+    made = api.http.post(f"{V1}/templates", json=body)
+    assert made.status_code in (201, 202), made.text
+    get = f"{V1}/templates/fakes"
+    eventually(lambda: answer(api.http.get(get))["status"] in ("ready", "failed"), 60)
+    assert answer(api.http.get(get))["status"] == "ready", answer(api.http.get(get))
+
+    wanted = [{"name": "lower", "version": "==2.0"}]
+    ask = {"template_id": "fakes", "dependencies": wanted}
+    failed = problem(api.http.post(f"{V1}/sessions", json=ask), 422, "dependency_failed")
+    assert "not that of its wheel" in failed["detail"]
+    with session(api, dependencies=wanted) as victim:
+        assert api.run(victim, "import lower; print(lower.version)")["stdout"] == "2.0\n"
 
 
 # Source builds
@@ -273,6 +311,9 @@ def test_a_build_that_goes_well_leaves_nothing_running(
     ("name", "code"),
     [
         ("fills-disk", "with open('/build/x', 'wb') as f:\n    while True: f.write(bytes(1<<20))"),
+        ("fills-unnamed", "kept = []\nfor i in range(40):\n"
+         "    kept.append(open('/build/tmp/u%d' % i, 'wb'))\n    os.unlink(kept[-1].name)\n"
+         "    kept[-1].write(bytes(8 << 20))\n    kept[-1].flush()"),
         ("fills-memory", "x = [bytearray(1<<20) for _ in range(4096)]"),
         ("never-stops-talking", "for _ in range(2000): print('x' * 65536)\nraise SystemExit(1)"),
         ("talks-in-its-place", "for fd in range(100):\n    try: os.write(os.open("
@@ -283,6 +324,8 @@ def test_a_build_that_goes_well_leaves_nothing_running(
 def test_a_build_that_takes_without_end_or_makes_things_up_is_ended(
     api: Api, server: Server, dockerd: Dockerd, index: Index, name: str, code: str
 ) -> None:
+    if name == "fills-unnamed" and "disk_quota" not in provides(api):
+        pytest.skip("this node has no file systems of their own for installations")
     index.add_source(name, code=code)
     _, said = refused(api, name)
     assert len(said) < 300 * 1024

@@ -46,6 +46,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> debian.Repository:
     made.add("hello", files={"/usr/bin/hello": "#!/bin/sh\necho hello\n"})
     made.add("hello-again", depends="hello", files={"/opt/again/word": "again"})
     made.add("broken", postinst="echo it does not work; exit 1")
+    made.add("hello+", files={"/opt/plus": "plus"})
     return made
 
 
@@ -393,8 +394,14 @@ def test_the_same_packages_are_built_once_and_another_template_can_be_a_base(
 @as_root
 @pytest.mark.parametrize(
     ("packages", "words"),
-    [(["nosuch"], "nosuch"), (["hello=9"], "9"), (["broken"], "broken")],
-    ids=["no package", "no version", "postinst fails"],
+    [
+        (["nosuch"], "nosuch"),
+        (["hello=9"], "9"),
+        (["broken"], "broken"),
+        pytest.param(["hell."], "hell.", marks=pytest.mark.quick),
+        (["hello", "hello-again+"], "hello-again+"),
+    ],
+    ids=["no package", "no version", "postinst fails", "pattern", "name with a sign"],
 )
 def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
     api: Api, make: Make, base: str, server: Server, packages: list[str], words: str
@@ -406,6 +413,15 @@ def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
     assert template["attempts"] == 1
     assert words in template["message"]
     assert set(os.listdir(server.data_dir / "node" / "layers")) <= before
+
+
+@as_root
+def test_a_name_that_ends_with_a_plus_is_that_package_and_no_other(
+    api: Api, make: Make, base: str
+) -> None:
+    template = make(base_image=base, debian_packages=["hello+"])
+
+    assert in_a_shell(api, template["id"], "cat /opt/plus; test ! -e /usr/bin/hello") == "plus"
 
 
 @pytest.mark.slow
@@ -457,8 +473,10 @@ def _builders() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "package", ["-y", "--option", "a b", "/etc/passwd", "../x", "hello;id", "Hello", "h=", "a\n-y"]
-)
+    "package", ["-y", "--option", "a b", "/etc/passwd", "../x", "hello;id", "Hello", "h=", "a\n-y",
+                "hello-", "hello=1.0-", "hello=1.0+", "h", "hello*", "?hello", "~nhello", "hello^",
+                "hello/sid", "hello:all"]
+)  # fmt: skip
 def test_no_debian_package_is_an_option_or_a_path(api: Api, package: str) -> None:
     body = {"name": "x", "base_image": "/", "debian_packages": [package]}
     problem(api.http.post(f"{V1}/templates", json=body), 422, "invalid_request")

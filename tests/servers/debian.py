@@ -12,9 +12,10 @@ from pathlib import Path
 from tests.rootfs import merge, put, put_libraries
 
 PROGRAMS = (
-    "apt-get", "apt-config", "dpkg", "dpkg-deb", "dpkg-split", "dpkg-query", "dpkg-trigger",
-    "dpkg-divert", "dash", "diff", "cat", "cp", "mv", "rm", "ln", "ls", "chmod", "chown", "mkdir",
-    "mkfifo", "mknod", "mount", "touch", "tar", "gzip", "id", "true", "sleep", "head", "python3",
+    "apt-get", "apt-cache", "apt-config", "dpkg", "dpkg-deb", "dpkg-split", "dpkg-query",
+    "dpkg-trigger", "dpkg-divert", "dash", "diff", "cat", "cp", "mv", "rm", "ln", "ls", "chmod",
+    "chown", "mkdir", "mkfifo", "mknod", "mount", "touch", "tar", "gzip", "id", "true", "sleep",
+    "head", "python3",
 )  # fmt: skip
 SYSTEM = ("ldconfig", "start-stop-daemon")
 METHODS = ("http", "store", "copy", "file", "gpgv")

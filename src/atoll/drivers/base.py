@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
+    from pathlib import Path
 
     from atoll.link.client import Link
     from atoll.model.image import ImageInfo
@@ -49,6 +51,17 @@ class Places(Protocol):
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A wheel as the index has it, in a file that no installation can reach."""
+
+    path: Path
+    name: str
+    """The file's name on the index."""
+    digest: str
+    """SHA-256, hexadecimal."""
+
+
+@dataclass(frozen=True)
 class InstallSpec:
     """What is to be installed, and how."""
 
@@ -57,11 +70,16 @@ class InstallSpec:
     template: Template
     requirements: tuple[str, ...]
     """Names, extras and specifiers, written by us."""
-    name: Callable[[tuple[str, ...]], str]
-    """What an environment with just these packages (`name==version`) is called."""
+    name: Callable[[tuple[str, ...], tuple[str, ...]], str]
+    """
+    What an environment with just these packages (`name==version`) is called, made from wheels with
+    these digests.
+    """
     resources: Resources
     answer: Answer
     """The index, for whatever connects from inside."""
+    wheels: Callable[[], list[Wheel]]
+    """Those that were given out by `answer`: what is installed has to be theirs."""
     hear: Callable[[bytes], None]
     """Told what is printed."""
     has: dict[str, str]
@@ -113,7 +131,14 @@ class Environments(Protocol):
     async def check(self) -> None:
         """Raise `PermanentError` when nothing can be installed on this node."""
 
-    async def interpreter(self, template: Template) -> Interpreter: ...
+    async def interpreter(self, template: Template) -> Interpreter:
+        """
+        What a template's interpreter says of itself, and of which image it is. Raises
+        `PermanentError` when it says nothing that makes sense.
+        """
+
+    def downloads(self) -> AbstractAsyncContextManager[Path]:
+        """A directory on the node's disk for what one installation downloads, while it runs."""
 
     async def find(self, key: str, *, since: datetime | None) -> PackageSet | None:
         """
@@ -215,8 +240,13 @@ class Driver(Protocol):
     async def resize(self, handle: Handle, resources: Resources) -> bool:
         """Set other limits on a running instance; whether that can be done without a new one."""
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
-        """What the executor must limit for us: rlimits by name, and what it has to watch."""
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """
+        What the executor of an instance must limit for us: rlimits by name, and what it has to
+        watch.
+        """
 
     async def out_of_memory(self, handle: Handle) -> bool:
         """Whether the kernel ended a process for memory since this was last asked."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import h11
 import httpx
@@ -26,6 +27,19 @@ PIECE = 256 * 1024
 MOST_REDIRECTS = 5
 HEAD_LIMIT = 64 * 1024
 UPSTREAM_CONNECTIONS = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a request is sent, with what else goes into it there."""
+
+    url: str
+    headers: dict[str, str] = field(default_factory=dict)
+    extensions: dict[str, str] = field(default_factory=dict)
+
+
+async def straight(url: str) -> list[Way]:
+    return [Way(url)]
 
 
 class Refused(Exception):
@@ -158,27 +172,49 @@ async def ask(
     headers: dict[str, str],
     *,
     auth: Callable[[str], tuple[str, str] | None] = lambda url: None,
+    ways: Callable[[str], Awaitable[list[Way]]] = straight,
 ) -> AsyncIterator[httpx.Response]:
     """
     The answer, whose body is read as it is taken. It is a redirect still if that leads to another
-    host. `auth` is asked for a name and a password for each address.
+    host. `auth` is asked for a name and a password for each address, `ways` for where to connect.
     """
     asked = origin(url)
     for _ in range(MOST_REDIRECTS):
-        request = client.build_request(method, url, headers=headers)
-        known = auth(url)
-        response = await client.send(
-            request, stream=True, auth=None if known is None else httpx.BasicAuth(*known)
-        )
+        response = await _sent(client, method, headers, auth(url), await ways(url))
         try:
-            follow = response.next_request
-            if follow is None or origin(str(follow.url)) != asked:
+            if not response.has_redirect_location:
                 yield response
                 return
-            url = str(follow.url)
+            # Of the address that was asked for, whichever the request went to.
+            follow = urljoin(url, response.headers["location"])
+            if origin(follow) != asked:
+                yield response
+                return
+            url = follow
         finally:
             await response.aclose()
     raise Refused(502, "It sends round in circles.")
+
+
+async def _sent(
+    client: httpx.AsyncClient,
+    method: str,
+    headers: dict[str, str],
+    known: tuple[str, str] | None,
+    ways: list[Way],
+) -> httpx.Response:
+    """By the first way on which there is somebody."""
+    auth = None if known is None else httpx.BasicAuth(*known)
+    for number, way in enumerate(ways):
+        request = client.build_request(
+            method, way.url, headers={**headers, **way.headers}, extensions=way.extensions
+        )
+        try:
+            return await client.send(request, stream=True, auth=auth)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            if number == len(ways) - 1:
+                raise
+    raise httpx.ConnectError("there is no way to it")
 
 
 def origin(url: str) -> tuple[str, str, int | None]:

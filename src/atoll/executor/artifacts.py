@@ -14,6 +14,7 @@ import os
 import stat
 import time
 
+from . import minijson
 from .files import STAGING, UPLOAD, FileError, Workspace
 from .removal import TRASH
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 MAX_WALK = 100_000
 MAX_DEPTH = 64
-MAX_PATHS = 256 * 1024
-"""Bytes of all paths of a list together."""
+MAX_LIST = 768 * 1024
+"""Bytes of JSON of a list; with what else is in a result it fits into one frame."""
+DIGEST = 64
+"""Characters of a sum, which is filled in later."""
 MAX_HASHED = 64 * 1024 * 1024
 TICK_NS = 20_000_000
 SECOND_NS = 1_000_000_000
@@ -105,19 +108,18 @@ class Scanner:
                 self._recent[path] = (status.st_ino, status.st_ctime_ns)
         found.sort(key=lambda item: item[0])
         listed: list[dict[str, Any]] = []
-        room = MAX_PATHS
+        room = MAX_LIST
         for path, status in found[:limit]:
-            room -= len(os.fsencode(path))
+            item: dict[str, Any] = {
+                "path": path,
+                "size": status.st_size,
+                "modified": status.st_mtime_ns,
+                "sha256": None,
+            }
+            room -= len(minijson.dumps(item)) + DIGEST
             if room < 0:
                 break
-            listed.append(
-                {
-                    "path": path,
-                    "size": status.st_size,
-                    "modified": status.st_mtime_ns,
-                    "sha256": None,
-                }
-            )
+            listed.append(item)
         return listed, cut or len(found) > len(listed)
 
 

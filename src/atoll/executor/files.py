@@ -16,6 +16,7 @@ import os
 import stat
 import time
 
+from . import minijson
 from .removal import DIRECTORY, TRASH, in_time, move_to, removing
 
 TYPE_CHECKING = False
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 ROOT = "/workspace"
 UPLOAD = ".atoll-upload-"
 STAGING = ".tmp"
+MAX_PAGE = 768 * 1024
+"""Bytes of JSON of a list: it fits into one frame."""
 REMOVE_SECONDS = 5.0
 """PID 1 does nothing else meanwhile."""
 
@@ -187,7 +190,7 @@ class Workspace:
     def list(self, path: str, after: str, limit: int) -> dict[str, Any]:
         """
         Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the
-        directory.
+        directory. Fewer than `limit` when they are more than a page may have.
         """
         import heapq
 
@@ -206,19 +209,26 @@ class Workspace:
                             and (parts or item.name != STAGING)
                         ),
                     )
-                entries = []
+                entries: list[dict[str, Any]] = []
+                last, room = None, MAX_PAGE
                 for name in chosen[:limit]:
                     try:
                         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # Removed since it was listed.
-                    entries.append(entry("/".join([*parts, name]), status))
+                    item = entry("/".join([*parts, name]), status)
+                    room -= len(minijson.dumps(item))
+                    if room < 0 and entries:
+                        break
+                    last = name
+                    entries.append(item)
+                else:
+                    last = chosen[limit - 1] if len(chosen) > limit else None
             finally:
                 os.close(fd)
         except OSError as error:
             raise translate(error, path or ROOT) from None
-        more = len(chosen) > limit
-        return {"entries": entries, "next": chosen[limit - 1] if more else None}
+        return {"entries": entries, "next": last}
 
     def mkdir(self, path: str, parents: bool) -> dict[str, Any]:
         def make(fd: int, name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 The frames of the executor protocol: length, stream id, kind, payload.
 
 Both ends use this codec. It keeps at most one incomplete frame, refuses a length beyond
-`MAX_PAYLOAD` before any of it is stored, and leaves the meaning of a payload to others.
+the limit of its kind before any of it is stored, and leaves the meaning of a payload to others.
 docs/reference/executor-protocol.md describes the conversation.
 """
 
@@ -38,6 +38,8 @@ FINISH = 9  # to the executor: no more DATA will come
 RESET = 10  # to the executor: drop the stream; what it was doing is undone or left to itself
 
 KINDS = frozenset((HELLO, OPEN, DATA, OUTPUT, EVENT, END, ERROR, CREDIT, FINISH, RESET))
+
+EVERY_KIND = dict.fromkeys(KINDS, MAX_PAYLOAD)
 
 STDOUT = 1
 STDERR = 2
@@ -90,10 +92,11 @@ def decode_credit(payload: bytes) -> int:
 
 
 class Decoder:
-    """Bytes in, whole frames out."""
+    """Bytes in, whole frames out; `limits` are the kinds that may come, and their most bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: dict[int, int] = EVERY_KIND) -> None:
         self._buffer = bytearray()
+        self._limits = limits
 
     def feed(self, data: bytes) -> list[Frame]:
         buffer = self._buffer
@@ -103,10 +106,11 @@ class Decoder:
         size = len(buffer)
         while size - position >= HEADER.size:
             length, stream, kind = HEADER.unpack_from(buffer, position)
-            if length > MAX_PAYLOAD:
-                raise ProtocolError("a frame announces %d bytes" % length)
-            if kind not in KINDS:
+            limit = self._limits.get(kind)
+            if limit is None:
                 raise ProtocolError("kind %d is not known" % kind)
+            if length > limit:
+                raise ProtocolError("a frame of kind %d announces %d bytes" % (kind, length))
             end = position + HEADER.size + length
             if end > size:
                 break

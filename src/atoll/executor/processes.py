@@ -21,14 +21,17 @@ swarm. Beside it a search may take a second, because PID 1 gets no more CPU time
 
 
 class Process:
-    __slots__ = ("name", "parent", "pid", "resident", "state")
+    __slots__ = ("name", "parent", "pid", "resident", "state", "virtual")
 
-    def __init__(self, pid: int, parent: int, state: str, name: str, resident: int) -> None:
+    def __init__(
+        self, pid: int, parent: int, state: str, name: str, resident: int, virtual: int
+    ) -> None:
         self.pid = pid
         self.parent = parent
         self.state = state
         self.name = name
         self.resident = resident  # bytes
+        self.virtual = virtual  # bytes
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -44,7 +47,26 @@ def read(pid: int) -> Process | None:
     start, end = text.index(b"("), text.rindex(b")")
     fields = text[end + 2 :].split()
     name = text[start + 1 : end].decode("utf-8", "replace")
-    return Process(pid, int(fields[1]), fields[0].decode(), name, int(fields[21]) * _PAGE)
+    resident, virtual = int(fields[21]) * _PAGE, int(fields[20])
+    return Process(pid, int(fields[1]), fields[0].decode(), name, resident, virtual)
+
+
+def with_memory(process: Process) -> Process:
+    """
+    The process, or a thread of one whose first thread has ended: the kernel reports neither memory
+    nor descriptors of such a process, and of its threads it does.
+    """
+    if process.state != "Z":
+        return process
+    try:
+        threads = os.listdir("/proc/%d/task" % process.pid)
+    except OSError:
+        return process
+    for name in threads:
+        thread = read(int(name))
+        if thread is not None and thread.state not in "ZX":
+            return thread
+    return process
 
 
 def share(process: Process) -> tuple[int, int]:

@@ -1,13 +1,15 @@
 """
 Removing everything in a directory, whatever its depth and whatever rights the owner took away.
 
-In steps, so that who has other things to do can do them in between.
+In steps, so that who has other things to do can do them in between. Rights are changed through
+descriptors: as root nothing outside is touched, also while other processes swap names for links.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 
 TYPE_CHECKING = False
@@ -15,19 +17,42 @@ if TYPE_CHECKING:
     from typing import Iterator
 
 DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
+HELD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opens anything, whatever its rights, without following a link."""
 TRASH = ".atoll-trash-"
+
+
+def reopened(held: int, mode: int, flags: int) -> int:
+    """What a `HELD` descriptor leads to, opened with these flags after its rights are `mode`."""
+    kind = os.fstat(held).st_mode
+    if stat.S_ISLNK(kind):
+        raise OSError(errno.ELOOP, "")
+    if flags & os.O_DIRECTORY and not stat.S_ISDIR(kind):
+        raise OSError(errno.ENOTDIR, "")
+    # By its descriptor and not by its name, which may be another file's or a link's by now.
+    path = "/proc/self/fd/%d" % held
+    os.chmod(path, mode)
+    return os.open(path, flags & ~os.O_NOFOLLOW)
+
+
+def open_directory(name: str, fd: int) -> int:
+    """A directory of which all rights are taken for its owner."""
+    held = os.open(name, HELD, dir_fd=fd)
+    try:
+        return reopened(held, 0o700, DIRECTORY)
+    finally:
+        os.close(held)
 
 
 def move_to(trash: int, number: str, fd: int, name: str) -> None:
     """A directory is moved only by who may write to it, whatever the rights above it."""
-    os.chmod(name, 0o700, dir_fd=fd)
+    os.close(open_directory(name, fd))
     os.rename(name, number, src_dir_fd=fd, dst_dir_fd=trash)
 
 
 def removing(top: int, name: str) -> Iterator[None]:
     """The steps of removing a directory with everything in it; the caller sees to the time."""
-    os.chmod(name, 0o700, dir_fd=top)
-    here = os.open(name, DIRECTORY, dir_fd=top)
+    here = open_directory(name, top)
     try:
         yield from emptying(here)
     finally:
@@ -58,8 +83,7 @@ def emptying(top: int) -> Iterator[None]:
         while waiting:
             yield
             name = waiting.pop()
-            os.chmod(name, 0o700, dir_fd=top)
-            here = os.open(name, DIRECTORY, dir_fd=top)
+            here = open_directory(name, top)
             try:
                 for item in _names(here):
                     yield

@@ -1,17 +1,17 @@
 """
 Opening what user code has closed to itself, and so to us, who are the same user.
 
-Rights that are taken to look at something are given back when it is closed. No link is followed.
+Rights that are taken to look at something are given back when it is closed. No link is followed,
+and rights are changed through descriptors only: whatever has the name by then is left alone.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 
 from .files import READING, FileError, split, translate
-from .removal import DIRECTORY
+from .removal import DIRECTORY, HELD, reopened
 
 
 def open_file(top: int, path: str) -> int:
@@ -48,25 +48,33 @@ def _open(name: str, flags: int, fd: int) -> tuple[int, int]:
     try:
         return os.open(name, flags, dir_fd=fd), -1
     except PermissionError:
-        mode = _take(name, fd)
-        return os.open(name, flags, dir_fd=fd), mode
+        return _take(name, flags, fd)
 
 
 def open_directory(name: str, fd: int) -> tuple[int, int]:
     """The same of a directory, which is also to be entered."""
-    mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
-    rights = -1 if mode & 0o500 == 0o500 or not stat.S_ISDIR(mode) else _take(name, fd)
-    return os.open(name, DIRECTORY, dir_fd=fd), rights
+    opened, mode = _open(name, DIRECTORY, fd)
+    if mode >= 0:
+        return opened, mode
+    try:
+        had = stat.S_IMODE(os.fstat(opened).st_mode)
+        if had & 0o500 != 0o500:
+            os.fchmod(opened, had | 0o500)
+            return opened, had
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened, -1
 
 
-def _take(name: str, fd: int) -> int:
-    """Make it readable for its owner; the rights that it had."""
-    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, "")
-    mode = stat.S_IMODE(status.st_mode)
-    os.chmod(name, mode | 0o500, dir_fd=fd)
-    return mode
+def _take(name: str, flags: int, fd: int) -> tuple[int, int]:
+    """Make it readable for its owner, and open it; the rights that it had."""
+    held = os.open(name, HELD, dir_fd=fd)
+    try:
+        mode = stat.S_IMODE(os.fstat(held).st_mode)
+        return reopened(held, mode | 0o500, flags), mode
+    finally:
+        os.close(held)
 
 
 def close(fd: int, mode: int) -> None:

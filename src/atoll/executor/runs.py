@@ -238,7 +238,7 @@ class Runs:
         for zygote in self.own:
             for pid in processes.children_of(zygote):
                 child = processes.read(pid)
-                if child is not None and child.state in "Tt" and not self._is_known(pid):
+                if child is not None and child.state in "Tt" and not self.is_leader(pid):
                     processes.send(pid, signal.SIGKILL)
         self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
 
@@ -411,11 +411,12 @@ class Runs:
             for pid in processes.children_of(1)
             if pid not in self.background
             and pid not in self.own
-            and not self._is_known(pid)
+            and not self.is_leader(pid)
             and processes.is_alive(pid)
         ]
 
-    def _is_known(self, pid: int) -> bool:
+    def is_leader(self, pid: int) -> bool:
+        """Whether a run or a context is known to be this process."""
         return pid in self._by_pid or pid in self.hosts
 
     def end_strays(self) -> None:

@@ -12,7 +12,8 @@ import os
 import stat
 import time
 
-from .files import FileError, Workspace, entry, split
+from . import minijson
+from .files import MAX_PAGE, FileError, Workspace, entry, split
 from .walk import Found, Pattern, open_file, walk
 
 TYPE_CHECKING = False
@@ -40,6 +41,7 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
     limit = int(request["limit"])
     entries: list[dict[str, Any]] = []
     last: tuple[str, ...] = ()
+    room = MAX_PAGE
     with _Opened(workspace, request["path"]) as top:
         found = walk(top, at_root=not parts, pattern=pattern, after=_parts(request.get("after")))
         for looked_at, item in enumerate(found):
@@ -47,9 +49,13 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
             late = looked_at > MAX_LOOKED_AT or (looked_at and time.monotonic() > until)
             if len(entries) == limit or late:
                 return {"entries": entries, "next": "/".join(last)}
-            last = item.parts
             if item.matches:
-                entries.append(entry("/".join([*parts, *item.parts]), item.status))
+                found_entry = entry("/".join([*parts, *item.parts]), item.status)
+                room -= len(minijson.dumps(found_entry))
+                if room < 0 and entries:
+                    return {"entries": entries, "next": "/".join(last)}
+                entries.append(found_entry)
+            last = item.parts
     return {"entries": entries, "next": None}
 
 
@@ -105,6 +111,7 @@ class _Search:
         self._limit = int(request["limit"])
         self._find: Finder = lambda piece: None
         self._matches: list[dict[str, Any]] = []
+        self._room = MAX_PAGE
         self.where = _parts(request.get("after"))
         """The file that is looked at."""
         self._place = (self.where, int(request.get("line") or 0))
@@ -164,15 +171,15 @@ class _Search:
             for number, offset, piece in _lines(file):
                 if number <= before:
                     continue
-                if len(self._matches) == self._limit:
+                if len(self._matches) == self._limit or self._room < 0:
                     self.more = True
                     return False
                 hit = self._find(piece)
                 if hit is not None:
                     text, column = _shown(piece, *hit)
-                    self._matches.append(
-                        {"path": path, "line": number, "column": offset + column, "text": text}
-                    )
+                    match = {"path": path, "line": number, "column": offset + column, "text": text}
+                    self._room -= len(minijson.dumps(match))
+                    self._matches.append(match)
                 self._done(self.where, number)
         return True
 

@@ -74,6 +74,19 @@ def set_oom_score(score: int) -> None:
         os.close(fd)
 
 
+def ipc_control(function: str, number: int, command: int) -> tuple[int, bytes]:
+    """
+    `shmctl`, `msgctl` or `semctl` for an object or an index of this IPC namespace: the call's
+    result, and what it has filled in.
+    """
+    # The kernel fills in bytes that nothing else has; `ctypes` has a type for that, and is large.
+    filled = bytes(256)
+    arguments = (number, 0) if function == "semctl" else (number,)
+    address = _ctypes.dlsym(_library, function)
+    done = int(_ctypes.call_function(address, (*arguments, command, filled)))
+    return done, filled
+
+
 def signal_descriptor(number: int) -> int:
     """
     A descriptor that a blocked signal is read from. Unlike a handler it tells a signal from outside

@@ -1,12 +1,16 @@
 """
 Limits that no control group and no file system holds for us: memory and disk, looked at in turns.
 
-Weaker than the kernel's: a burst shorter than a turn passes, files that are open but have no name
-are not seen. Used where the driver says that the host gives nothing better.
+Weaker than the kernel's: a burst shorter than a turn passes, and a file without a name that is
+mapped but not open is not seen. Used where the driver says that the host gives nothing better.
+Buffers of network sockets are watched everywhere: no control group counts a netlink socket's, nor
+those of a TCP connection that waits to be accepted.
 """
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
+import errno
 import os
 import stat
 import time
@@ -15,14 +19,34 @@ from . import processes, removal
 from .loop import Loop
 from .runs import Runs
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from . import kernel_memory
+
 TURN_SECONDS = 0.1
-DISK_PAUSE = 4
+PAUSE = 4
+"""A look that takes long is followed by a pause this many times as long."""
 MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
 OWN_FILES = 256 * 1024
 """Bytes that a run in a full workspace may add: its program, a file of its shell."""
 BLOCK = 4096
+MAPPED_BY_TABLE = 512
+"""Bytes of address space for a byte of page tables, at least."""
+LARGE_TABLES = 1 << 20
+UNSUPPORTED = (
+    None,
+    errno.EAFNOSUPPORT,
+    errno.EINVAL,
+    errno.ENOENT,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPROTONOSUPPORT,
+)
+"""Errors of a kernel that does not report something, as gVisor, which has it in its own memory."""
 
 
 class Watch:
@@ -31,6 +55,11 @@ class Watch:
         self._runs = runs
         self._root = root
         self._memory = 0
+        self._memory_due = 0.0
+        self._sockets = 0
+        self._uncounted: set[Callable[[], int]] = set()
+        self._closed: frozenset[int] = frozenset()
+        """Processes that did not let themselves be looked at the last time."""
         self._disk = 0
         self._disk_used = 0
         self._disk_due = 0.0
@@ -39,11 +68,12 @@ class Watch:
     def limit(self, limits: dict[str, int]) -> None:
         """Watch for these (0 or absent: not) as long as user code runs."""
         self._memory = limits.get("memory", 0)
+        self._sockets = limits.get("sockets", 0)
         self._disk = limits.get("disk", 0)
         if self._disk:
             # What was written before is not the growth of a run that begins now.
             self._disk_used, _ = disk_use(self._root)
-        if (self._memory or self._disk) and not self._scheduled:
+        if (self._memory or self._sockets or self._disk) and not self._scheduled:
             self._scheduled = True
             self._loop.after(TURN_SECONDS, self._turn)
 
@@ -67,44 +97,133 @@ class Watch:
             self._loop.after(TURN_SECONDS, self._turn)
 
     def _look(self) -> None:
-        if self._memory and self._memory_used() > self._memory:
-            self._end_all("memory")
+        now = time.monotonic()
+        if (self._memory or self._sockets) and now >= self._memory_due:
+            if self._holds_too_much():
+                self._end_all("memory")
+            self._memory_due = now + PAUSE * (time.monotonic() - now)
         now = time.monotonic()
         if self._disk and now >= self._disk_due:
-            used, whole = disk_use(self._root)
+            used, whole = self._disk_use()
             # Growing, not only too large: code that makes room again must be able to run.
             if not whole or used > max(self._disk, self._disk_used + OWN_FILES):
                 self._end_all("disk")
             self._disk_used = min(self._disk_used, used)
             # A small tree every turn; a large one takes at most a part of our time.
-            self._disk_due = now + DISK_PAUSE * (time.monotonic() - now)
+            self._disk_due = now + PAUSE * (time.monotonic() - now)
+
+    def _disk_use(self) -> tuple[int, bool]:
+        """Bytes of the workspace's files, those without a name too, and whether that is all."""
+        from . import kernel_memory
+
+        used, whole = disk_use(self._root)
+        try:
+            return used + self._descriptors(self._users()).disk, whole
+        except kernel_memory.TooMany:
+            return used, False
+
+    def _holds_too_much(self) -> bool:
+        from . import kernel_memory  # Most instances that are waiting never need it.
+
+        try:
+            if self._sockets and self._counted(kernel_memory.network_sockets) > self._sockets:
+                return True
+            return bool(self._memory) and self._memory_used() > self._memory
+        except kernel_memory.TooMany:
+            return True
 
     def _memory_used(self) -> int:
         """
         Bytes that user code holds: as the processes have them mapped, if that is little enough,
-        else with what they share counted once. What is in /tmp and /dev/shm counts, mapped or not.
+        else with what they share counted once. What is in /tmp and /dev/shm counts, mapped or not,
+        and so does what the kernel holds for them.
         """
-        users = [
+        from . import kernel_memory
+
+        users = [processes.with_memory(process) for process in self._users()]
+        descriptors = self._descriptors(users)
+        held = (
+            sum(_stored(place) for place in MEMORY_PLACES)
+            + descriptors.memory
+            + self._counted(kernel_memory.system_v)
+            + self._counted(kernel_memory.network_sockets)
+            + self._counted(kernel_memory.unix_sockets)
+            + sum(_page_tables(process) for process in users)
+        )
+        used = sum(process.resident for process in users) + held
+        if used <= self._memory:
+            return used
+        devices = {os.stat(place).st_dev for place in MEMORY_PLACES}
+        mappings = kernel_memory.Mappings(descriptors.files, devices)
+        for process in users:
+            private, shared = processes.share(process)
+            held += private + (mappings.shared(process.pid, shared) if shared else 0)
+        return held
+
+    def _users(self) -> list[processes.Process]:
+        """Processes of user code, and the zygote's children that wait for a job."""
+        return [
             process
             for process in processes.everything()
             if process.pid != 1 and process.pid not in self._runs.own
         ]
-        stored = sum(_stored(place) for place in MEMORY_PLACES)
-        used = sum(process.resident for process in users) + stored
-        if used <= self._memory:
-            return used
-        private = shared = 0
+
+    def _descriptors(self, users: list[processes.Process]) -> kernel_memory.Descriptors:
+        from . import kernel_memory
+
+        found = kernel_memory.Descriptors(self._root)
         for process in users:
-            own, common = processes.share(process)
-            private += own
-            shared += common
-        return private + max(shared, stored)
+            found.add(process.pid)
+        self._end_closed(users, found.closed)
+        return found
+
+    def _counted(self, count: Callable[[], int]) -> int:
+        """What the kernel reports; nothing, and the log says so, where it does not report that."""
+        if count in self._uncounted:
+            return 0
+        try:
+            return count()
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            self._uncounted.add(count)
+            os.write(
+                2,
+                b"atoll: %s cannot be counted: %s\n"
+                % (count.__name__.encode(), str(error).encode()),
+            )
+            return 0
+
+    def _end_closed(self, users: list[processes.Process], closed: list[int]) -> None:
+        """
+        End processes that keep their descriptors from being looked at: what these hold could be
+        any size. Not at once: a spare child of the zygote is closed until it has its job.
+        """
+        parents = {process.pid: process.parent for process in users}
+        strangers = frozenset(
+            pid for pid in closed if self._runs.is_leader(pid) or parents[pid] not in self._runs.own
+        )
+        for pid in strangers & self._closed:
+            processes.send(pid, signal.SIGKILL)
+        self._closed = strangers
 
     def _end_all(self, reason: str) -> None:
         for run in self._runs.active():
             self._runs.end(run, reason, 0.0)
         for pid in [*self._runs.background, *self._runs.hosts]:
             processes.kill_tree(pid)
+        if reason == "memory" and self._memory:
+            from . import kernel_memory
+
+            # Else what comes next would end for what is left of this.
+            kernel_memory.remove_system_v()
+
+
+def _page_tables(process: processes.Process) -> int:
+    from . import kernel_memory
+
+    most = process.virtual // MAPPED_BY_TABLE
+    return most if most < LARGE_TABLES else kernel_memory.page_tables(process.pid)
 
 
 def _stored(place: str) -> int:

@@ -1,6 +1,11 @@
 """
 One connection to an executor, with many requests under way at once.
 
+Nothing that an executor sends is believed: frames are bounded by kind, data is counted against the
+credit that was granted, and every message is checked (`messages`) before anybody sees it. A
+violation ends the connection, and every open request raises it; `violation` keeps it for the owner
+of the instance.
+
 A request is a stream: `call` for those that answer once, `fetch` and `push` for bytes, `run` and
 `attach` for executions, `watch` for who follows one at a pace of their own. When the connection
 ends, every open request raises `LinkLost`; what was running inside goes on, and a new connection
@@ -10,45 +15,39 @@ attaches to it.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from atoll.errors import InvalidRequest, TemporaryError
 from atoll.executor import frames
 from atoll.executor.connection import MAX_STREAMS
+from atoll.link import messages, validation
+from atoll.link.credit import Inbox, Rate, Strays, Window
+from atoll.link.errors import ExecutorError, LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.output import Intake, RunLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import timedelta
 
+    from atoll.link.messages import FileEntry, Hello, RunResult
     from atoll.settings import LinkSettings
 
+__all__ = [
+    "ExecutorError",
+    "Link",
+    "LinkCrowded",
+    "LinkLost",
+    "Piece",
+    "ProtocolViolation",
+    "RunListener",
+]
 
 ACK_SECONDS = 0.02
-DEPTH = 512
-"""Most levels of a return value: what is deeper some reader, or ourselves, could not read again."""
 KEPT_FREE = 256
 """Of the streams that an executor takes, so many are for what runs."""
 _VITAL = frozenset({"run", "attach", "cancel", "answer", "release", "shutdown"})
+_RUNS = ("run", "attach")
 LOOKS = 5
 """How often the link is looked at in the time after which silence means that it is lost."""
-
-
-class LinkLost(TemporaryError):
-    """The connection is gone; the request may or may not have been done."""
-
-    code = "link_lost"
-
-
-class LinkCrowded(TemporaryError):
-    """More is under way at once than an executor takes, and nothing was sent."""
-
-    code = "session_crowded"
-
-
-class ExecutorError(InvalidRequest):
-    """The executor refused a request; `code` is its own."""
 
 
 class RunListener(Protocol):
@@ -68,28 +67,54 @@ class Piece(NamedTuple):
 
 
 class _Stream:
-    __slots__ = ("credit", "done", "drained", "incoming", "listener", "number", "owed")
+    __slots__ = (
+        "carries",
+        "credit",
+        "done",
+        "drained",
+        "events",
+        "granted",
+        "inbox",
+        "intake",
+        "listener",
+        "number",
+        "op",
+        "owed",
+        "sent",
+        "window",
+    )
 
-    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, number: int, op: str, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
+        self.op = op
         self.done: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.incoming: asyncio.Queue[bytes | Piece | dict[str, Any] | None] | None = None
+        self.carries = 0
+        """The kind of frame by which the executor may send bytes, if any."""
+        self.inbox: Inbox[bytes | Piece | dict[str, Any]] | None = None
         self.listener: RunListener | None = None
-        self.credit = frames.WINDOW
+        self.intake: Intake | None = None
+        self.window = Window()
+        self.events = Rate()
         self.owed = 0
         """Bytes received that the executor has not been credited for."""
         self.drained: asyncio.Event | None = None
+        """Set when there is credit; only where this side sends bytes."""
+        self.credit = frames.WINDOW
+        self.sent = self.granted = 0
+        """Bytes that this side has sent, and that the executor has credited."""
 
 
 class Link(asyncio.Protocol):
     def __init__(self, settings: LinkSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._decoder = frames.Decoder()
+        self._decoder = frames.Decoder(validation.PAYLOADS)
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, _Stream] = {}
+        self._strays = Strays()
+        self._events = Rate()
         self._last = 0
-        self._greeting: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._greeting: asyncio.Future[Hello] = self._loop.create_future()
         self._writable = asyncio.Event()
         self._writable.set()
         self._later = bytearray()
@@ -99,7 +124,9 @@ class Link(asyncio.Protocol):
         """Whether anything came since it was last looked at."""
         self._look: asyncio.TimerHandle | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self.hello: dict[str, Any] = {}
+        self.violation: ProtocolViolation | None = None
+        """Why this side ended the connection, if it was for that."""
+        self.hello: Hello
         self.on_zygote: Callable[[int], None] | None = None
         """Told of a new zygote's pid (in its namespace), which waits to be released."""
 
@@ -178,7 +205,7 @@ class Link(asyncio.Protocol):
         self._writable.set()
         if self._look is not None:
             self._look.cancel()
-        lost = LinkLost("The connection to the executor was lost.")
+        lost = self.violation or LinkLost("The connection to the executor was lost.")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
             self._greeting.exception()  # Retrieved: after a cancelled connect nobody waits for it.
@@ -190,12 +217,21 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
+        if self.violation is not None:
+            return
         try:
             for frame in self._decoder.feed(data):
                 self._dispatch(frame)
-        except frames.ProtocolError:
-            # What is at the other end is not an executor that can be trusted with anything more.
-            assert self._transport is not None
+        except ProtocolViolation as violation:
+            self.violated(violation)
+        except frames.ProtocolError as error:
+            self.violated(ProtocolViolation(f"The executor sent an invalid frame: {error}."))
+
+    def violated(self, violation: ProtocolViolation) -> None:
+        """End the connection: what is at the other end cannot be trusted with anything more."""
+        if self.violation is None:
+            self.violation = violation
+        if self._transport is not None:
             self._transport.abort()
 
     def _dispatch(self, frame: frames.Frame) -> None:
@@ -205,51 +241,92 @@ class Link(asyncio.Protocol):
             return
         stream = self._streams.get(number)
         if stream is None:
-            return
-        if kind == frames.OUTPUT:
-            sequence, channel, data = frames.decode_output(payload)
-            if stream.incoming is not None:
-                # Credited when it is taken.
-                stream.incoming.put_nowait(Piece(sequence, channel, data))
-                return
-            if stream.listener is not None:
-                stream.listener.output(sequence, channel, data)
-            stream.owed += len(payload)
-            if stream.owed >= frames.WINDOW // 2:
-                self._grant(number, stream.owed)
-                stream.owed = 0
+            if number > self._last:
+                raise ProtocolViolation(f"The executor sent a frame for stream {number}.")
+            self._strays.take(len(payload))
+        elif kind in (frames.OUTPUT, frames.DATA):
+            if kind != stream.carries:
+                raise ProtocolViolation(f"The executor sent bytes for {stream.op}.")
+            stream.window.take(len(payload))
+            if kind == frames.OUTPUT:
+                self._output(stream, payload)
+            elif stream.inbox is None or not payload:
+                raise ProtocolViolation(f"The executor sent no bytes for {stream.op}.")
+            else:
+                stream.inbox.put(payload, len(payload))
         elif kind == frames.END:
-            self._finish(stream, frames.decode_json(payload))
+            self._finish(stream, self._answer(stream, validation.decoded(payload)))
         elif kind == frames.EVENT:
-            event = frames.decode_json(payload)
-            if stream.incoming is not None:
-                stream.incoming.put_nowait(event)
-            elif stream.listener is not None and event.get("event") == "heartbeat":
-                stream.listener.heartbeat()
-            elif stream.listener is not None:
-                stream.listener.started()
-        elif kind == frames.DATA and stream.incoming is not None:
-            stream.incoming.put_nowait(payload)
+            self._event(stream, payload)
         elif kind == frames.CREDIT:
-            stream.credit += frames.decode_credit(payload)
-            if stream.drained is not None:
-                stream.drained.set()
+            self._credited(stream, frames.decode_credit(payload))
         elif kind == frames.ERROR:
-            problem = frames.decode_json(payload)
-            self._fail(
-                stream,
-                ExecutorError(str(problem.get("message")), code=str(problem.get("code"))),
-            )
+            self._fail(stream, messages.refusal(validation.decoded(payload)))
+        else:
+            raise ProtocolViolation(f"The executor sent a frame of kind {kind} for a request.")
+
+    def _output(self, stream: _Stream, payload: bytes) -> None:
+        sequence, channel, data = frames.decode_output(payload)
+        if stream.inbox is not None:
+            # Credited when it is taken.
+            stream.inbox.put(Piece(sequence, channel, data), len(payload))
+            return
+        if stream.intake is not None:
+            data = stream.intake.take(sequence, channel, data)
+        if stream.listener is not None and data:
+            stream.listener.output(sequence, channel, data)
+        stream.owed += len(payload)
+        if stream.owed >= frames.WINDOW // 2:
+            self._grant(stream, stream.owed)
+            stream.owed = 0
+
+    @staticmethod
+    def _answer(stream: _Stream, content: dict[str, Any]) -> dict[str, Any]:
+        if stream.op in _RUNS:
+            return cast("dict[str, Any]", messages.result(content, stream.intake))
+        return messages.answer(stream.op, content)
+
+    def _event(self, stream: _Stream, payload: bytes) -> None:
+        if stream.op not in _RUNS:
+            if stream.inbox is None:
+                raise ProtocolViolation(f"The executor sent an event for {stream.op}.")
+            # Bounded by what may wait: files have as many as there are files.
+            event = messages.event(stream.op, validation.decoded(payload))
+            stream.inbox.put(event, len(payload))
+            return
+        stream.events.count()
+        if len(payload) > messages.SHORT_EVENT:
+            raise ProtocolViolation("The executor sent an event of a run that is too long.")
+        name = validation.decoded(payload).get("event")
+        if name == "started" and stream.inbox is not None:
+            stream.inbox.put({"event": name}, len(payload))
+        elif name == "started" and stream.listener is not None:
+            stream.listener.started()
+        elif name == "heartbeat" and stream.listener is not None:
+            stream.listener.heartbeat()
+
+    def _credited(self, stream: _Stream, count: int) -> None:
+        if count == 0:
+            stream.events.count()
+        stream.granted += count
+        if stream.drained is None or stream.granted > stream.sent:
+            raise ProtocolViolation("The executor credits bytes that it was not sent.")
+        stream.credit += count
+        stream.drained.set()
 
     def _about_itself(self, kind: int, payload: bytes) -> None:
-        content = frames.decode_json(payload)
-        if kind == frames.HELLO and not self._greeting.done():
-            self._greeting.set_result(content)
-        elif kind == frames.ERROR and not self._greeting.done():
-            code, message = str(content.get("code")), str(content.get("message"))
-            self._greeting.set_exception(ExecutorError(message, code=code))
-        elif kind == frames.EVENT and content.get("event") == "zygote" and self.on_zygote:
-            self.on_zygote(int(content["pid"]))
+        greeted = self._greeting.done()
+        if kind == frames.HELLO and not greeted:
+            self._greeting.set_result(messages.hello(validation.decoded(payload)))
+        elif kind == frames.ERROR and not greeted:
+            self._greeting.set_exception(messages.refusal(validation.decoded(payload)))
+        elif kind == frames.EVENT and greeted and len(payload) <= messages.SHORT_EVENT:
+            self._events.count()
+            zygote = messages.zygote(validation.decoded(payload))
+            if zygote is not None and self.on_zygote is not None:
+                self.on_zygote(zygote)
+        else:
+            raise ProtocolViolation(f"The executor sent a frame of kind {kind} for no request.")
 
     # Streams
 
@@ -261,17 +338,18 @@ class Link(asyncio.Protocol):
             self._later.clear()
         self._transport.write(data)
 
-    def _grant(self, number: int, count: int) -> None:
+    def _grant(self, stream: _Stream, count: int) -> None:
+        stream.window.grant(count)
         if self._transport is not None and not self._transport.is_closing():
             body = frames.CREDIT_BODY.pack(count)
-            self._transport.write(frames.encode(number, frames.CREDIT, body))
+            self._transport.write(frames.encode(stream.number, frames.CREDIT, body))
 
     def _open(self, op: str, request: dict[str, Any], *, vital: bool = True) -> _Stream:
         """One too many would end the connection, and with it all that is under way."""
         if len(self._streams) >= MAX_STREAMS - KEPT_FREE and not (vital and op in _VITAL):
             raise LinkCrowded("Too much is under way with this session at once.")
         self._last = self._last % 0xFFFF_FFFE + 1
-        stream = _Stream(self._last, self._loop)
+        stream = _Stream(self._last, op, self._loop)
         self._write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
         self._streams[stream.number] = stream
         return stream
@@ -280,8 +358,8 @@ class Link(asyncio.Protocol):
         self._streams.pop(stream.number, None)
         if not stream.done.done():
             stream.done.set_result(value)
-        if stream.incoming is not None:
-            stream.incoming.put_nowait(None)
+        if stream.inbox is not None:
+            stream.inbox.end()
         if stream.drained is not None:
             stream.drained.set()
 
@@ -290,13 +368,14 @@ class Link(asyncio.Protocol):
         if not stream.done.done():
             stream.done.set_exception(error)
             stream.done.exception()  # Retrieved: a reader that left early is not a warning.
-        if stream.incoming is not None:
-            stream.incoming.put_nowait(None)
+        if stream.inbox is not None:
+            stream.inbox.end()
         if stream.drained is not None:
             stream.drained.set()
 
     def _reset(self, stream: _Stream) -> None:
         if self._streams.pop(stream.number, None) is not None and self.alive:
+            self._strays.reset()
             self._write(frames.encode(stream.number, frames.RESET))
 
     # Requests
@@ -332,29 +411,49 @@ class Link(asyncio.Protocol):
         if self._later and self.alive:
             self._write(b"")
 
-    async def run(self, request: dict[str, Any], listener: RunListener) -> dict[str, Any]:
-        """Run something, or attach to it if the executor has it already; its result."""
-        return await self._follow(self._open("run", request), listener)
+    async def run(
+        self, request: dict[str, Any], listener: RunListener, intake: Intake | None = None
+    ) -> RunResult:
+        """
+        Run something, or attach to it if the executor has it already; its result. `intake` counts
+        its output, when it may be followed by another link later.
+        """
+        intake = intake or Intake(RunLimits.of(request), requested=True)
+        return await self._follow(self._open("run", request), listener, intake)
 
     async def attach(
-        self, run_id: str, after: int, listener: RunListener, *, expected: bool = False
-    ) -> dict[str, Any]:
+        self,
+        run_id: str,
+        after: int,
+        listener: RunListener | None,
+        intake: Intake | None = None,
+        *,
+        expected: bool = False,
+    ) -> RunResult:
         """
-        Hear a run's output from behind sequence number `after` on; its result. With `expected`, a
-        run that has not come yet is waited for.
+        Follow a run's output from behind sequence number `after` on; its result. With `expected`, a
+        run that has not come yet is waited for. `intake` bounds what the listener is given, and a
+        listener that keeps anything needs one. Without a listener only the result is of interest.
         """
         request = {"id": run_id, "after": after, "expected": expected}
         # One that has not come yet is not heard of either.
-        return await self._follow(self._open("attach", request), listener, heard=not expected)
+        stream = self._open("attach", request)
+        return await self._follow(stream, listener, intake, heard=not expected)
 
     async def _follow(
-        self, stream: _Stream, listener: RunListener, *, heard: bool = True
-    ) -> dict[str, Any]:
-        stream.listener = listener
+        self,
+        stream: _Stream,
+        listener: RunListener | None,
+        intake: Intake | None,
+        *,
+        heard: bool = True,
+    ) -> RunResult:
+        stream.carries = frames.OUTPUT
+        stream.listener, stream.intake = listener, intake
         if heard:
             self._look_after()
         try:
-            return await stream.done
+            return cast("RunResult", await stream.done)
         finally:
             self._followed -= heard
             self._reset(stream)
@@ -371,15 +470,16 @@ class Link(asyncio.Protocol):
         """
         request = {"id": run_id, "after": after, "expected": expected}
         stream = self._open("attach", request, vital=False)
-        stream.incoming = asyncio.Queue()
+        stream.carries, inbox = frames.OUTPUT, Inbox[bytes | Piece | dict[str, Any]]()
+        stream.inbox = inbox
         taken, begun = 0, False
         try:
-            while (item := await stream.incoming.get()) is not None:
+            while (item := await inbox.get()) is not None:
                 if isinstance(item, Piece):
                     yield item
                     taken += len(item.data) + frames.OUTPUT_HEADER.size
-                    if stream.incoming.empty() or taken >= frames.WINDOW // 4:
-                        self._grant(stream.number, taken)
+                    if inbox.empty() or taken >= frames.WINDOW // 4:
+                        self._grant(stream, taken)
                         taken = 0
                 elif isinstance(item, dict):
                     if not begun:
@@ -425,7 +525,7 @@ class Link(asyncio.Protocol):
         part: tuple[int | None, int | None] | None = None,
         if_range: str | None = None,
         head: bool = False,
-    ) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
+    ) -> tuple[FileEntry, AsyncIterator[bytes]]:
         """
         A file: what it is, and its content piece by piece as fast as the caller takes it.
 
@@ -435,15 +535,29 @@ class Link(asyncio.Protocol):
         """
         request = {"path": path, "range": part, "if_range": if_range, "head": head}
         first, content = await self.fetch("read", **request)
-        return first["entry"], content
+        entry: FileEntry = first["entry"]
+        start = entry["start"]
+        size = 0 if head or start is None else entry["stop"] - start
+        return entry, self._at_most(size, content)
+
+    async def _at_most(self, size: int, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """As many bytes as were announced: who passes them on has said how many there are."""
+        async for piece in content:
+            size -= len(piece)
+            if size < 0:
+                violation = ProtocolViolation("The executor sent more of a file than it announced.")
+                self.violated(violation)
+                raise violation
+            yield piece
 
     async def fetch(self, op: str, **request: Any) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
         """A request that answers with an event and then with bytes, as the caller takes them."""
         stream = self._open(op, request)
-        stream.incoming = asyncio.Queue()
+        stream.carries, inbox = frames.DATA, Inbox[bytes | Piece | dict[str, Any]]()
+        stream.inbox = inbox
         try:
             async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
-                first = await stream.incoming.get()
+                first = await inbox.get()
             if not isinstance(first, dict):
                 await stream.done
                 raise LinkLost(f"The executor ended {op} without a word.")
@@ -453,15 +567,20 @@ class Link(asyncio.Protocol):
         except BaseException:
             self._reset(stream)
             raise
-        return first, self._content(stream)
+        return first, self._content(stream, inbox)
 
-    async def _content(self, stream: _Stream) -> AsyncIterator[bytes]:
-        assert stream.incoming is not None
+    async def _content(
+        self, stream: _Stream, inbox: Inbox[bytes | Piece | dict[str, Any]]
+    ) -> AsyncIterator[bytes]:
+        taken = 0
         try:
-            while (piece := await stream.incoming.get()) is not None:
+            while (piece := await inbox.get()) is not None:
                 if isinstance(piece, bytes):
                     yield piece
-                    self._grant(stream.number, len(piece))
+                    taken += len(piece)
+                    if inbox.empty() or taken >= frames.WINDOW // 4:
+                        self._grant(stream, taken)
+                        taken = 0
             await stream.done
         finally:
             self._reset(stream)
@@ -475,7 +594,7 @@ class Link(asyncio.Protocol):
         if_match: list[str] | None = None,
         if_none_match: list[str] | None = None,
         disk: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> FileEntry:
         """
         Write a file whole or not at all; what it became. `disk` is how large the workspace may be,
         where the executor has to see to that.
@@ -489,7 +608,7 @@ class Link(asyncio.Protocol):
             if_none_match=if_none_match,
             disk=disk,
         )
-        entry: dict[str, Any] = answer["entry"]
+        entry: FileEntry = answer["entry"]
         return entry
 
     async def push(
@@ -519,6 +638,7 @@ class Link(asyncio.Protocol):
                         break
                     piece = view[: min(stream.credit, frames.CHUNK)]
                     stream.credit -= len(piece)
+                    stream.sent += len(piece)
                     self._write(frames.encode(stream.number, frames.DATA, bytes(piece)))
                     view = view[len(piece) :]
                     await self._writable.wait()
@@ -539,20 +659,21 @@ class Link(asyncio.Protocol):
         comes last.
         """
         stream = self._open(op, request)
-        stream.incoming = asyncio.Queue()
+        stream.carries, inbox = frames.DATA, Inbox[bytes | Piece | dict[str, Any]]()
+        stream.inbox = inbox
         patience = self._settings.read_timeout.total_seconds()
         taken = 0
         try:
             while True:
                 # Credited together: each credit is a message, and files may be small.
-                if taken >= frames.WINDOW // 2 or (taken and stream.incoming.empty()):
-                    self._grant(stream.number, taken)
+                if taken >= frames.WINDOW // 2 or (taken and inbox.empty()):
+                    self._grant(stream, taken)
                     taken = 0
-                if stream.incoming.empty():
+                if inbox.empty():
                     async with asyncio.timeout(patience):
-                        item = await stream.incoming.get()
+                        item = await inbox.get()
                 else:
-                    item = stream.incoming.get_nowait()
+                    item = await inbox.get()
                 if item is None:
                     break
                 if isinstance(item, bytes):
@@ -565,69 +686,3 @@ class Link(asyncio.Protocol):
             raise LinkLost(f"The executor did not go on with {op} in time.") from None
         finally:
             self._reset(stream)
-
-
-def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] | None]:
-    """
-    What a process said of its own result: the JSON of its return value, or an error.
-
-    The process may have written anything; what is not what our own code writes becomes an error.
-    """
-    if not data:
-        return None, None
-    kind, body = data[:1], data[1:]
-    try:
-        if len(body) > limit and kind == b"V":
-            return None, {
-                "code": "return_value_too_large",
-                "message": f"the return value has more than {limit} bytes of JSON",
-            }
-        value = strict_json(body)
-        if kind == b"V":
-            if body.count(b"[") + body.count(b"{") > DEPTH and not is_within(value, DEPTH):
-                return None, {
-                    "code": "return_value_not_json",
-                    "message": f"the return value is nested deeper than {DEPTH} levels",
-                }
-            return body, None
-        if kind == b"E" and isinstance(value, dict):
-            fields = ("code", "message", "name", "traceback")
-            return None, {name: str(value[name]) for name in fields if name in value}
-    except (ValueError, RecursionError):
-        pass
-    return None, {
-        "code": "return_value_not_json",
-        "message": "the process wrote something to its result that is not JSON",
-    }
-
-
-def is_within(value: Any, depth: int) -> bool:
-    """Whether JSON is nested no deeper than so many levels."""
-    level = [value]
-    for _ in range(depth):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return True
-    return False
-
-
-def strict_json(text: bytes) -> Any:
-    """What JSON allows and nothing else; raises ValueError or RecursionError."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _finite(text: str) -> float:
-    """JSON has no infinity; a number that is too large for us must not become one."""
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(text)
-    return number

@@ -5,12 +5,15 @@ from __future__ import annotations
 import mimetypes
 import signal as signals
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
 from atoll.model.session import Cause
 from atoll.model.times import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EXIT_TIMEOUT = 124
 EXIT_SIGNAL = 128
@@ -35,7 +38,7 @@ _REASONS: dict[str, tuple[ExecutionStatus, Cause, int | None, str]] = {
 
 
 def conclude(
-    raw: dict[str, Any],
+    raw: Mapping[str, Any],
     *,
     stdout: bytes,
     stderr: bytes,
@@ -44,7 +47,7 @@ def conclude(
     out_of_memory: bool,
 ) -> Outcome:
     """
-    The outcome of a run that came to an end.
+    The outcome of a run that came to an end; `raw` is what `atoll.link.messages` has checked.
 
     What the process said of itself (`return_json`, `error`) counts only where it fits what the
     kernel said: a value of a process that failed is dropped.

@@ -79,7 +79,7 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A template's Python, as it says itself."""
+    """A template's Python, as it says itself, and the image that it is of."""
 
     version: str
     platform: str
@@ -89,6 +89,11 @@ class Interpreter:
     """
     Whether it is the machine's own: what somebody put there, for ends of their own, is no promise
     to sessions.
+    """
+    image: tuple[str, ...] = ()
+    """
+    Which image it is of, by what the driver knows and the image cannot choose: an image's id, or a
+    root file system and its layers.
     """
 
     @property
@@ -100,9 +105,12 @@ class Interpreter:
 
     @property
     def fingerprint(self) -> str:
-        """What two interpreters have in common for which the same packages are right."""
+        """
+        What two interpreters have in common for which the same packages are right. The image is
+        part of it: what an interpreter says may be a lie, and then concerns its own image alone.
+        """
         told = [self.version, self.platform, sorted(self.packages.items()), self.gives_way]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.image, told]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ class Cause(StrEnum):
     INSTANCE_LOST = "instance_lost"
     DEPENDENCY = "dependency"
     DRIVER = "driver"
+    PROTOCOL = "protocol"
+    """The executor sent what it may not: its image is broken, or hostile."""
     SHUTDOWN = "shutdown"
 
 

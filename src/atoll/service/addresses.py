@@ -10,7 +10,6 @@ its network, or the services that clouds have at fixed addresses.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from atoll.errors import InvalidRequest
 from atoll.model.webhook import LONGEST_URL
+from atoll.service.public_addresses import is_public
 
 MOST_ADDRESSES = 4
 """Tried of one name."""
@@ -27,7 +27,6 @@ Of their own: the servers of a name's owner may answer as late as they like, and
 for them cannot be called back.
 """
 _PORTS = {"http": 80, "https": 443}
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +101,6 @@ async def resolve(target: Target, *, private: bool, timeout: float) -> list[str]
                 field="url",
             )
     return addresses[:MOST_ADDRESSES]
-
-
-def is_public(text: str) -> bool:
-    """Whether an address is one of the public internet, also where one is written in another."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address):
-        within = address.ipv4_mapped or address.sixtofour
-        if within is None and address in _NAT64:
-            within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if within is not None:
-            address = within
-    return (
-        address.is_global
-        and not address.is_multicast
-        and not address.is_reserved
-        and not address.is_unspecified
-    )
 
 
 def _bad(why: str) -> InvalidRequest:

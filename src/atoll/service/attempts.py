@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost, parse_value
+from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
+from atoll.link.values import parse_value
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.link.messages import RunResult
     from atoll.model.session import Session
     from atoll.service.bulk import Bulk
     from atoll.service.leases import Lease, Leases
@@ -77,14 +79,6 @@ class Superseded(Exception):
 
 class Elsewhere(Exception):
     """Its session is on another node now, where somebody sees to it."""
-
-
-class Deaf:
-    """Hears a run only to know when it ends."""
-
-    def started(self) -> None: ...
-    def output(self, sequence: int, channel: int, data: bytes) -> None: ...
-    def heartbeat(self) -> None: ...
 
 
 class Attempts:
@@ -130,6 +124,15 @@ class Attempts:
                 return await work
         except (LeaseLost, Superseded, Elsewhere):
             raise
+        except ProtocolViolation as violation:
+            # The same image would do the same again: there is no other attempt.
+            return lost(
+                ExecutionStatus.FAILED,
+                Cause.PROTOCOL,
+                violation.message,
+                stdout=running.gathered("stdout"),
+                stderr=running.gathered("stderr"),
+            )
         except Exception as error:  # Whatever it is, an execution has an end.
             if isinstance(error, TemporaryError) and error.code in AWAY:
                 raise
@@ -201,7 +204,7 @@ class Attempts:
         execution = dataclasses.replace(
             execution, instance_id=live.instance.id, started_at=self._clock.now()
         )
-        self._bound(running)
+        intake = running.bounded(self._settings, requested=True)
         try:
             await self._provision.ready(live.session)
             job = self._job(live, execution)
@@ -217,9 +220,11 @@ class Attempts:
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
-                raw = await live.link.run(job, running)
+                raw = await live.link.run(job, running, intake)
         except TimeoutError:
             return await self._end_overdue(running, live)
+        except ProtocolViolation:
+            raise
         except LinkLost:
             return await self._after_loss(running, live, deadline)
         except ExecutorError as error:
@@ -264,7 +269,7 @@ class Attempts:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
         log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
-            await live.link.attach(execution_id, 0, Deaf())
+            await live.link.attach(execution_id, 0, None)
 
     async def _found_again(self, running: Running) -> Outcome | None:
         execution = running.execution
@@ -277,7 +282,7 @@ class Attempts:
         if running.cancelled:
             with contextlib.suppress(ExecutorError, LinkLost):
                 await live.link.call("cancel", id=execution.id, grace=self._grace)
-        self._bound(running)
+        intake = running.bounded(self._settings, requested=False)
         if execution.started_at is None:
             running.execution = dataclasses.replace(
                 execution, instance_id=live.instance.id, started_at=self._clock.now()
@@ -286,9 +291,11 @@ class Attempts:
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
-                raw = await live.link.attach(execution.id, running.sequence, running)
+                raw = await live.link.attach(execution.id, running.sequence, running, intake)
         except TimeoutError:
             return await self._end_overdue(running, live)
+        except ProtocolViolation:
+            raise
         except LinkLost:
             return await self._after_loss(running, live, deadline)
         except ExecutorError:
@@ -298,13 +305,15 @@ class Attempts:
             return None
         if execution.started_at is None:
             # Not when it was found, but when it began.
-            began = datetime.fromtimestamp(float(raw.get("began", 0.0)), UTC)
+            began = datetime.fromtimestamp(raw["began"], UTC)
             started_at = min(max(began, execution.created_at), self._clock.now())
             running.execution = dataclasses.replace(running.execution, started_at=started_at)
         return await self._conclude(running, live, raw)
 
     async def _unreachable(self, running: Running, error: AtollError) -> Outcome:
         """The session has no instance to run it in."""
+        if isinstance(error, ProtocolViolation):
+            raise error
         if error.code in AWAY:
             raise error
         if error.code == NOT_HERE:
@@ -335,6 +344,7 @@ class Attempts:
     async def _after_loss(self, running: Running, live: Live, deadline: float) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""
         execution = running.execution
+        intake = running.bounded(self._settings, requested=False)
         while not await self._session_has_ended(running) and (
             (await self._driver.observe(live.instance.handle)).state
             in (State.RUNNING, State.PAUSED)
@@ -345,10 +355,12 @@ class Attempts:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=self._grace)
                 async with self._until(deadline):
-                    raw = await again.link.attach(execution.id, running.sequence, running)
+                    raw = await again.link.attach(execution.id, running.sequence, running, intake)
                 return await self._conclude(running, again, raw)
             except ExecutorError:
                 break  # It does not know the run: it never had it.
+            except ProtocolViolation:
+                raise
             except (AtollError, TimeoutError) as error:
                 if isinstance(error, AtollError) and error.code == NOT_HERE:
                     raise Elsewhere from error
@@ -378,10 +390,13 @@ class Attempts:
         execution = running.execution
         try:
             live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
+            intake = running.bounded(self._settings, requested=False)
             async with asyncio.timeout(JOURNAL_SECONDS):
-                raw = await live.link.attach(execution.id, running.sequence, running)
+                raw = await live.link.attach(execution.id, running.sequence, running, intake)
         except TimeoutError:
             return await self._end_overdue(running, live)
+        except ProtocolViolation:
+            raise
         except AtollError as error:
             if error.code in AWAY:
                 raise
@@ -403,7 +418,7 @@ class Attempts:
 
     def _job(self, live: Live, execution: Execution) -> dict[str, Any]:
         request, session, settings = execution.request, live.session, self._settings
-        limits, watch = self._driver.run_limits(session.resources)
+        limits, watch = self._driver.run_limits(live.instance.handle, session.resources)
         return {
             "id": execution.id,
             "kind": "command" if request.command is not None else request.language,
@@ -442,14 +457,19 @@ class Attempts:
             "heartbeat": self._heartbeat,
         }
 
-    async def _conclude(self, running: Running, live: Live, raw: dict[str, Any]) -> Outcome:
+    async def _conclude(self, running: Running, live: Live, raw: RunResult) -> Outcome:
         running.started()
         value, error = parse_value(bytes(running.value), self._settings.return_limit)
-        if raw.get("reason") == "shutdown" and await self._session_has_ended(running):
+        if raw["reason"] == "shutdown" and await self._session_has_ended(running):
             # By another replica: its instance may stay until its files are saved, but not for us.
             self._lives.let_go(live.session.id)
             return cut_short(running)
-        failed = raw.get("exit_code") != 0 and raw.get("reason") is None
+        failed = raw["exit_code"] != 0 and raw["reason"] is None
+        started_at = running.execution.started_at
+        if started_at is not None:
+            # It cannot have run for longer than it was waited for.
+            elapsed = max(0.0, (self._clock.now() - started_at).total_seconds())
+            raw["duration"] = min(raw["duration"], elapsed)
         outcome = conclude(
             raw,
             stdout=running.gathered("stdout"),
@@ -461,11 +481,6 @@ class Attempts:
         if outcome.status is ExecutionStatus.CANCELLED and running.reason is not None:
             outcome = dataclasses.replace(outcome, error=_cancelled(running))
         return outcome
-
-    def _bound(self, running: Running) -> None:
-        """What is kept here of a terminal's output is what the executor keeps of it."""
-        if running.execution.request.terminal is not None:
-            running.ring = self._settings.output_limit
 
 
 def cut_short(running: Running) -> Outcome:

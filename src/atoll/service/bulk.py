@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from atoll.blobs.base import Blobs
-    from atoll.model.execution import Execution, Request
+    from atoll.model.execution import Execution, Outcome, Request
     from atoll.settings import BlobSettings
 
 log = structlog.get_logger(__name__)
@@ -43,8 +43,13 @@ _ENVELOPE = 128
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+MAX_FETCHES = 8
+"""Executions whose parts are read at the same time: each takes the memory of all its parts."""
+
+
 class Bulk:
     def __init__(self, blobs: Blobs, settings: BlobSettings) -> None:
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._blobs = blobs
         self._limit = settings.inline_limit
         self._head = settings.head
@@ -70,8 +75,9 @@ class Bulk:
         """
         if not execution.kept:
             return execution
-        found = {part: await self._blobs.get(key) for part, key in execution.kept.items()}
-        whole = await asyncio.to_thread(_whole, execution, found)
+        async with self._fetches:
+            found = {part: await self._blobs.get(key) for part, key in execution.kept.items()}
+            whole = await asyncio.to_thread(_whole, execution, found)
         for part, key in whole.kept.items():
             log.error("execution.part_lost", execution_id=execution.id, part=part, blob=key)
         return whole
@@ -140,6 +146,12 @@ class Bulk:
                 outcome, **{part: beginnings[part] for part in keys if part in beginnings}
             )
         return replace(execution, request=request, outcome=outcome, kept=execution.kept | keys)
+
+
+def size_of(outcome: Outcome) -> int:
+    """Bytes of the parts that can be large."""
+    parts = (outcome.stdout, outcome.stderr, outcome.return_json, outcome.results_json)
+    return sum(len(part) for part in parts if part is not None)
 
 
 def shortened(execution: Execution) -> list[str]:

@@ -6,9 +6,9 @@ two are compared side by side, a window at a time: neither is ever whole in memo
 little data share objects; a large one is cut at fixed places, so a change in the middle stores one
 piece anew. An object that is mostly out of use is left behind: what of it is in use is read again.
 
-What an executor tells is checked: one that tells nonsense spoils its own checkpoint, as `LinkLost`,
-and nothing else. User code decides how many names, how long names and how many holes there are, so
-each has a bound; what lies beyond is left out, and the checkpoint is told as cut.
+What an executor sends is checked: a `ProtocolViolation` ends its link, and there is no checkpoint.
+User code decides how many names, how long names and how many holes there are, so each has a bound;
+what lies beyond is left out, and the checkpoint is told as cut.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from atoll.link.errors import ProtocolViolation
 from atoll.model.manifest import (
     FILE,
     MAX_OBJECT,
@@ -105,6 +106,9 @@ class Capture:
             await self._window(window, writer)
             await self._page(writer.end())
             await self._written(0)
+        except ProtocolViolation as violation:
+            self._link.violated(violation)
+            raise
         finally:
             for task in self._writes:
                 task.cancel()

@@ -62,7 +62,7 @@ class Contexts:
                 f"language: {language} has no contexts; python has.", code="language_unsupported"
             )
         live = await self._lives.live(session_id)
-        limits, watch = self._driver.run_limits(live.session.resources)
+        limits, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
         context_id = context_id or ids.context_id()
         while True:
             await self._provision.ready(live.session)
@@ -168,11 +168,11 @@ def _sentence(message: str) -> str:
 
 def _context(session_id: str, item: dict[str, Any]) -> Context:
     return Context(
-        id=str(item["id"]),
+        id=item["id"],
         session_id=session_id,
-        language=str(item["language"]),
-        cwd=str(item["cwd"]),
-        state=str(item["state"]),
-        created_at=datetime.fromtimestamp(float(item["created"]), UTC),
-        execution_count=int(item["execution_count"]),
+        language=item["language"],
+        cwd=item["cwd"],
+        state=item["state"],
+        created_at=datetime.fromtimestamp(item["created"], UTC),
+        execution_count=item["execution_count"],
     )

@@ -111,8 +111,8 @@ class Dependencies:
             return session
         template = await self._template(session)
         if not is_installing(session):
-            await self._provision.ensure_packages(session, template)
-            return session
+            equipped = await self._provision.ensure_packages(session, template)
+            return session if equipped == session else await self._store.sessions.save(equipped)
         session = await self._provision.installed(session, template)
         install = session.install
         assert install is not None

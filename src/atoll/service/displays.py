@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.link.client import is_within
+from atoll.link.values import is_within
 
 TYPES = ("display", "result")
 DEPTH = 64
@@ -27,16 +27,3 @@ def shaped(line: dict[str, Any]) -> dict[str, Any] | None:
         "data": data,
         "metadata": metadata if isinstance(metadata, dict) else {},
     }
-
-
-def values_in(line: bytes) -> int:
-    """
-    About how many values of JSON a line has; found without making them, as an empty list is
-    three bytes there and seventy here.
-    """
-    bare = line.replace(b"\\\\", b"").replace(b'\\"', b"")
-    strings = bare.count(b'"') // 2
-    if strings > VALUES:
-        return strings
-    outside = b"".join(bare.split(b'"')[::2])
-    return 1 + sum(outside.count(mark) for mark in (b",", b":", b"[", b"{"))

@@ -35,7 +35,6 @@ BATCH = 1000
 """Events numbered in one transaction."""
 PAGE = 100
 """Events that one follower has in memory at most."""
-MOST_FOLLOWERS = 1000
 CHECK_SECONDS = 30.0
 """How often it is asked whether one who follows still may."""
 AWAY_SECONDS = 1.0
@@ -174,14 +173,6 @@ class Feed:
                     return stretch
                 await until(news, min(left, LOOK_SECONDS))
             place = stretch.through
-
-    def admit(self) -> None:
-        if self.followers >= MOST_FOLLOWERS:
-            raise TemporaryError(
-                f"{MOST_FOLLOWERS} clients follow the events of this server already.",
-                code="too_many_followers",
-                retry_after=10.0,
-            )
 
     async def follow(
         self,

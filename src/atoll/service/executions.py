@@ -83,7 +83,7 @@ class Executions:
         self._tasks = tasks
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks, settings.execution.output_limit)
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution)
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id that is being submitted, as long as somebody does."""
 

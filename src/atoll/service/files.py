@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge
-from atoll.link.client import ExecutorError
+from atoll.link.client import ExecutorError, ProtocolViolation
+from atoll.link.messages import MAX_NOTICE, FileEntry, notice
 from atoll.model.page import Page
 from atoll.model.times import moment
 from atoll.service import cursors
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from atoll.drivers.base import Driver
+    from atoll.link.client import Link
     from atoll.service.lives import Live, Lives
 
     Tags = list[str] | None
@@ -45,7 +47,14 @@ _CONFLICTS = {
     "precondition_failed",
 }
 _CHANGES = {"mkdir", "move", "chmod", "remove"}
-_AWAY = {"session_ended", "node_not_reached", "session_not_ready", "workspace_lost", "link_lost"}
+_AWAY = {
+    "session_ended",
+    "node_not_reached",
+    "session_not_ready",
+    "workspace_lost",
+    "link_lost",
+    "protocol_violation",
+}
 """Errors of a session whose files are not to be had where they were."""
 
 
@@ -187,10 +196,7 @@ class Files:
             limit=min(limit, MAX_LIST),
             seconds=SEARCH_SECONDS,
         )
-        found = tuple(
-            Match(str(m["path"]), int(m["line"]), int(m["column"]), str(m["text"]))
-            for m in answer["matches"]
-        )
+        found = tuple(Match(**match) for match in answer["matches"])
         following = answer["next"]
         place = None if following is None else json.dumps([following["path"], following["line"]])
         return Page(found, cursors.written("s", place))
@@ -207,7 +213,7 @@ class Files:
         live = await self._lives.live(session_id)
         fetch = live.link.fetch("follow", path=path, recursive=recursive)
         _, content = await _translated(fetch)
-        return _notices(content)
+        return _notices(live.link, content)
 
     # Content
 
@@ -227,9 +233,7 @@ class Files:
             if found is None:
                 raise
             return found
-        # What an executor of before ranges sends is the whole.
-        start, stop = entry.get("start", 0), entry.get("stop", entry["size"])
-        return Download(_entry(entry), start, stop, content)
+        return Download(_entry(entry), entry["start"], entry["stop"], content)
 
     async def _read_kept(
         self, session_id: str, path: str, part: Range | None, head: bool, error: AtollError
@@ -269,7 +273,8 @@ class Files:
             if_none_match=if_none_match,
             disk=self._disk(live),
         )
-        return _entry(await self._changing(session_id, write))
+        entry: FileEntry = await self._changing(session_id, write)
+        return _entry(entry)
 
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
         """A directory as an archive, made while it is taken."""
@@ -295,7 +300,8 @@ class Files:
 
     def _disk(self, live: Live) -> int | None:
         """How large the workspace may be, where the executor has to see to that."""
-        return self._driver.run_limits(live.session.resources)[1].get("disk")
+        _, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
+        return watch.get("disk")
 
     # Changing
 
@@ -330,15 +336,14 @@ class Files:
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
         live = await self._lives.live(session_id)
         call = live.link.call(op, **request)
-        if op in _CHANGES:
-            return await self._changing(session_id, call)
-        answer: dict[str, Any] = await _translated(call)
+        answer: dict[str, Any] = await (
+            self._changing(session_id, call) if op in _CHANGES else _translated(call)
+        )
         return answer
 
-    async def _changing(self, session_id: str, call: Awaitable[Any]) -> dict[str, Any]:
+    async def _changing(self, session_id: str, call: Awaitable[Any]) -> Any:
         try:
-            answer: dict[str, Any] = await _translated(call)
-            return answer
+            return await _translated(call)
         finally:
             # Also when it failed: a part of it may have been done.
             self.changed(session_id)
@@ -359,12 +364,19 @@ async def _translated(call: Awaitable[Any]) -> Any:
         raise InvalidRequest(error.message, code=error.code) from None
 
 
-async def _notices(content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
     rest = b""
     async for piece in content:
         *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
+        try:
+            if len(rest) > MAX_NOTICE:
+                raise ProtocolViolation("The executor sent a notice that is too long.")
+            notices = [notice(line) for line in lines]
+        except ProtocolViolation as violation:
+            link.violated(violation)
+            raise
+        for found in notices:
+            yield found
 
 
 def _chosen(entry: Entry, part: Range | None) -> tuple[int | None, int]:
@@ -392,13 +404,12 @@ def _search_place(cursor: str | None) -> tuple[str | None, int]:
     return path, line
 
 
-def _entry(item: dict[str, Any]) -> Entry:
-    etag = item.get("etag")
+def _entry(item: FileEntry) -> Entry:
     return Entry(
-        path=str(item["path"]),
-        type=str(item["type"]),
-        size=int(item["size"]),
-        mode=int(item["mode"]),
-        modified_at=moment(int(item["modified"])),
-        etag=None if etag is None or item["type"] != "file" else str(etag),
+        path=item["path"],
+        type=item["type"],
+        size=item["size"],
+        mode=item["mode"],
+        modified_at=moment(item["modified"]),
+        etag=item["etag"] if item["type"] == "file" else None,
     )

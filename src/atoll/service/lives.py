@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
 from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
@@ -55,6 +56,8 @@ ELSEWHERE = (
 )
 """Codes that say more than that the session is not ready."""
 NOT_RUNNING = "session_not_running"
+may_start: ContextVar[bool] = ContextVar("may_start", default=True)
+"""Whether the present request may start a session; not when its key may only read."""
 ENDING_LOOKS = 100
 ENDING_PAUSE = 0.01
 """Seconds."""
@@ -133,6 +136,8 @@ class Lives:
         self._probe_timeout = settings.probe_timeout.total_seconds()
         self._node_id = node_id
         self._lives: dict[str, Live] = {}
+        self._condemned: set[str] = set()
+        """Instances whose executor violated the protocol, until they are destroyed."""
         self._recovering: dict[str, tuple[asyncio.Future[Live], datetime | None]] = {}
         self.reconnected: Callable[[Live], None] = lambda live: None
         """Told when an instance is reached that may have results of before."""
@@ -178,6 +183,10 @@ class Lives:
                 return live
             if await self._is_there(live):
                 return live
+        if asked_at is None and not may_start.get():
+            session = await self._unended(session_id)
+            if session.wanted is not Wanted.RUNNING:
+                raise _not_running(session, "Start it with a key that may do more than read.")
         while True:
             recovering, theirs = self._recovering.get(session_id) or self._start_recovery(
                 session_id, asked_at
@@ -259,6 +268,8 @@ class Lives:
                 # Another replica may have been quicker.
                 session = await self._wanting(await self._unended(session_id), asked_at)
                 return await self._bring_up(session)
+        except ProtocolViolation:
+            raise
         except (LinkLost, PermanentError, TemporaryError) as error:
             if error.code in ELSEWHERE:
                 raise
@@ -372,7 +383,7 @@ class Lives:
         if session.instance_id is None:
             return None
         instance = await self._store.instances.get(session.instance_id)
-        if instance is None:
+        if instance is None or instance.id in self._condemned:
             return None
         state = await self.state(instance.handle)
         if state is State.PAUSED and wake:
@@ -381,6 +392,9 @@ class Lives:
             return None
         try:
             return await self._reconnect(session, instance)
+        except ProtocolViolation as violation:
+            await self._condemn(session.id, instance, violation)
+            raise
         except LinkLost:
             if not await self._is_ending(instance):
                 raise
@@ -546,7 +560,7 @@ class Lives:
         """Reach the session by this link from now on."""
         live = self._lives[session.id] = Live(session, instance, link)
         # Another replica may have ended the session: nobody here would hear of it otherwise.
-        link.closed.add_done_callback(lambda _: self._drop(live))
+        link.closed.add_done_callback(lambda _: self._link_closed(live))
         self.kept(session)
         return live
 
@@ -582,6 +596,32 @@ class Lives:
         if session.version > live.session.version:
             live.session = session
 
+    def _link_closed(self, live: Live) -> None:
+        self._drop(live)
+        violation = live.link.violation
+        if violation is not None and live.instance.id not in self._condemned:
+            # Before the task runs: nobody is to reach it again meanwhile.
+            self._condemned.add(live.instance.id)
+            work = self._condemn(live.session.id, live.instance, violation)
+            self._tasks.start(work, f"destroy {live.instance.id}")
+
+    async def _condemn(
+        self, session_id: str, instance: Instance, violation: ProtocolViolation
+    ) -> None:
+        """Destroy an instance whose executor is not to be trusted; the session gets another."""
+        log.warning(
+            "instance.condemned",
+            session_id=session_id,
+            instance_id=instance.id,
+            cause=Cause.PROTOCOL,
+            error=violation.message,
+        )
+        self._condemned.add(instance.id)
+        try:
+            await self._driver.destroy(instance.handle)
+        finally:
+            self._condemned.discard(instance.id)
+
     def _drop(self, live: Live) -> None:
         if self._lives.get(live.session.id) is live:
             del self._lives[live.session.id]
@@ -614,9 +654,9 @@ def _may_start(session: Session, asked_at: datetime | None) -> bool:
     return session.auto_start
 
 
-def _not_running(session: Session) -> Conflict:
+def _not_running(session: Session, advice: str = "Start it first.") -> Conflict:
     return Conflict(
-        f"Session {session.id} is {session.status}; start it first.",
+        f"Session {session.id} is {session.status}. {advice}",
         code=NOT_RUNNING,
         status_now=session.status.value,
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.service.ends import Ends
     from atoll.service.lives import Lives
     from atoll.service.tasks import Tasks
+    from atoll.settings import ExecutionSettings
 
 log = structlog.get_logger(__name__)
 
@@ -28,11 +29,11 @@ AGAIN_SECONDS = 1.0
 
 
 class Mirrors:
-    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks, output_limit: int) -> None:
+    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks, settings: ExecutionSettings) -> None:
         self._lives = lives
         self._ends = ends
         self._tasks = tasks
-        self._output_limit = output_limit
+        self._settings = settings
         self._mirrors: dict[str, Running] = {}
         self._listeners: dict[Running, int] = {}
 
@@ -41,8 +42,6 @@ class Mirrors:
         mirror = self._mirrors.get(execution.id)
         if mirror is None:
             mirror = self._mirrors[execution.id] = Running(execution)
-            if execution.request.terminal is not None:
-                mirror.ring = self._output_limit
             mirror.task = self._tasks.start(
                 self._follow(mirror), f"mirror {execution.id}", waits=True
             )
@@ -82,8 +81,9 @@ class Mirrors:
             try:
                 live = await self._lives.reach(mirror.execution.session_id)
                 if live is not None:
+                    intake = mirror.bounded(self._settings, requested=False)
                     await live.link.attach(
-                        mirror.execution.id, mirror.sequence, mirror, expected=True
+                        mirror.execution.id, mirror.sequence, mirror, intake, expected=True
                     )
                     return
             except AtollError as error:

@@ -5,17 +5,16 @@ One gateway serves one installation, over connections from inside its sandbox. I
 `GET /simple/<name>/` with the index's page in the form of PEP 691, in which every link leads back
 here, and `GET` or `HEAD /files/<token>/<name>` for a link that it gave out itself; everything else
 is refused. Who asks never learns the index's address, which may hold a password, and cannot name an
-address of its own. A redirect is followed to the host that was asked, and no other.
+address of its own. A redirect is followed to the host that was asked, and no other; which hosts
+may be asked is the affair of `package_hosts`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import re
-from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import structlog
@@ -23,44 +22,54 @@ from packaging.utils import canonicalize_name
 
 from atoll.drivers import relay
 from atoll.drivers.relay import PIECE, Refused
-from atoll.service.package_index import ACCEPT, JSON_PAGE, read_page
+from atoll.service.package_downloads import Downloads
+from atoll.service.package_hosts import PackageHosts
+from atoll.service.package_index import ACCEPT
+from atoll.service.package_links import Links, UnreadablePage
+from atoll.service.package_pages import JSON_PAGE, PAGE_LIMIT
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     import h11
 
-    from atoll.drivers.relay import Peer
-    from atoll.service.package_index import File, Index
+    from atoll.drivers.base import Wheel
+    from atoll.drivers.relay import Peer, Way
+    from atoll.service.package_downloads import Download
+    from atoll.service.package_index import Index
     from atoll.settings import PackageSettings
 
-PAGE_LIMIT = 64 * 1024 * 1024
-"""Bytes of a page of the index: a package with very many files."""
 METADATA_LIMIT = 8 * 1024 * 1024
-MOST_LINKS = 500_000
-"""Links that one installation is given."""
 PAGES = 4
-"""Pages that one installation is given at once: each is in memory as a whole."""
+"""Pages that one installation is given at once: each is in memory, and has a process."""
 MOST_DIGITS = 19
 CONNECTIONS = 64
 SIMPLE = re.compile(r"/simple/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/")
 FILES = re.compile(r"/files/([0-9a-f]{32})/([^/]+)")
-METADATA = ".metadata"
+METADATA, WHEEL = ".metadata", ".whl"
 RANGE = re.compile(r"bytes=\d*-\d*")
 PASSED = ("content-type", "content-length", "content-range", "accept-ranges", "etag")
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 
 class Gateway:
-    def __init__(self, index: Index, settings: PackageSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, index: Index, settings: PackageSettings, say: Callable[[str], None], place: Path
+    ) -> None:
+        """`place` is a directory for the wheels that are downloaded."""
         self._index = index
         self._settings = settings
         self._say = say
         """Told in the installation's log what the index did wrong."""
-        self._links: dict[str, File] = {}
+        self._links = Links()
+        self._downloads = Downloads(place)
+        self._hosts = PackageHosts(index.url, settings)
         self._left = settings.disk
         """Bytes that may still be downloaded."""
         self._pages = asyncio.Semaphore(PAGES)
@@ -82,6 +91,10 @@ class Gateway:
             await asyncio.wait(self._serving)
         assert self._client is not None
         await self._client.aclose()
+
+    def wheels(self) -> list[Wheel]:
+        """Those that were downloaded, each as the index has it."""
+        return self._downloads.wheels()
 
     async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serve one connection to its end."""
@@ -139,24 +152,11 @@ class Gateway:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             at = str(response.url)
         try:
-            page = await asyncio.to_thread(self._rewritten, name, content, kind, at)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            self._say(f"The package index told of {name} in words that are not understood.")
+            page = await self._links.rewrite(name, content, kind, at)
+        except UnreadablePage:
+            self._say(f"The page of {name} on the package index is malformed or too large.")
             raise Refused(502, "The index's page cannot be read.") from None
         await peer.whole(200, JSON_PAGE, page)
-
-    def _rewritten(self, name: str, content: bytes, kind: str, url: str) -> bytes:
-        listed = []
-        for file in read_page(content, kind, url):
-            # The same for a page that is asked for again.
-            token = hashlib.sha256(f"{file.name}\0{file.url}".encode()).hexdigest()[:32]
-            if token not in self._links and len(self._links) >= MOST_LINKS:
-                raise ValueError("too many links")
-            self._links[token] = file
-            link = f"/files/{token}/{quote(file.name)}"
-            listed.append({"filename": file.name, "url": link, **file.about})
-        page = {"meta": {"api-version": "1.0"}, "name": name, "files": listed}
-        return json.dumps(page).encode()
 
     # Files
 
@@ -166,7 +166,7 @@ class Gateway:
             raise Refused(403, "No page of the index links there.")
         url, limit = file.url, self._settings.max_file
         if name != file.name:
-            if not file.about.get("core-metadata"):
+            if not file.metadata:
                 raise Refused(404, "The index has no metadata of it.")
             parts = urlsplit(url)
             url = parts._replace(path=parts.path + METADATA).geturl()
@@ -185,17 +185,52 @@ class Gateway:
                 self._say(f"{name} is larger than the {limit} bytes that are allowed.")
                 raise Refused(413, "Too large.")
             passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]
-            await peer.start(response.status_code, passed)
-            if method == "GET":
-                sent = 0
-                async for data in response.aiter_raw(PIECE):
-                    sent += len(data)
-                    self._left -= len(data)
-                    if sent > limit or self._left < 0:
-                        self._say(f"More was downloaded than is allowed, at {name}.")
-                        raise Refused(413, "Too large.")
-                    await peer.send(data)
-            await peer.end()
+            download = None
+            if method == "GET" and response.status_code == 200 and name.endswith(WHEEL):
+                download = self._downloads.begin(file)
+            try:
+                await peer.start(response.status_code, passed)
+                if method == "GET":
+                    await self._pass_on(peer, response, name, limit, download)
+                await peer.end()
+            finally:
+                if download is not None:
+                    await asyncio.shield(asyncio.to_thread(download.drop))
+
+    async def _pass_on(
+        self,
+        peer: Peer,
+        response: httpx.Response,
+        name: str,
+        limit: int,
+        download: Download | None,
+    ) -> None:
+        sent, last = 0, b""
+        async for data in response.aiter_raw(PIECE):
+            sent += len(data)
+            self._left -= len(data)
+            if sent > limit or self._left < 0:
+                self._say(f"More was downloaded than is allowed, at {name}.")
+                raise Refused(413, "Too large.")
+            if download is not None:
+                await self._stored(name, download.write, data)
+            if last:
+                await peer.send(last)
+            last = data
+        # Before the last of it is sent: what is wrong is never complete inside.
+        if download is not None and not await self._stored(name, download.is_right):
+            self._say(f"{name} is not what the package index's hashes say.")
+            raise Refused(502, "Its hash is another.")
+        if last:
+            await peer.send(last)
+
+    async def _stored(self, name: str, work: Callable[..., T], *arguments: bytes) -> T:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except OSError as error:
+            self.away = True
+            self._say(f"{name} could not be stored on this node: {error.strerror}.")
+            raise Refused(502, "It could not be stored.") from error
 
     # Upstream
 
@@ -203,7 +238,24 @@ class Gateway:
         self, method: str, url: str, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[httpx.Response]:
         assert self._client is not None
-        return relay.ask(self._client, method, url, headers, auth=self._index.auth_for)
+        return relay.ask(
+            self._client,
+            method,
+            url,
+            headers,
+            auth=self._index.auth_for,
+            ways=self._ways,
+        )
+
+    async def _ways(self, url: str) -> list[Way]:
+        try:
+            return await self._hosts.ways(url)
+        except Refused:
+            self._say(
+                f"The package index links to {urlsplit(url).hostname}, which is not at a public "
+                "address. Name it in ATOLL_PACKAGES__PRIVATE_HOSTS to allow that."
+            )
+            raise
 
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:

@@ -15,23 +15,20 @@ import shutil
 import ssl
 import sys
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from atoll.drivers.relay import origin
 from atoll.errors import InvalidRequest
+from atoll.service.package_pages import JSON_PAGE
 
 if TYPE_CHECKING:
     from atoll.settings import PackageSettings
 
 ASK_SECONDS = 30.0
-JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON_PAGE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 """Variables of uv that name an index; pip's own are read by pip."""
-MOST_FILES = 200_000
-"""Files of one package that are passed on."""
 
 # With the options that it would install with, from its files, the environment and its defaults.
 _ASK_PIP = """
@@ -111,77 +108,3 @@ async def _ask(python: str) -> dict[str, Any] | None:
         return told if process.returncode == 0 and isinstance(told["url"], str) else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-# Pages
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file as a page of the index links to it."""
-
-    name: str
-    url: str = field(repr=False)
-    about: dict[str, Any]
-    """What else the page says of it, in the words of PEP 691."""
-
-
-_TOLD = ("hashes", "requires-python", "size", "upload-time", "yanked", "core-metadata", "gpg-sig")
-
-
-def read_page(content: bytes, kind: str, url: str) -> list[File]:
-    """The files of a page; of what it says beside, nothing is passed on. Raises `ValueError`."""
-    if kind == JSON_PAGE:
-        page = json.loads(content)
-        files = [_from_json(item, url) for item in page["files"][:MOST_FILES]]
-    else:
-        parser = _Page(url)
-        parser.feed(content.decode("utf-8", "replace"))
-        files = parser.files
-    return [file for file in files if file is not None]
-
-
-def _from_json(item: dict[str, Any], base: str) -> File | None:
-    about = {name: item[name] for name in _TOLD if name in item}
-    if "core-metadata" not in about and "dist-info-metadata" in item:
-        about["core-metadata"] = item["dist-info-metadata"]
-    about.setdefault("hashes", {})
-    return _file(str(item["filename"]), urljoin(base, str(item["url"])), about)
-
-
-def _file(name: str, url: str, about: dict[str, Any]) -> File | None:
-    if urlsplit(url).scheme not in ("http", "https") or not name or "/" in name:
-        return None
-    return File(name, urldefrag(url).url, about)
-
-
-class _Page(HTMLParser):
-    """PEP 503: an anchor for each file."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self._base = url
-        self.files: list[File | None] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        href = given.get("href")
-        if tag == "base" and href:
-            self._base = urljoin(self._base, href)
-        if tag != "a" or not href or len(self.files) >= MOST_FILES:
-            return
-        url, fragment = urldefrag(urljoin(self._base, href))
-        about: dict[str, Any] = {"hashes": _hashes(fragment)}
-        if given.get("data-requires-python"):
-            about["requires-python"] = given["data-requires-python"]
-        if "data-yanked" in given:
-            about["yanked"] = given["data-yanked"] or True
-        metadata = given.get("data-core-metadata", given.get("data-dist-info-metadata"))
-        if metadata:
-            about["core-metadata"] = _hashes(metadata) or metadata == "true"
-        self.files.append(_file(unquote(urlsplit(url).path.rpartition("/")[2]), url, about))
-
-
-def _hashes(fragment: str) -> dict[str, str]:
-    name, _, value = fragment.partition("=")
-    return {name: value} if name.startswith(("sha", "md5", "blake")) and value else {}

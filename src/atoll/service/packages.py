@@ -6,10 +6,12 @@ same set: that costs a look at a file. Sessions that ask for a set while it is b
 for the same installation, on whichever replica of the node it runs; it goes on as long as one of
 them waits, and each waits no longer than it said.
 
-What a set comes to is known by what the template's interpreter is and has, the requirements, the
-index and the flags. Names of environments are made with the database's secret, so that code in a
-sandbox cannot guess one. Sets that come to the same packages share one, unless source builds are
-allowed: code of a package then runs where it is installed, and may lie about what it installed.
+What a set comes to is known by the template's image, what its interpreter is and has, the
+requirements, the index and the flags; an environment by the hashes of its wheels too. An image may
+lie about its interpreter, so nothing is shared between images. Names of environments are made with
+the database's secret, so that code in a sandbox cannot guess one. Sets of one image that come to
+the same packages share one, unless source builds are allowed: code of a package then runs where it
+is installed, and may lie about what it installed.
 """
 
 from __future__ import annotations
@@ -49,6 +51,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "ATOLL_PACKAGES"
 """Tells the executor of a session's packages, for PYTHONPATH and PATH."""
+SCHEME = b"packages 2"
+"""
+Of names and keys. The first did not know images: what it named is used by the sessions that have it
+and found for no other.
+"""
 LOG_SECONDS = 0.5
 """Pause between two times that the log is written down while it grows."""
 MOST_EDITIONS = 1000
@@ -116,11 +123,14 @@ class Packages:
         log.info("packages.failed", session_id=session_id, error=words)
         return dataclasses.replace(install, status=InstallStatus.FAILED, message=words)
 
-    async def ensure(self, session_id: str, install: Install, template: Template) -> None:
-        """Make a session's environment again if this node does not have it."""
+    async def ensure(self, session_id: str, install: Install, template: Template) -> Install:
+        """
+        Make a session's environment again if this node does not have it. It may have another name
+        here, if an earlier version named it or its image has another id on each node.
+        """
         name = install.environment
         if name is None or await self._environments.use(name):
-            return
+            return install
         interpreter = await self._interpreter(template)
         pinned = (line.partition("==") for line in install.installed)
         exact = dataclasses.replace(
@@ -133,12 +143,13 @@ class Packages:
         done = await self._install(
             key, session_id, exact, template, interpreter, pins=install.dependencies
         )
-        if done.environment != name:
+        if done.installed != install.installed:
             raise PermanentError(
                 f"The packages of session {session_id} cannot be made again: the template or the "
                 "index has changed.",
                 code="dependency_failed",
             )
+        return dataclasses.replace(install, environment=done.environment)
 
     def added(self, env: Mapping[str, str], environment: str) -> dict[str, str]:
         """Variables by which code finds the packages, on top of these."""
@@ -255,7 +266,7 @@ class Packages:
 
     def _mac(self, *parts: str) -> str:
         data = json.dumps(parts).encode()
-        return hmac.new(self._secret, b"packages" + data, hashlib.sha256).hexdigest()[:40]
+        return hmac.new(self._secret, SCHEME + data, hashlib.sha256).hexdigest()[:40]
 
     # Installing
 
@@ -334,12 +345,17 @@ class Packages:
             if found is not None:
                 running.say("Installed by another control plane meanwhile.")
                 return found
-            async with Gateway(index, settings, running.say) as gateway:
+            async with (
+                self._environments.downloads() as place,
+                Gateway(index, settings, running.say, place) as gateway,
+            ):
                 spec = InstallSpec(
                     key=key,
                     template=template,
                     requirements=tuple(each.requirement for each in install.dependencies),
-                    name=lambda installed: self._mac("environment", *circumstances, *installed),
+                    name=lambda installed, digests: self._mac(
+                        "environment", *circumstances, *installed, "of", *digests
+                    ),
                     resources=Resources(
                         cpu=settings.cpu,
                         memory=settings.memory,
@@ -347,6 +363,7 @@ class Packages:
                         max_processes=settings.max_processes,
                     ),
                     answer=gateway.answer,
+                    wheels=gateway.wheels,
                     hear=running.hear,
                     has=dict(interpreter.packages),
                     held={} if install.allow_conflicts or exact else dict(interpreter.held),

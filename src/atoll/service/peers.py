@@ -20,7 +20,7 @@ import structlog
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.node import NodeStatus
 from atoll.model.session import Cause
-from atoll.service.hops import Hop, Hops
+from atoll.service.hops import Content, Hop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.model.node import Node
     from atoll.model.session import Session
+    from atoll.service.hops import Hops
     from atoll.service.lives import Lives
     from atoll.service.moves import Moves
     from atoll.settings import NodeSettings
@@ -91,7 +92,7 @@ class Peers:
         clock: Clock,
         settings: NodeSettings,
         node_id: str,
-        secret: str,
+        hops: Hops,
         *,
         shared_blobs: bool,
     ) -> None:
@@ -102,7 +103,7 @@ class Peers:
         self._settings = settings
         self._moves = moves
         self._shared_blobs = shared_blobs
-        self._hops = Hops(secret)
+        self._hops = hops
         self._others: dict[str, Node] = {}
         self._own: Node | None = None
         self._announced = False
@@ -205,12 +206,12 @@ class Peers:
 
     # Hops
 
-    def hop(self, node_id: str, scheme: str, method: str, target: bytes) -> str:
-        """What a request that is passed on to a node has in its header."""
-        return self._hops.make(Hop(node_id, scheme), method, target)
+    def hop(self, hop: Hop, method: str, target: bytes) -> str:
+        """The header of a request that is forwarded to a node."""
+        return self._hops.make(hop, method, target)
 
-    def read_hop(self, header: str, method: str, target: bytes) -> Hop:
-        return self._hops.read(header, method, target)
+    async def read_hop(self, header: str, method: str, target: bytes) -> Hop:
+        return await asyncio.to_thread(self._hops.read, header, method, target)
 
     # Where things are
 
@@ -286,7 +287,8 @@ class Peers:
         if node is None:
             return
         path = f"/api/v1/sessions/{session.id}/checkpoint"
-        headers = {HEADER: self.hop(node.id, "http", "POST", path.encode())}
+        hop = Hop(node.id, "http", Content.of(b""))
+        headers = {HEADER: self.hop(hop, "POST", path.encode())}
         authorization = caller.get()
         if authorization is not None:
             headers["Authorization"] = authorization

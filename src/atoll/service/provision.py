@@ -73,10 +73,12 @@ class Provision:
         done = await self._packages.install(session.id, install, template)
         return dataclasses.replace(session, install=done)
 
-    async def ensure_packages(self, session: Session, template: Template) -> None:
+    async def ensure_packages(self, session: Session, template: Template) -> Session:
         """Make a session's packages again where this node does not have them."""
-        if session.install is not None:
-            await self._packages.ensure(session.id, session.install, template)
+        if session.install is None:
+            return session
+        install = await self._packages.ensure(session.id, session.install, template)
+        return dataclasses.replace(session, install=install)
 
     def packages(self, session: Session) -> dict[str, str]:
         """The variables by which code finds the session's packages alone."""

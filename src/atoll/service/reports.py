@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
-from atoll.link.client import parse_value
+from atoll.link import messages
+from atoll.link.errors import ProtocolViolation
+from atoll.link.values import parse_value
 from atoll.model.event import execution_event
 from atoll.model.outcome import conclude
 from atoll.model.retry import is_retried
@@ -36,8 +38,6 @@ log = structlog.get_logger(__name__)
 
 Entry = tuple[int, int, bytes]
 """Sequence number, channel and bytes."""
-MAX_SECONDS = timedelta(days=3650).total_seconds()
-"""The longest that a run may say it took."""
 RACES = 5
 """How often somebody else may write the record before this gives up and is reported again."""
 
@@ -113,23 +113,24 @@ class Reports:
         self, execution: Execution, raw: dict[str, Any], entries: Iterable[Entry]
     ) -> Outcome:
         heard = Running(execution)
-        for sequence, channel, data in entries:
-            heard.output(sequence, channel, data)
-        value, error = parse_value(bytes(heard.value), self._settings.return_limit)
+        intake = heard.bounded(self._settings, requested=False)
         try:
-            if not 0 <= float(raw.get("duration", 0.0)) <= MAX_SECONDS:
-                raise ValueError("duration")
-            outcome = conclude(
-                raw,
-                stdout=heard.gathered("stdout")[: self._settings.output_limit],
-                stderr=heard.gathered("stderr")[: self._settings.output_limit],
-                return_json=value,
-                error=error,
-                # The node's counter is for whoever sees to the execution: it tells once.
-                out_of_memory=False,
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
-            raise InvalidRequest(f"This is not the result of a run: {problem!r}.") from problem
+            for sequence, channel, data in entries:
+                if taken := intake.take(sequence, channel, data):
+                    heard.output(sequence, channel, taken)
+            result = messages.result(raw, intake)
+        except ProtocolViolation as problem:
+            raise InvalidRequest(f"This is not the result of a run: {problem}") from problem
+        value, error = parse_value(bytes(heard.value), self._settings.return_limit)
+        outcome = conclude(
+            result,
+            stdout=heard.gathered("stdout"),
+            stderr=heard.gathered("stderr"),
+            return_json=value,
+            error=error,
+            # The node's counter is for whoever sees to the execution: it tells once.
+            out_of_memory=False,
+        )
         return heard.with_log(outcome)
 
     async def _place(self, instance_id: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from atoll.executor import frames
+from atoll.link.output import Intake, RunLimits
 from atoll.model.execution import Execution, ExecutionStatus
 from atoll.service import story
 from atoll.service.story import Event
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Outcome
     from atoll.model.session import Session
+    from atoll.settings import ExecutionSettings
 
 RING_EVENTS = 8192
 """The most events that are kept of a terminal, however small they are."""
@@ -70,6 +72,7 @@ class Running:
         self.noting: asyncio.Task[None] | None = None
         """Who writes into its record that it runs."""
         self._started = False
+        self._intake: Intake | None = None
         self._partial = story.Lines()
         self._size = 0
         self._gone = 0
@@ -95,6 +98,26 @@ class Running:
         return 1 if self.in_line else None
 
     # What is heard of it
+
+    def bounded(self, settings: ExecutionSettings, *, requested: bool) -> Intake:
+        """
+        What bounds the output of this attempt, by whichever links it comes; `requested` when this
+        process requests the run.
+        """
+        terminal = self.execution.request.terminal is not None
+        if terminal:
+            # What is kept here of it is what the executor keeps.
+            self.ring = settings.output_limit
+        if self._intake is None:
+            limits = RunLimits(
+                output=settings.output_limit,
+                value=settings.return_limit,
+                results=settings.results_limit,
+                artifacts=settings.artifact_limit,
+                terminal=terminal,
+            )
+            self._intake = Intake(limits, requested=requested)
+        return self._intake
 
     def started(self) -> None:
         if not self._started:
@@ -179,6 +202,7 @@ class Running:
         self.execution = execution
         self._started = False
         self.sequence = 0
+        self._intake = None
         self.log, self.value, self.lines = [], bytearray(), bytearray()
         self._gone = 0
         self._partial = story.Lines()

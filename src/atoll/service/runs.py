@@ -308,7 +308,7 @@ class Runs:
                 running.give_up_turn()
 
     def _reconnected(self, live: Live) -> None:
-        if live.link.hello.get("runs"):
+        if live.link.hello["runs"]:
             work = self._settle_journal(live)
             self._tasks.start(work, f"settle journal of {live.instance.id}")
 

@@ -56,7 +56,7 @@ class SignedLinks:
 
     def artifact(self, session_id: str, path: str) -> str:
         """A link to download a file of a session; without a look whether it is there."""
-        return self._own(Grant("GET", session_id, path), ARTIFACT_LIFE).url
+        return self._own(Grant("GET", session_id, path, may_start=False), ARTIFACT_LIFE).url
 
     def granted(self, token: str, method: str) -> Grant:
         return self._signing.read(token, method)

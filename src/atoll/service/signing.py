@@ -39,6 +39,8 @@ class Grant:
     """What a download is called; the file's own name when not set."""
     upload: str | None = None
     """The object that a POST brings into the workspace."""
+    may_start: bool = True
+    """Whether it starts a stopped session. Links in lists do not: a read key gets those."""
 
 
 class Signing:
@@ -51,6 +53,8 @@ class Signing:
         end = int((self._clock.now() + min(life, LONGEST)).timestamp())
         path = grant.path.encode("utf-8", "surrogateescape").decode("latin-1")
         fields = [grant.method, grant.session_id, path, end, grant.filename, grant.upload]
+        if not grant.may_start:
+            fields.append(False)
         body = _text(json.dumps(fields, separators=(",", ":")).encode())
         return f"{body}.{self._signature(body)}", datetime.fromtimestamp(end, UTC)
 
@@ -64,7 +68,7 @@ class Signing:
         try:
             # Nobody else signed it; but a token of a later Atoll may have another shape.
             fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-            granted, session_id, path, end, filename, upload = fields
+            granted, session_id, path, end, filename, upload, *more = fields
             raw = path.encode("latin-1").decode("utf-8", "surrogateescape")
         except (ValueError, TypeError, AttributeError, binascii.Error):
             raise _invalid() from None
@@ -72,7 +76,7 @@ class Signing:
             raise Forbidden("This link has expired.", code="signed_url_expired")
         if method != granted:
             raise _invalid()
-        return Grant(granted, session_id, raw, filename, upload)
+        return Grant(granted, session_id, raw, filename, upload, may_start=not more)
 
     def _signature(self, body: str) -> str:
         return _text(hmac.new(self._key, body.encode(), hashlib.sha256).digest())

@@ -28,7 +28,6 @@ from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
-from atoll.service.attempts import Deaf
 from atoll.service.lives import instance_lease
 from atoll.service.saves import NOT_SAVED
 
@@ -221,7 +220,7 @@ class Steps:
                 await link.call("detach")
                 # So that what stands still can be copied.
                 await link.call("sync")
-            if any(not run["ended"] for run in link.hello.get("runs") or ()):
+            if any(not run["ended"] for run in link.hello["runs"]):
                 await self._keep_running(session)
                 return session
         finally:
@@ -283,14 +282,14 @@ class Steps:
             link.close()
 
     async def _cancel_runs(self, link: Link) -> None:
-        runs = [run["id"] for run in link.hello.get("runs") or () if not run["ended"]]
+        runs = [run["id"] for run in link.hello["runs"] if not run["ended"]]
         grace = self._settings.stop_grace.total_seconds()
         with contextlib.suppress(TimeoutError, ExecutorError):
             async with asyncio.timeout(grace):
                 for run in runs:
                     await link.call("cancel", id=run, grace=grace)
                 for run in runs:
-                    await link.attach(run, 0, Deaf())
+                    await link.attach(run, 0, None)
 
     async def _archive(self, session: Session) -> Session:
         async with self._slot():

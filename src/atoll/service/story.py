@@ -14,8 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.executor import frames
-from atoll.link.client import is_within, strict_json
-from atoll.service.displays import DEPTH, VALUES, shaped, values_in
+from atoll.link.messages import approval
+from atoll.link.values import is_within, strict_json
+from atoll.model.json_size import values_in
+from atoll.service.displays import DEPTH, VALUES, shaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +69,7 @@ class Lines:
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            count = values_in(line)
+            count = values_in(line, VALUES)
             if count > self._room:
                 continue
             self._room -= count
@@ -83,7 +85,7 @@ def told_of(channel: int, line: dict[str, Any]) -> dict[str, Any] | None:
     """What is told of a line; nothing of one that is not what its channel is for."""
     if channel == frames.DISPLAY:
         return shaped(line)
-    return line if is_within(line, DEPTH) else None
+    return approval(line) if is_within(line, DEPTH) else None
 
 
 def lines_of(outcome: Outcome) -> list[dict[str, Any]]:

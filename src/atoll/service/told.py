@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from atoll.link.client import LinkLost
+from atoll.link.errors import ProtocolViolation
 from atoll.model.manifest import MOST_PARTS, Part, told
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def placed(parts: Iterable[Part], name: str, start: int) -> Iterator[Part]:
             yield Part(name, start + part.offset, part.length)
 
 
-def nonsense(what: str) -> LinkLost:
-    return LinkLost(f"The executor tells of {what[:200]}.")
+def nonsense(what: str) -> ProtocolViolation:
+    return ProtocolViolation(f"The executor sent {what[:200]}.")
 
 
 def read_line(line: bytes) -> Entry:

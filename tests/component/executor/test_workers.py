@@ -487,6 +487,7 @@ async def test_a_part_of_another_version_is_the_whole(link: Link, root: Path) ->
 
 async def test_a_file_is_written_only_over_what_is_expected(link: Link, root: Path) -> None:
     made = await link.write("a", sent(b"1"), if_none_match=["*"])
+    assert made["etag"] is not None
     again = link.write("a", sent(b"2"), if_none_match=["*"])
     assert await refused(again) == "precondition_failed"
     changed = await link.write("a", sent(b"3"), if_match=[made["etag"]])

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
-from atoll.errors import Conflict, Forbidden, InvalidRequest, TemporaryError
+from atoll.errors import Conflict, Forbidden, InvalidRequest
 from atoll.model.event import Event, Stretch
 from atoll.reconcile.events import EventSweep, Sequencer
 from atoll.service import events
@@ -150,12 +150,3 @@ async def test_one_who_may_no_longer_read_is_told_so(monkeypatch: pytest.MonkeyP
     async with feeding() as (_, feed):
         with pytest.raises(Forbidden):
             await anext(feed.follow(0, (), None, refused))
-
-
-async def test_there_is_room_for_so_many_followers_only() -> None:
-    async with feeding() as (_, feed):
-        feed.admit()
-        feed.followers = events.MOST_FOLLOWERS
-        with pytest.raises(TemporaryError) as full:
-            feed.admit()
-        assert full.value.code == "too_many_followers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 Said = bytes | dict[str, Any]
+HELLO = {"version": 1, "zygote": 2, "runs": []}
 GOOD: list[Any] = ["a", "f", 0o644, 5, 1, 1, 1]
 
 
@@ -48,7 +49,7 @@ async def liar(
         while data := await reader.read(65_536):
             for stream, kind, payload in decoder.feed(data):
                 if kind == frames.HELLO:
-                    writer.write(frames.encode_json(0, frames.HELLO, {"version": 1}))
+                    writer.write(frames.encode_json(0, frames.HELLO, HELLO))
                 elif kind == frames.OPEN:
                     op = frames.decode_json(payload)["op"]
                     if op == "populate":
@@ -62,7 +63,11 @@ async def liar(
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_unix_server(serve, place / "link.sock")
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):  # The link hangs up on a liar.
+            await serve(reader, writer)
+
+    server = await asyncio.start_unix_server(served, place / "link.sock")
     settings = LinkSettings(read_timeout=timedelta(seconds=patience))
     link = await Link.connect(str(place / "link.sock"), settings, timeout=timedelta(seconds=10))
     try:
@@ -78,7 +83,7 @@ OVER = {"event": "over", "index": 0, "same": True}
 
 SCANS: dict[str, list[Said]] = {
     "no JSON": [b"what\n"],
-    "very deep JSON": [b"[" * 500_000 + b"\n"],
+    "very deep JSON": [b"[" * 200_000 + b"\n"],
     "no list": [lines({"path": "a"})],
     "too few fields": [lines(["a", "f"])],
     "a path that leads out": [lines(with_(path="../a"))],
@@ -124,7 +129,7 @@ async def test_a_scan_that_is_none_is_an_error_of_the_executor(
 ) -> None:
     with pytest.raises(AtollError) as refused:
         await captured(tmp_path, scan, [FILE, b"12345", OVER])
-    assert refused.value.code == "link_lost"
+    assert refused.value.code == "protocol_violation"
 
 
 @pytest.mark.parametrize("collect", COLLECTS.values(), ids=COLLECTS.keys())
@@ -133,7 +138,7 @@ async def test_contents_that_are_none_are_an_error_of_the_executor(
 ) -> None:
     with pytest.raises(AtollError) as refused:
         await captured(tmp_path, [lines(GOOD)], collect)
-    assert refused.value.code == "link_lost"
+    assert refused.value.code == "protocol_violation"
 
 
 async def test_what_is_told_as_it_should_be_is_taken(tmp_path: Path) -> None:

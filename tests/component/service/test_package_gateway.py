@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import resource
+import tempfile
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from atoll.service.package_gateway import Gateway
-from atoll.service.package_index import JSON_PAGE, find_index, index_at, read_page
+from atoll.service.package_index import find_index, index_at
+from atoll.service.package_pages import JSON_PAGE, PAGE_LIMIT, read_page
 from atoll.settings import PackageSettings
 from tests.servers.index import Index
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +35,9 @@ def index() -> Iterator[Index]:
 
 
 class World:
-    def __init__(self, client: httpx.AsyncClient, said: list[str]) -> None:
+    def __init__(self, client: httpx.AsyncClient, said: list[str], gateway: Gateway) -> None:
         self.client = client
+        self.gateway = gateway
         self.said = said
 
     async def link(self, name: str = "plain") -> str:
@@ -45,14 +50,15 @@ class World:
 async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[World]:
     said: list[str] = []
     given = PackageSettings(**settings)
-    async with Gateway(index_at(index.url, None), given, said.append) as running:
+    downloads = Path(tempfile.mkdtemp(dir=place))
+    async with Gateway(index_at(index.url, None), given, said.append, downloads) as running:
         server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
         way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
         try:
             async with httpx.AsyncClient(
                 transport=way, base_url="http://gateway", timeout=60
             ) as client:
-                yield World(client, said)
+                yield World(client, said, running)
         finally:
             server.close()
 
@@ -159,12 +165,13 @@ async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
         link = {"filename": WHEEL, "url": f"http://127.0.0.1:{elsewhere.port}/files/{WHEEL}"}
         page = json.dumps({"meta": {}, "name": "plain", "files": [{**link, "hashes": {}}]})
         index.odd["/simple/plain/"] = (200, {"Content-Type": JSON_PAGE}, page.encode())
-        async with gateway(index, tmp_path) as world:
+        allowed = f"127.0.0.1:{elsewhere.port}"
+        async with gateway(index, tmp_path, private_hosts=allowed) as world:
             # It asks for a password, and was given none.
             assert (await world.client.get(await world.link())).status_code == 502
         assert elsewhere.asked == [f"/files/{WHEEL}"]
         elsewhere.password = None
-        async with gateway(index, tmp_path / "..") as world:
+        async with gateway(index, tmp_path / "..", private_hosts=allowed) as world:
             assert (await world.client.get(await world.link())).status_code == 200
 
 
@@ -217,6 +224,74 @@ async def test_a_page_that_is_nested_without_end_is_refused(index: Index, tmp_pa
         assert (await world.client.get("/simple/plain/")).status_code == 502
 
 
+async def test_a_page_that_takes_too_much_to_read_stops_nothing_else(
+    index: Index, tmp_path: Path
+) -> None:
+    hostile = b'{"files": [' + b"[]," * (PAGE_LIMIT // 3 - 10) + b"[]]}"
+    index.odd["/simple/hostile/"] = 200, {"Content-Type": JSON_PAGE}, hostile
+    index.odd["/simple/larger/"] = 200, {"Content-Type": JSON_PAGE}, b" " * (PAGE_LIMIT + 1)
+    index.hold("/simple/plain/")
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    async with gateway(index, tmp_path) as world:
+        assert (await world.client.get("/simple/hostile/")).status_code == 502
+        assert (await world.client.get("/simple/larger/")).status_code == 413
+        assert "hostile" in world.said[0]
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    # KiB: what reading it here would have taken is a gigabyte.
+    assert after.ru_maxrss - used.ru_maxrss < 300 * 1024
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "169.254.169.254",
+        "10.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "0.0.0.0",
+    ],
+)
+async def test_a_link_to_an_address_that_is_not_public_is_refused(
+    index: Index, tmp_path: Path, place: str
+) -> None:
+    with Index() as elsewhere:
+        elsewhere.add("plain", "1.0")
+        link = {"filename": WHEEL, "url": f"http://{place}:{elsewhere.port}/files/{WHEEL}"}
+        page = json.dumps({"files": [{**link, "hashes": {}, "core-metadata": True}]})
+        index.odd["/simple/plain/"] = (200, {"Content-Type": JSON_PAGE}, page.encode())
+        async with gateway(index, tmp_path) as world:
+            link_ = await world.link()
+            assert (await world.client.get(link_)).status_code == 403
+            assert (await world.client.head(link_)).status_code == 403
+            assert (await world.client.get(link_ + ".metadata")).status_code == 403
+            assert "not at a public address" in world.said[0]
+        assert elsewhere.asked == []
+
+
+async def test_a_wheel_is_kept_when_it_is_what_the_index_says(index: Index, tmp_path: Path) -> None:
+    content = index.packages["plain"][WHEEL]
+    async with gateway(index, tmp_path) as world:
+        link = await world.link()
+        await world.client.get(link, headers={"Range": "bytes=0-3"})
+        await world.client.head(link)
+        assert world.gateway.wheels() == []
+        for _ in range(2):
+            await world.client.get(link)
+        [wheel] = world.gateway.wheels()
+        assert wheel.path.read_bytes() == content
+        assert wheel.digest == hashlib.sha256(content).hexdigest()
+        assert list(wheel.path.parent.iterdir()) == [wheel.path]
+    async with gateway(index, tmp_path) as world:
+        link = await world.link()
+        index.packages["plain"][WHEEL] = content + b"more"
+        with pytest.raises(httpx.HTTPError):
+            await world.client.get(link)
+        assert world.gateway.wheels() == []
+        assert "hashes" in world.said[0]
+
+
 async def test_an_index_that_is_away_or_silent_is_said_to_be(index: Index, tmp_path: Path) -> None:
     index.hold("/simple/plain/")
     async with gateway(index, tmp_path, read_timeout=0.2) as world:
@@ -264,10 +339,10 @@ def test_links_of_a_page_are_those_that_can_be_fetched() -> None:
         b'<a href="https://other.invalid/d-1.zip" data-requires-python="&gt;=3.8" data-yanked>d</a>'
     )
     files = read_page(page, "text/html", "http://host.invalid/simple/a/")
-    assert [(file.name, file.url) for file in files] == [
+    assert [(name, url) for name, url, _ in files] == [
         ("a-1.tar.gz", "http://host.invalid/deep/a-1.tar.gz"),
         ("d-1.zip", "https://other.invalid/d-1.zip"),
     ]
-    assert files[0].about["hashes"] == {"sha256": "ab"}
-    assert files[1].about["requires-python"] == ">=3.8"
-    assert files[1].about["yanked"] is True
+    assert files[0][2]["hashes"] == {"sha256": "ab"}
+    assert files[1][2]["requires-python"] == ">=3.8"
+    assert files[1][2]["yanked"] is True

@@ -189,6 +189,41 @@ async def test_packages_are_made_again_on_a_node_that_lacks_them(
         assert "1.0" in (place / "one.py").read_text()
 
 
+async def test_all_parts_of_a_wheel_are_where_installers_put_them(
+    index: Index, tmp_path: Path
+) -> None:
+    data = "with_parts-1.0.data"
+    index.add(
+        "with-parts",
+        files={
+            f"{data}/scripts/tool.py": "#!python\nprint('a tool')\n",
+            f"{data}/scripts/plain": "#!/bin/sh\necho plain\n",
+            f"{data}/data/share/doc.txt": "a text",
+            f"{data}/headers/parts.h": "a header",
+            f"{data}/purelib/with_parts_more.py": "more = 1",
+            "with_parts_data/__init__.py": "",
+        },
+        scripts={"say": "with_parts:main"},
+    )
+    async with world(tmp_path, index) as found:
+        done = await found.install("with-parts")
+        assert done.message is None
+        assert done.environment is not None
+        place = found.driver.environments.place / done.environment
+        there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+        assert there >= {
+            "with_parts.py", "with_parts_more.py", "with_parts_data/__init__.py", "share/doc.txt",
+            "include/with-parts/parts.h", "bin/tool.py", "bin/plain", "bin/say",
+            "with_parts-1.0.dist-info/RECORD", "with_parts-1.0.dist-info/entry_points.txt",
+        }  # fmt: skip
+        assert not [path for path in there if ".data" in path]
+        assert any(path.startswith("__pycache__/with_parts.") for path in there)
+        for name in ("tool.py", "plain", "say"):
+            assert (place / "bin" / name).stat().st_mode & 0o777 == 0o755
+        assert "print('a tool')" in (place / "bin/tool.py").read_text()
+        assert "python" not in (place / "bin/tool.py").read_text().splitlines()[0].split("/")[0]
+
+
 @pytest.mark.slow
 async def test_what_a_build_may_have_lied_about_is_for_who_asked_for_it_alone(
     index: Index, tmp_path: Path

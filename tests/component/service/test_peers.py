@@ -13,7 +13,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.model.node import Node
+from atoll.service.hops import LIFETIME, Hops
 from atoll.service.moves import Moves
+from atoll.service.nonces import Nonces
 from atoll.service.peers import Peers
 from atoll.service.placement import Placements
 from atoll.settings import NodeSettings
@@ -50,8 +52,9 @@ async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path:
         given = NodeSettings(probe=timedelta(seconds=0.05))
         placements = Placements(found.store, found.templates, clock, given, NODE, dict)
         moves = Moves(found.store, placements, deaf, clock)
+        hops = Hops("secret", NODE, clock, Nonces(tmp_path / "nonces", LIFETIME))
         peers = Peers(
-            found.store, found.lives, moves, deaf, clock, given, NODE, "secret", shared_blobs=False
+            found.store, found.lives, moves, deaf, clock, given, NODE, hops, shared_blobs=False
         )
         running = asyncio.create_task(peers.run())
         try:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -87,6 +88,10 @@ def own_children() -> set[int]:
     return {pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()}
 
 
+_connected: WeakKeyDictionary[Driver, Handle] = WeakKeyDictionary()
+"""The instance that each driver has connected to last."""
+
+
 def note_links(driver: Driver, links: list[Link]) -> None:
     """Keep those that it makes, to be closed."""
     connect = driver.connect
@@ -94,6 +99,7 @@ def note_links(driver: Driver, links: list[Link]) -> None:
     async def noted(handle: Handle) -> Link:
         link = await connect(handle)
         links.append(link)
+        _connected[driver] = handle
         return link
 
     driver.connect = noted  # type: ignore[method-assign]
@@ -227,7 +233,7 @@ class Heard:
 
 
 def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
-    limits, watch = driver.run_limits(LIMITS)
+    limits, watch = driver.run_limits(_connected[driver], LIMITS)
     base: dict[str, Any] = {
         "id": ids.instance_id(), "kind": "python", "code": code, "command": None, "event": {},
         "stdin": None, "args": [], "env": {}, "cwd": "/workspace", "timeout": 30.0,

@@ -266,11 +266,17 @@ def building(ground: Ground, dockerfile: str, data: bytes | None = None, **given
 
 
 async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
-    data = tar_of({"a/b": b"1", "Dockerfile": b"FROM nothing"}, link("l", "a/b"))
+    name = "ä" * 100 + ".txt"
+    data = tar_of(
+        {"./a/b": b"1", "Dockerfile": b"FROM nothing", name: b"2"},
+        link("l", "a/b"),
+        link("h", "a/b", tarfile.LNKTYPE),
+    )
+    look = f"cat /x/l /x/h /x/{name} && echo said-$WORD"
 
     await building(
         ground,
-        f"FROM {SHELL}\nARG WORD\nCOPY a /a\nRUN echo said-$WORD\nENTRYPOINT []\nCMD ls\n",
+        f"FROM {SHELL}\nARG WORD\nCOPY . /x/\nRUN {look}\nENTRYPOINT []\nCMD ls\n",
         data,
         args={"WORD": "something"},
     )
@@ -278,7 +284,7 @@ async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
     found = await ground.images.held("built")
     assert found is not None
     assert found.cmd == ("/bin/sh", "-c", "ls")
-    assert "said-something" in ground.text
+    assert "112said-something" in "".join(ground.text.split())
 
 
 async def test_a_build_that_fails_says_its_last_lines(ground: Ground, dockerd: Dockerd) -> None:
@@ -322,7 +328,38 @@ async def test_a_build_that_is_not_wanted_ends(
             await asyncio.sleep(0.05)
 
 
+def pax(kind: bytes, **records: str) -> bytes:
+    """An extended header, for the next entry or for all that follow."""
+    body = b""
+    for key, value in records.items():
+        text = f" {key.replace('__', '.')}={value}\n".encode()
+        length = len(text) + 2
+        body += b"%d%b" % (length + (length > 99), text)
+    return head(kind, len(body)) + body + bytes(-len(body) % 512)
+
+
+SMUGGLED = tar_of({"Dockerfile": f"FROM {SHELL}\nRUN echo smuggled\n".encode()})
+"""Part of a file's content for a reader that believes the pax header; else entries and an end."""
+NOTHING = tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT)
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
+    "smuggles_by_all_sizes": lambda: (
+        pax(tarfile.XGLTYPE, size=str(len(SMUGGLED))) + NOTHING + SMUGGLED + tar_of({})
+    ),
+    "smuggles_by_one_size": lambda: (
+        pax(tarfile.XHDTYPE, size=str(len(SMUGGLED))) + NOTHING + SMUGGLED + tar_of({})
+    ),
+    "head_of_all": lambda: pax(tarfile.XGLTYPE, comment="x") + tar_of({"a": b""}),
+    "sparse": lambda: head(tarfile.GNUTYPE_SPARSE, 0) + tar_of({"a": b""}),
+    "sparse_by_head": lambda: (
+        pax(tarfile.XHDTYPE, GNU__sparse__major="1", GNU__sparse__minor="0") + tar_of({"a": b"1\n"})
+    ),
+    "two_dockerfiles": lambda: tar_of({"Dockerfile": b"", "./Dockerfile": b""}),
+    "beneath_the_dockerfile": lambda: tar_of({"Dockerfile/x": b""}),
+    "hard_link_to_a_link": lambda: tar_of(
+        {}, link("a", "/etc"), link("b", "a", tarfile.LNKTYPE), tarfile.TarInfo("b/passwd")
+    ),
+    "very_deep": lambda: tar_of({"d/" * 1000 + "x": b""}),
     "above": lambda: tar_of({"../x": b""}),
     "above_later": lambda: tar_of({"a/../../x": b""}),
     "absolute": lambda: tar_of({"/etc/x": b""}),

@@ -378,12 +378,35 @@ async def test_memory_kills_are_told_to_a_new_driver_too(node: Node) -> None:
 
 @everywhere
 async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
-    limits, watch = node.driver.run_limits(LIMITS)
+    handle = await node.driver.ensure(spec())
+    limits, watch = node.driver.run_limits(handle, LIMITS)
     provides = node.driver.capabilities.provides
     assert limits["FSIZE"] == LIMITS.disk
     assert ("memory" in watch) == ("cgroup_memory" not in provides)
-    assert ("NPROC" in limits) == ("cgroup_pids" not in provides)
+    # A container's own limit leaves room for the executor.
+    assert ("NPROC" in limits) == (node.kind != "local" or "cgroup_pids" not in provides)
     assert ("disk" in watch) == ("disk_quota" not in provides)
+
+
+@everywhere
+async def test_a_copy_of_a_workspace_can_be_used_like_the_first(node: Node) -> None:
+    driver = node.driver
+    if "copy" not in driver.capabilities.features:
+        pytest.skip("clones are made from checkpoints here")
+    handle, link = await started(driver, spec())
+    await printed(driver, link, "open('first', 'w').write('1')")
+    link.close()
+    await driver.destroy(handle)
+    assert await driver.copy(driver.workspace_of(handle), "copy")
+    _, link = await started(driver, spec(workspace="copy"))
+    code = """
+import os
+os.mkdir('new'); open('new/file', 'w').write(open('first').read()); open('first', 'a').write('2')
+print(open('first').read(), {os.stat(name).st_uid for name in ('.', 'new/file', 'first')} ==
+      {os.getuid()})
+"""
+    assert await printed(driver, link, code) == "12 True"
+    link.close()
 
 
 async def test_what_the_node_cannot_give_is_named_and_refused(node: Node) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.docker import links
-from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.drivers.docker import containers, links
+from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.executor import frames
 from atoll.executor.connection import Connection
@@ -331,7 +331,12 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
     handle, link = await started(node.driver, spec())
     await printed(node.driver, link, "open('kept', 'w').write('one')")
     code = "import os; s = os.stat('/workspace'); print(s.st_uid, s.st_gid, oct(s.st_mode))"
-    assert await printed(node.driver, link, code) == "1000 1000 0o40700"
+    uid = handle.data["uid"]
+    assert await printed(node.driver, link, code) == f"{uid} {uid} 0o40700"
+    other = await node.driver.ensure(spec())
+    assert len({uid, other.data["uid"], containers.UID}) == 3
+    await node.driver.destroy(other)
+    await node.driver.discard(node.driver.workspace_of(other))
     link.close()
     driver = await node.take_over()
     assert await driver.handles() == [handle]
@@ -551,9 +556,11 @@ async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
             handle, link = await started(driver, spec())
             code = "import os; open('kept', 'w').write('x' * 7)"
             code += "; print(os.getuid(), os.access('/', 2))"
-            assert await printed(driver, link, code) == "1000 False"
+            uid = int(handle.data["uid"])
+            assert uid in REMAPPED_UIDS
+            assert await printed(driver, link, code) == f"{uid} False"
             first = engine.inspect(str(handle.data["container"]))["State"]["Pid"]
-            assert os.stat(f"/proc/{first}").st_uid == REMAPPED + 1000
+            assert os.stat(f"/proc/{first}").st_uid == REMAPPED + uid
             link.close()
             await driver.destroy(handle)
             _, link = await started(driver, spec(workspace=driver.workspace_of(handle)))

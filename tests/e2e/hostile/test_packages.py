@@ -166,6 +166,28 @@ if os.fork() == 0:
         ("fills-disk", "with open('/build/x', 'wb') as f:\n    while True: f.write(bytes(1<<20))"),
         ("fills-disk-in-small", "import itertools\nfor i in itertools.count():\n"
          "    with open('/build/tmp/%d' % i, 'w') as f: f.write('x')"),
+        ("fills-unnamed", """
+import time
+kept = []
+for i in range(40):
+    kept.append(open('/build/tmp/u%d' % i, 'wb'))
+    os.unlink(kept[-1].name)
+    kept[-1].write(bytes(8 << 20))
+    kept[-1].flush()
+for _ in range(200): time.sleep(0.1)
+"""),
+        ("fills-out-of-reach", """
+import time
+os.makedirs('/build/out', exist_ok=True)
+os.mkdir('/build/out/%d' % os.getpid())
+os.chdir('/build/out/%d' % os.getpid())
+for i in range(100):
+    os.mkdir('d' * 200)
+    os.chdir('d' * 200)
+for i in range(10):
+    with open('x%d' % i, 'wb') as f: f.write(bytes(32 << 20))
+for _ in range(200): time.sleep(0.1)
+"""),
         ("fills-memory", "x = [bytearray(1<<20) for _ in range(4096)]"),
         ("never-stops-talking", "for _ in range(2000): print('x' * 65536)\nraise SystemExit(1)"),
     ],
@@ -238,6 +260,22 @@ def test_a_wheel_with_a_link_that_leads_out_shows_nothing_of_the_host(
         building.client.delete(f"/api/v1/sessions/{response.json()['id']}")
 
 
+@pytest.mark.quick
+def test_a_wheel_as_deep_as_real_ones_is_installed_and_a_deeper_one_is_final(
+    building: Target, index: Index
+) -> None:
+    index.add("deep", files={"d/" * 40 + "f.txt": "reached"})
+    response = create(building, "deep")
+    assert response.status_code == 201, response.text
+    building.client.delete(f"/api/v1/sessions/{response.json()['id']}")
+    index.add("deepest", files={"d/" * 990 + "f.txt": "x"})
+    response = create(building, "deepest")
+    assert response.status_code == 422, response.text
+    assert response.json()["code"] == "dependency_failed"
+    session = building.client.get(f"/api/v1/sessions/{response.json()['session_id']}").json()
+    assert session["status"] == "failed"
+
+
 def test_a_build_that_leaves_links_and_special_files_is_refused(
     building: Target, index: Index
 ) -> None:
@@ -249,25 +287,26 @@ def test_a_build_that_leaves_links_and_special_files_is_refused(
         # Once: it is built to know its metadata, and again to be installed.
         once = "if not os.path.exists('/build/target'):\n    os.mkdir('/build/target')\n    "
         index.add_source(name, code=once + code)
-        assert "A package has" in failed(building, name)
+        assert "No package lists the file" in failed(building, name)
 
 
-def test_rights_of_files_are_made_plain(building: Target, index: Index) -> None:
-    code = (
-        "if not os.path.exists('/build/target/closed'):\n"
-        "    os.makedirs('/build/target/closed')\n"
-        "    open('/build/target/closed/set', 'w').close()\n"
-        "    os.chmod('/build/target/closed/set', 0o6777)\n"
-        "    os.chmod('/build/target/closed', 0)"
-    )
+def test_files_are_roots_and_have_plain_rights(building: Target, index: Index) -> None:
+    """Whatever the build, which runs again to be installed, has made of those of others."""
+    code = """
+for place, _, names in os.walk("/build/target"):
+    for name in names:
+        os.chmod(os.path.join(place, name), 0o6777)
+os.umask(0)
+"""
+    index.add("beside", files={"beside_data/x.txt": "x"})
     index.add_source("setuid", code=code)
-    response = create(building, "setuid")
+    response = create(building, "beside", "setuid")
     assert response.status_code == 201, response.text
-    found = [path for path in _files(building) if path.name == "set"]
-    assert found
-    assert all(path.stat().st_mode & 0o7777 == 0o755 for path in found)
+    found = _files(building)
+    assert {path.name for path in found} >= {"x.txt", "setuid.py"}
+    assert {path.stat().st_mode & 0o7022 for path in found} == {0}
     if building.privileged:
-        assert {path.stat().st_uid for path in _files(building)} == {0}
+        assert {path.stat().st_uid for path in found} == {0}
     building.client.delete(f"/api/v1/sessions/{response.json()['id']}")
 
 

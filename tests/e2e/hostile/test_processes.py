@@ -262,6 +262,24 @@ def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
 
 
 @pytest.mark.every_driver
+def test_code_has_as_many_processes_as_its_session_may_have(fresh: Box) -> None:
+    code = """
+import os, time
+made = 1
+try:
+    while os.fork():
+        made += 1
+    time.sleep(600)
+except OSError as error:
+    print(made, error.strerror)
+"""
+    made, why = fresh.printed(code).split(" ", 1)
+    assert why == "Resource temporarily unavailable"
+    # A spare child that waits for the next execution is one of them.
+    assert int(made) in (47, 48)
+
+
+@pytest.mark.every_driver
 def test_a_fork_bomb_is_bounded_and_ends(fresh: Box) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     execution = fresh.submit(bomb, timeout=10)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def written(events: AsyncIterator[Event]) -> str:
     pieces: list[Any] = [piece async for piece in sse.answer(events).body_iterator]
-    return "".join(pieces)
+    return b"".join(pieces).decode()
 
 
 async def test_an_event_has_a_number_a_name_and_one_line_of_content() -> None:
@@ -45,11 +45,11 @@ async def test_silence_is_told_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> 
 
     body = aiter(sse.answer(events()).body_iterator)
     assert "started" in str(await anext(body))
-    assert [await anext(body) for _ in range(3)] == [": ping\n\n"] * 3
+    assert [await anext(body) for _ in range(3)] == [b": ping\n\n"] * 3
     more.set()
     # Nothing was lost while it was silent.
-    rest = [str(piece) async for piece in body if piece != ": ping\n\n"]
-    assert rest == ['id: 2\nevent: stdout\ndata: {"text": "x"}\n\n']
+    rest = [piece async for piece in body if piece != b": ping\n\n"]
+    assert rest == [b'id: 2\nevent: stdout\ndata: {"text": "x"}\n\n']
 
 
 async def test_who_leaves_ends_what_it_listened_to() -> None:

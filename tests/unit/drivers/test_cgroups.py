@@ -53,6 +53,23 @@ def test_version_one_limits_user_code_apart_from_the_supervisor(tmp_path: Path) 
     assert (pids / "pids.max").read_text() == str(10 + cgroups.OWN_PROCESSES)
 
 
+def test_version_one_limits_socket_buffers_beside_memory(tmp_path: Path) -> None:
+    version_one(tmp_path, "memory")
+    for group in ("one", "one/exec"):
+        (tmp_path / "memory/atoll" / group).mkdir(parents=True)
+        (tmp_path / "memory/atoll" / group / "memory.kmem.tcp.limit_in_bytes").touch()
+    groups = cgroups.find(tmp_path, "atoll", "")
+    assert not groups.limits_sockets
+    (tmp_path / "memory/memory.kmem.tcp.limit_in_bytes").touch()
+    groups = cgroups.find(tmp_path, "atoll", "")
+    assert groups.limits_sockets
+    groups.make("one", LIMITS)
+    memory = tmp_path / "memory/atoll/one"
+    whole = int((memory / "memory.kmem.tcp.limit_in_bytes").read_text())
+    assert whole == (64 * MiB + cgroups.OVERHEAD) // 4
+    assert int((memory / "exec/memory.kmem.tcp.limit_in_bytes").read_text()) == 16 * MiB
+
+
 def test_version_one_sends_each_process_to_its_group(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "cpu", "pids")
     groups = cgroups.find(tmp_path, "atoll", "")

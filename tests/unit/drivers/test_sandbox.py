@@ -148,7 +148,7 @@ def roots(tmp_path: Path) -> tuple[Path, ...]:
 @pytest.mark.parametrize(
     ("field", "place"),
     [
-        ("image", "rootfs"), ("image", "rootfs/debian"), ("image", "rootfs/debian/../debian"),
+        ("image", "rootfs"), ("image", "rootfs/debian"),
         ("image", "second/x"), ("python", "rootfs/debian/bin/python3"),
         # A virtual environment's interpreter is a link to the host's, by its nature.
         ("python", "rootfs/debian/python3"),
@@ -165,6 +165,7 @@ def test_places_beneath_a_root_are_allowed(
     [
         ("image", "outside"), ("image", "rootfs/link"), ("image", "rootfs/../outside"),
         ("image", "rootfs-evil"), ("image", "."), ("image", "rootfs/link/bin"),
+        ("image", "rootfs/debian/../debian"),
         ("python", "outside/bin/python3"), ("python", "rootfs/link/bin/python3"),
         ("python", "rootfs/../outside/bin/python3"), ("python", "rootfs-evil/python3"),
     ],

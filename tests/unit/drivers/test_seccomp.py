@@ -102,7 +102,8 @@ def test_calls_of_another_architecture_kill(machine: str, audit: int) -> None:
         (17, "allow"), (THREAD, "allow"), (NEW_USER, "EPERM"), (NEW_USER | 17, "EPERM"),
         (NEW_NET | 17, "EPERM"), (NEW_NS, "EPERM"), (THREAD | 0x80, "EPERM"),
         (0x0200_0000, "EPERM"), (0x0400_0000, "EPERM"), (0x0800_0000, "EPERM"),
-        (0x2000_0000, "EPERM"), ((1 << 32) | 17, "allow"), ((1 << 40) | NEW_USER, "EPERM"),
+        (0x2000_0000, "EPERM"), (THREAD & ~0x400, "EPERM"),
+        ((1 << 32) | 17, "allow"), ((1 << 40) | NEW_USER, "EPERM"),
     ],
 )  # fmt: skip
 def test_clone_makes_processes_and_threads_but_no_namespaces(
@@ -122,6 +123,19 @@ def test_only_four_families_of_sockets_can_be_made(machine: str) -> None:
         assert judge(machine, arch.socketpair, family, 1) == verdict, family
     # The kernel looks at 32 bits of it, so the filter may too.
     assert judge(machine, arch.socket, (1 << 32) | 40, 1) == "EPERM"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("family", "allowed"), [(2, {0, 1, 6, 17, 58}), (10, {0, 1, 6, 17, 58}), (16, {0, 4})]
+)
+def test_only_protocols_whose_buffers_are_counted_can_be_used(
+    machine: str, family: int, allowed: set[int]
+) -> None:
+    arch = seccomp.ARCHITECTURES[machine]
+    for protocol in (*range(256), 256, 262, 1 << 31):
+        verdict = "allow" if protocol in allowed else "EPROTONOSUPPORT"
+        assert judge(machine, arch.socket, family, 1, protocol) == verdict, protocol
 
 
 @pytest.mark.parametrize("machine", MACHINES)

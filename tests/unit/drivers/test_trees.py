@@ -40,13 +40,17 @@ def environment(place: Path, home: Path, target: Path) -> Path:
     return python
 
 
-def tree(python: Path, *roots: Path, default: bool = False) -> Tree:
+def template(*, python: str = "", image: str = "") -> Template:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    template = Template(
+    return Template(
         id="t", name="t", created_at=now, updated_at=now,
-        default_resources=Resources(1, 1 << 26, 1 << 24, 16), python="" if default else str(python),
+        default_resources=Resources(1, 1 << 26, 1 << 24, 16), python=python, image=image,
     )  # fmt: skip
-    return trees.tree_of(template, Path("/etc"), python if default else None, roots)
+
+
+def tree(python: Path, *roots: Path, default: bool = False) -> Tree:
+    named = template(python="" if default else str(python))
+    return trees.tree_of(named, Path("/etc"), python if default else None, roots)
 
 
 def test_an_interpreter_is_never_executed(root: Path) -> None:
@@ -164,3 +168,30 @@ def test_layers_are_seen_as_one(tmp_path: Path) -> None:
     os.setxattr(lower / "opt", "trusted.overlay.opaque", b"y")
     hidden = trees.layered_tree((upper, lower, base), "")
     assert [inside for _, inside in hidden.binds if "opt" in inside] == ["/opt/two"]
+
+
+def test_an_image_is_asked_for_its_interpreter_without_a_look_at_this_machine(
+    root: Path,
+) -> None:
+    image, outside = root / "image", root / "outside"
+    (image / "usr" / "bin").mkdir(parents=True)
+    (image / "usr" / "bin" / "python3").touch()
+    (image / "bin").symlink_to("/usr/bin")
+    (image / "circle").symlink_to("circle")
+    (image / "away").symlink_to(outside)
+    (image / "up").symlink_to("../../../outside")
+    outside.mkdir()
+    (outside / "secret").touch()
+    assert trees.image_tree(image, "/bin/python3").python == "/bin/python3"
+    for path in ("/../outside/secret", "/away/secret", "/up/secret", "/circle/a", "/usr/none"):
+        with pytest.raises(InvalidRequest, match="has no"):
+            trees.image_tree(image, path)
+
+
+@pytest.mark.parametrize("place", ["{root}/../outside", "{root}/circle/a", "/proc/1/root", "a"])
+def test_a_place_that_leads_elsewhere_or_nowhere_is_not_allowed(root: Path, place: str) -> None:
+    (root / "circle").symlink_to("circle")
+    named = template(image=place.format(root=root))
+    with pytest.raises(InvalidRequest) as refused:
+        trees.check_allowed(named, (root,))
+    assert refused.value.code == "place_not_allowed"

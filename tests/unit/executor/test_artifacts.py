@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.executor import artifacts
+from atoll.executor import artifacts, minijson
 
 
-def test_the_list_is_bounded_by_the_length_of_its_paths(tmp_path: Path) -> None:
+def test_the_list_is_bounded_by_its_length_as_json(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(10):
         deep = deep / ("d" * 200)
         deep.mkdir()
-    for number in range(200):
+    for number in range(600):
         (deep / f"{number:03}").touch()
     listed, cut = artifacts.Scanner(str(tmp_path)).changed_since(0, 1000)
-    size = sum(len(item["path"]) for item in listed)
+    for item in listed:
+        item["sha256"] = "0" * 64
     assert cut
-    assert artifacts.MAX_PATHS - 2100 < size <= artifacts.MAX_PATHS
+    assert artifacts.MAX_LIST - 4096 < len(minijson.dumps(listed)) <= artifacts.MAX_LIST + 4096
 
 
 def test_a_list_that_fits_is_whole(tmp_path: Path) -> None:

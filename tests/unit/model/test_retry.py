@@ -21,6 +21,7 @@ CODE = {"code": "print(1)"}
 # Status and cause of the attempt, retries before it, what was asked for, whether it is retried.
 CASES: dict[str, tuple[str, str | None, int, dict[str, Any], bool]] = {
     "instance lost": ("crashed", "instance_lost", 0, CODE, True),
+    "a violation of the protocol": ("failed", "protocol", 0, CODE, False),
     "node lost": ("crashed", "node_lost", 0, CODE, True),
     "evicted": ("crashed", "evicted", 0, CODE, True),
     "lost the last time": ("crashed", "instance_lost", MOST - 1, CODE, True),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 
 from atoll.errors import InvalidRequest
-from atoll.service.addresses import Target, is_public, parse, resolve
+from atoll.service.addresses import Target, parse, resolve
+from atoll.service.public_addresses import SPECIAL_V4, SPECIAL_V6, is_public
 
 ADDRESSES = [
     ("8.8.8.8", True),
@@ -41,6 +43,18 @@ ADDRESSES = [
     ("fc00::1", False),
     ("ff02::1", False),
     ("2001:db8::1", False),
+    ("2001:0:808:808::1", False),  # Teredo
+    ("2002:808:808::1", True),
+    ("64:ff9b:1::808:808", False),
+    ("100::1", False),
+    ("3ffe:ffff::1", True),
+    ("3fff::1", False),
+    ("3fff:fff:ffff::1", False),
+    ("3fff:1000::1", True),
+    ("4000::1", False),
+    ("5f00::1", False),
+    ("fec0::1", False),
+    ("::8.8.8.8", False),
     ("nonsense", False),
 ]
 
@@ -48,6 +62,19 @@ ADDRESSES = [
 @pytest.mark.parametrize(("address", "public"), ADDRESSES, ids=[one for one, _ in ADDRESSES])
 def test_only_addresses_of_the_public_internet_are_public(address: str, public: bool) -> None:
     assert is_public(address) is public
+
+
+@pytest.mark.parametrize("network", [*SPECIAL_V4, *SPECIAL_V6], ids=str)
+def test_no_address_of_a_special_network_is_public(network: IPv4Network | IPv6Network) -> None:
+    middle = network[network.num_addresses // 2]
+    for address in (network[0], middle, network[-1]):
+        if str(network) != "2002::/16":
+            assert not is_public(str(address))
+        if isinstance(address, IPv4Address):
+            number = int(address)
+            assert not is_public(str(IPv6Address((0xFFFF << 32) + number)))
+            assert not is_public(str(IPv6Address((0x64FF9B << 96) + number)))
+            assert not is_public(str(IPv6Address((0x2002 << 112) + (number << 80))))
 
 
 def test_an_address_is_taken_apart_and_put_together() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from atoll.executor import frames
-from atoll.link.client import is_within
+from atoll.link.values import is_within
+from atoll.model.json_size import values_in
 from atoll.service import story
-from atoll.service.displays import DEPTH, VALUES, shaped, values_in
+from atoll.service.displays import DEPTH, VALUES, shaped
 
 
 def nested(depth: int) -> Any:
@@ -61,7 +62,7 @@ def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
 
 
 def test_a_question_is_told_as_it_is() -> None:
-    line = {"id": "1", "state": "asked"}
+    line = {"id": "1", "state": "asked", "question": "Go on?", "data": [1], "timeout": 300.0}
     assert story.told_of(frames.APPROVAL, line) == line
     assert story.told_of(frames.DISPLAY, line) is None
 
@@ -76,7 +77,7 @@ def test_a_question_is_told_as_it_is() -> None:
     ],
 )
 def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
-    assert values_in(line) == count
+    assert values_in(line, VALUES) == count
 
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])

@@ -1,19 +1,53 @@
-"""The mark of requests that are passed on, and the memory of where sessions are."""
+"""The token of requests that are forwarded, and the memory of where sessions are."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from atoll.errors import Forbidden
-from atoll.service.hops import Hop, Hops
+from atoll.errors import AtollError, Forbidden, TemporaryError
+from atoll.service import nonces
+from atoll.service.hops import LIFETIME, Content, Hop, Hops
+from atoll.service.nonces import Nonces
 from atoll.service.peers import Places
+from tests.clock import MovedClock
 
-HOP = Hop("local-1", "https")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HOP = Hop("local-1", "https", Content.of(b"body"))
 
 
-def test_a_mark_is_read_by_whoever_has_the_same_secret() -> None:
-    mark = Hops("secret").make(HOP, "POST", b"/a?b=c")
-    assert Hops("secret").read(mark, "POST", b"/a?b=c") == HOP
+@pytest.fixture
+def clock() -> MovedClock:
+    moved = MovedClock()
+    moved.time = 1_000_000.0
+    return moved
+
+
+@pytest.fixture
+def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., Hops]:
+    """The tokens of a node, whose accepted ones are in a directory of its own."""
+
+    def make(node_id: str = "local-1", secret: str = "secret") -> Hops:
+        return Hops(secret, node_id, clock, Nonces(tmp_path / node_id, LIFETIME))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "content",
+    [Content.of(b""), Content.of(b"body"), Content(1 << 40), Content(None)],
+    ids=["empty", "known", "long", "unknown"],
+)
+def test_a_token_is_read_by_the_node_that_it_is_for(
+    hops: Callable[..., Hops], content: Content
+) -> None:
+    hop = Hop("local-1", "https", content)
+    token = hops("local-2").make(hop, "POST", b"/a?b=c")
+    assert hops().read(token, "POST", b"/a?b=c") == hop
 
 
 @pytest.mark.parametrize(
@@ -21,32 +55,123 @@ def test_a_mark_is_read_by_whoever_has_the_same_secret() -> None:
     [("other", "POST", b"/a"), ("secret", "GET", b"/a"), ("secret", "POST", b"/b")],
     ids=["another database", "another method", "another path"],
 )
-def test_a_mark_is_for_one_request(secret: str, method: str, target: bytes) -> None:
-    mark = Hops("secret").make(HOP, "POST", b"/a")
+def test_a_token_is_for_one_request(
+    hops: Callable[..., Hops], secret: str, method: str, target: bytes
+) -> None:
+    token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden) as refused:
-        Hops(secret).read(mark, method, target)
+        hops(secret=secret).read(token, method, target)
     assert refused.value.code == "hop_refused"
+
+
+def test_a_token_is_for_one_node(hops: Callable[..., Hops]) -> None:
+    token = hops("local-2").make(HOP, "POST", b"/a")
+    with pytest.raises(TemporaryError) as refused:
+        hops("local-3").read(token, "POST", b"/a")
+    assert refused.value.code == "wrong_node"
+
+
+def _field(number: int, value: str) -> Callable[[str], str]:
+    def change(token: str) -> str:
+        fields = token.split(" ")
+        fields[number] = value
+        return " ".join(fields)
+
+    return change
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda mark: "",
-        lambda mark: mark[:-1],
-        lambda mark: mark.replace("local-1", "local-2"),
-        lambda mark: mark.replace("https", "http"),
-        lambda mark: mark.replace("https", "ftp"),
-        lambda mark: mark + " ",
-        lambda mark: mark + "ä",
-        lambda mark: mark * 100,
-        lambda mark: "   ",
+        lambda token: "",
+        lambda token: token[:-1],
+        lambda token: token + " ",
+        lambda token: token + "ä",
+        lambda token: token * 100,
+        lambda token: " " * 7,
+        _field(0, "local-2"),
+        _field(1, "local-3"),
+        _field(2, "http"),
+        _field(3, "1000001"),
+        _field(4, "A" * 22),
+        _field(5, "5"),
+        _field(6, Content.of(b"other").digest or ""),
+        _field(6, "-"),
+        _field(7, "A" * 43),
     ],
 )
-def test_a_mark_that_was_changed_is_refused(change: object) -> None:
-    mark = Hops("secret").make(HOP, "POST", b"/a")
-    assert callable(change)
+def test_a_token_that_was_changed_is_refused(
+    hops: Callable[..., Hops], change: Callable[[str], str]
+) -> None:
+    token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden):
-        Hops("secret").read(change(mark), "POST", b"/a")
+        hops().read(change(token), "POST", b"/a")
+
+
+@pytest.mark.parametrize("later", [0, LIFETIME, 2 * LIFETIME, 100 * LIFETIME])
+@pytest.mark.parametrize("skew", [-LIFETIME, 0, LIFETIME])
+def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
+    hops: Callable[..., Hops], clock: MovedClock, later: int, skew: int
+) -> None:
+    clock.time += skew
+    token = hops("local-2").make(HOP, "POST", b"/a")
+    clock.time -= skew
+    first, second = hops(), hops()
+    first.read(token, "POST", b"/a")
+    # Tokens of other minutes, on the way, remove none that is needed.
+    for _ in range(later // LIFETIME):
+        clock.time += LIFETIME
+        first.read(hops("local-2").make(HOP, "POST", b"/a"), "POST", b"/a")
+    # The process itself, another one, and one that was started since.
+    for asked in (first, second, hops()):
+        with pytest.raises(Forbidden) as refused:
+            asked.read(token, "POST", b"/a")
+        assert refused.value.code == "hop_refused"
+
+
+@pytest.mark.parametrize("skew", [-LIFETIME - 1, LIFETIME + 1])
+def test_a_token_of_another_time_is_refused(
+    hops: Callable[..., Hops], clock: MovedClock, skew: int
+) -> None:
+    token = hops("local-2").make(HOP, "POST", b"/a")
+    clock.time += skew
+    with pytest.raises(Forbidden):
+        hops().read(token, "POST", b"/a")
+
+
+def test_what_is_remembered_is_bounded(
+    hops: Callable[..., Hops],
+    clock: MovedClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nonces, "MAX_PER_MINUTE", 3)
+    sender, receiver = hops("local-2"), hops()
+    for _ in range(3):
+        receiver.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+    for asked in (receiver, hops()):
+        with pytest.raises(AtollError) as refused:
+            asked.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+        assert refused.value.code == "too_many_forwards"
+    for _ in range(10):
+        clock.time += 60
+        receiver.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+    assert len(list((tmp_path / "local-1").iterdir())) <= 2 * LIFETIME // 60 + 1
+
+
+def test_a_record_that_was_cut_short_hides_none(
+    hops: Callable[..., Hops], clock: MovedClock, tmp_path: Path
+) -> None:
+    sender = hops("local-2")
+    tokens = [sender.make(HOP, "POST", b"/a") for _ in range(3)]
+    hops().read(tokens[0], "POST", b"/a")
+    with (tmp_path / "local-1" / str(int(clock.time) // 60)).open("ab") as file:
+        file.write(b"half")
+    for token in tokens[1:]:
+        hops().read(token, "POST", b"/a")
+    for token in tokens:
+        with pytest.raises(Forbidden):
+            hops().read(token, "POST", b"/a")
 
 
 def test_places_are_bounded_and_the_least_used_go_first() -> None:

@@ -31,10 +31,12 @@ from atoll.api.rest import (
     volumes,
     webhooks,
 )
+from atoll.api.rest.connections import connection_limit
 from atoll.api.rest.forwarding import Forwarding
 from atoll.api.rest.hot import HotRoutes
 from atoll.api.rest.idempotency import Idempotency
-from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault
+from atoll.api.rest.limits import OpenRequests
+from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault, ValueLimit
 from atoll.api.rest.requests import Execute
 from atoll.api.rest.schemas import Problem
 from atoll.api.ws.console import ConsoleRoute
@@ -106,7 +108,9 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
         ttl=found.settings.idempotency_ttl,
     )
     app = Forwarding(app, found)
+    app = ValueLimit(app)
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
+    app = OpenRequests(app, max(1, connection_limit(found.settings.connection) // 2))
     app = Authentication(app, keys)
     if found.settings.cors_origins:
         app = CORSMiddleware(

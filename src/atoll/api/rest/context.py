@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from atoll.api.rest import hosts
+from atoll.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from atoll.api.rest.limits import AnswerMemory, OpenStreams
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
@@ -73,6 +77,8 @@ class Services:
     coordination: Coordination
     clock: Clock
     settings: Settings
+    streams: OpenStreams
+    answer_memory: AnswerMemory
 
 
 def services(request: Request) -> Services:
@@ -81,11 +87,26 @@ def services(request: Request) -> Services:
 
 
 def absolute(request: Request, url: str) -> str:
-    """An address of ours as others reach it."""
+    """An address of ours as others reach it; an error where that is not known."""
+    found = absolute_or_none(request, url)
+    if found is None:
+        raise InvalidRequest(
+            "This server does not know under which address others reach it: the request's Host is "
+            "none of its own. Set ATOLL_PUBLIC_URL, or add the host to ATOLL_TRUSTED_HOSTS.",
+            code="public_url_needed",
+        )
+    return found
+
+
+def absolute_or_none(request: Request, url: str) -> str | None:
     if not url.startswith("/"):
         return url
-    base = services(request).settings.public_url or str(request.base_url)
-    return base.rstrip("/") + url
+    settings = services(request).settings
+    if settings.public_url is not None:
+        return settings.public_url.rstrip("/") + url
+    if not hosts.is_own(request.scope, settings.trusted_hosts):
+        return None
+    return str(request.base_url).rstrip("/") + url
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -59,10 +59,10 @@ async def get_events(
         stretch = await feed.page(after, chosen, subject, limit=limit, wait=wait)
         items = [event_out(event) for event in stretch.events]
         return Answer({"items": items, "after": stretch.through})
-    feed.admit()
     place = await feed.place(after)
+    held = services(request).streams.open(request.scope)
     check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
-    return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)))
+    return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)), held)
 
 
 def _number(text: str) -> int:

@@ -11,7 +11,8 @@ from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot, sse
 from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
-from atoll.api.rest.context import Answer, absolute, page_answer, services, shown
+from atoll.api.rest.context import Answer, absolute_or_none, page_answer, services, shown
+from atoll.api.rest.limits import key_of
 from atoll.api.rest.requests import Cancel, Inject, Resume
 from atoll.api.rest.schemas import (
     ArtifactPage,
@@ -21,8 +22,9 @@ from atoll.api.rest.schemas import (
     StatusOut,
     Submitted,
 )
-from atoll.errors import Conflict, InvalidRequest
+from atoll.errors import AtollError, Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
+from atoll.service.bulk import size_of
 
 router = APIRouter(tags=["executions"])
 
@@ -137,9 +139,13 @@ async def list_session_artifacts(
     return page_answer(items, page.next_cursor)
 
 
-def linker(request: Request, session_id: str) -> Callable[[str], str]:
+def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
+    """What makes links to files; None where the server does not know its address."""
     links = services(request).links
-    return lambda path: absolute(request, links.artifact(session_id, path))
+    base = absolute_or_none(request, "/")
+    if base is None:
+        return None
+    return lambda path: base.rstrip("/") + links.artifact(session_id, path)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
@@ -215,6 +221,15 @@ async def get_events(
     `approval`, `heartbeat`, `retry`, and `result` at the end. Whoever sends the last id it heard as
     `Last-Event-ID` is told exactly the rest.
     """
-    found = services(request).executions
-    await found.get(execution_id)
-    return sse.answer(found.events(execution_id, last_event_id or 0))
+    found = services(request)
+    execution = await found.executions.get(execution_id)
+    held = [found.streams.open(request.scope)]
+    if execution.outcome is not None:
+        # What is replayed stays in memory while the client reads.
+        size = size_of(execution.outcome)
+        try:
+            held.append(found.answer_memory.hold(key_of(request.scope), size))
+        except AtollError:
+            held[0].close()
+            raise
+    return sse.answer(found.executions.events(execution_id, last_event_id or 0), *held)

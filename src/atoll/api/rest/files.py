@@ -150,10 +150,15 @@ async def watch_files(
     """
     if path is None and sse.MEDIA_TYPE not in request.headers.get("accept", ""):
         return await _download(request, session_id, "watch")
-    notices = await services(request).files.watch(
-        session_id, names.in_query(request), recursive=recursive
-    )
-    return sse.raw_answer(_events(notices))
+    found = services(request)
+    path = names.in_query(request)
+    held = found.streams.open(request.scope)
+    try:
+        notices = await found.files.watch(session_id, path, recursive=recursive)
+    except BaseException:
+        held.close()
+        raise
+    return sse.raw_answer(_events(notices), held)
 
 
 async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:

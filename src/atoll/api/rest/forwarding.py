@@ -14,22 +14,23 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from atoll.api.rest import hosts
 from atoll.api.rest.creation import Creation
 from atoll.api.rest.destinations import PREFIX, READING, About, Kind, about
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on, target_of
 from atoll.api.rest.problems import problem
 from atoll.api.ws import forwarding as sockets
 from atoll.errors import AtollError, TemporaryError
+from atoll.service.hops import WRONG_NODE
+from atoll.service.lives import may_start
 from atoll.service.peers import HEADER, caller
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from atoll.api.rest.context import Services
-    from atoll.service.hops import Hop
 
 HOP = HEADER.lower().encode()
-WRONG_NODE = "wrong_node"
 FULL = ("engine_unavailable", "instance_not_started", "node_cordoned", "node_full")
 """How a node refuses to start a session that another one might."""
 TRIES = 3
@@ -43,6 +44,7 @@ class Forwarding:
         self._peers = found.peers
         self._links = found.links
         self._origins = found.settings.cors_origins
+        self._trusted_hosts = found.settings.trusted_hosts
         self._creation = Creation(app, found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,13 +56,20 @@ class Forwarding:
             await self._app(scope, receive, send)
             return
         caller.set(_authorization(scope))
+        is_http = scope["type"] == "http"
+        if hop is None and is_http and not hosts.is_own(scope, self._trusted_hosts):
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope["headers"] = [*others, (b"host", hosts.UNKNOWN)]
         asked = about(scope.get("method", "GET"), scope["path"])
         try:
             if hop is not None:
-                await self._check_hop(hop, asked, scope)
+                receive = await self._check_hop(hop, asked, scope, receive)
+                scope[hosts.PASSED_ON] = True
                 asked = None
             session_id = None if asked is None else await self._session(asked, scope)
             elsewhere = None if session_id is None else await self._peers.node_of(session_id)
+        except ClientGone:
+            return
         except AtollError as error:
             if hop is not None:
                 await problem(error)(scope, receive, send)
@@ -86,15 +95,22 @@ class Forwarding:
             body = Body(receive)
             await self._forward(asked, session_id, elsewhere, scope, body, send)
 
-    async def _check_hop(self, value: bytes, asked: About | None, scope: Scope) -> None:
-        """Whether another node rightly takes this one for the one to answer."""
+    async def _check_hop(
+        self, value: bytes, asked: About | None, scope: Scope, receive: Receive
+    ) -> Receive:
+        """Whether another node rightly takes this one for the one to answer, and for this body."""
         method = scope.get("method", "GET")
-        hop: Hop = self._peers.read_hop(value.decode("latin-1"), method, target_of(scope))
+        hop = await self._peers.read_hop(value.decode("latin-1"), method, target_of(scope))
         scope["scheme"] = _scheme(scope, hop.scheme)
-        if hop.node_id != self._peers.node_id:
-            raise _wrong_node(f"This is node {self._peers.node_id}, not {hop.node_id}.")
-        if asked is None:
-            return
+        if asked is not None:
+            await self._check_place(asked, scope)
+        if scope["type"] == "websocket":
+            return receive
+        body = Body(receive)
+        await body.check(hop.content, scope["headers"])
+        return body.receive if body.whole else receive
+
+    async def _check_place(self, asked: About, scope: Scope) -> None:
         session_id = await self._session(asked, scope)
         if session_id is None:
             return
@@ -201,7 +217,7 @@ class Forwarding:
         await self._peers.look(again=False)
         now_at = await self._peers.node_of(session_id, anew=True)
         lost = refusal is None or refusal.code != WRONG_NODE
-        if now_at == before and lost and asked.needs_it:
+        if now_at == before and lost and asked.needs_it and may_start.get():
             # One that waits in the blob store can be started elsewhere.
             await self._peers.reroute(session_id)
             now_at = await self._peers.node_of(session_id, anew=True)

@@ -17,13 +17,14 @@ from atoll.api.rest.answers import result_out, submitted_out
 from atoll.api.rest.context import encode_json
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
-from atoll.errors import AtollError
+from atoll.errors import AtollError, InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from atoll.api.rest.context import Services
 
+MANY_ERRORS = 1000
 PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
@@ -34,6 +35,11 @@ async def execute(
     try:
         body = Execute.model_validate_json(data)
     except ValidationError as error:
+        if error.error_count() > MANY_ERRORS:
+            # To describe each of a hundred thousand would take half a second.
+            raise InvalidRequest(
+                f"{error.error_count()} fields are not understood.", code="invalid_request"
+            ) from None
         raise invalid(list(error.errors(include_url=False, include_input=False))) from None
     seeded = None if seed is None else ids.execution_id(seed.at, seed)
     running = await found.executions.submit(
@@ -68,6 +74,7 @@ class HotRoutes:
             data, seed = await _body(receive), scope.get("atoll.seed")
             status, answer = await execute(self._found, session_id, data, seed)
             content = encode_json(answer)
+            del answer  # Not twice in memory while the client reads.
         except _Gone:
             return
         except AtollError as error:

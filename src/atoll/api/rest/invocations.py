@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.api.rest.context import Services
+    from atoll.api.rest.limits import Held
     from atoll.service.running import Running
 
 router = APIRouter(prefix="/invocations", tags=["invocations"])
@@ -49,14 +50,21 @@ async def invoke(request: Request, body: Invoke) -> Response:
     limits = found.settings.execution
     # Somebody is there to end it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
-    running = await found.invocations.submit(
-        body.session_id,
-        body.request(timeout.total_seconds()),
-        invocation_id=body.invocation_id,
-        execution_id=body.execution_id or _seeded(request, body),
-    )
-    if body.mode is Mode.STREAM:
-        return _stream(found, running)
+    # Before anything runs: it could not be refused any more.
+    held = found.streams.open(request.scope) if body.mode is Mode.STREAM else None
+    try:
+        running = await found.invocations.submit(
+            body.session_id,
+            body.request(timeout.total_seconds()),
+            invocation_id=body.invocation_id,
+            execution_id=body.execution_id or _seeded(request, body),
+        )
+    except BaseException:
+        if held is not None:
+            held.close()
+        raise
+    if held is not None:
+        return _stream(found, running, held)
     if body.mode is Mode.SYNC:
         most = found.settings.execution.max_wait.total_seconds()
         await found.executions.await_end(
@@ -80,7 +88,7 @@ async def _answer(found: Services, running: Running) -> Answer:
     return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
 
 
-def _stream(found: Services, running: Running) -> StreamingResponse:
+def _stream(found: Services, running: Running, held: Held) -> StreamingResponse:
     execution = running.execution
 
     async def events() -> AsyncIterator[Event]:
@@ -93,7 +101,7 @@ def _stream(found: Services, running: Running) -> StreamingResponse:
         async for event in found.executions.events(execution.id, 0):
             yield event
 
-    return sse.answer(events())
+    return sse.answer(events(), held)
 
 
 @router.get("", responses={200: {"model": InvocationPage}})

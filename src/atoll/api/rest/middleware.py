@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
+from atoll.model.json_size import at_most
 from atoll.model.key import Scope
+from atoll.service.lives import may_start
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send
@@ -23,6 +25,8 @@ FORM = b"application/x-www-form-urlencoded"
 KEY_PROTOCOL = "atoll.key."
 EVENTS = "/api/v1/events"
 """The feed, which has no end."""
+MAX_VALUES = 100_000
+"""JSON values of a request, keys among them."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -65,6 +69,7 @@ class Authentication:
             raise Forbidden("This API key may only read.", code="key_read_only")
         scope["atoll.key"] = key.id
         scope["atoll.read_only"] = key.scope is Scope.READ
+        may_start.set(key.scope is not Scope.READ)
         if scope["type"] == "websocket" or scope["path"] == EVENTS:
             # What lasts asks now and then whether it may go on.
             scope["atoll.recheck"] = lambda: self._check(scope, keys)
@@ -149,11 +154,7 @@ class JsonByDefault:
         self._app = app
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "http"
-            and scope["method"] not in SAFE_METHODS
-            and not _is_upload(scope)
-        ):
+        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS and not is_upload(scope):
             scope["headers"] = [
                 (name, b"application/json" if name == b"content-type" and value == FORM else value)
                 for name, value in scope["headers"]
@@ -173,7 +174,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self._app(scope, receive, send)
             return
-        limit = self._upload_limit if _is_upload(scope) else self._limit
+        limit = self._upload_limit if is_upload(scope) else self._limit
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 await problem(_too_large(limit))(scope, receive, send)
@@ -201,6 +202,61 @@ class BodyLimit:
             await problem(_too_large(limit))(scope, receive, send)
 
 
+class ValueLimit:
+    """
+    Refuses JSON of very many values before it is parsed: that takes the event loop, and much more
+    memory than the body. A body that is too short for so many passes as it comes.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int = MAX_VALUES) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS or self._is_short(scope):
+            await self._app(scope, receive, send)
+            return
+        pieces: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body = b"".join(pieces)
+        pieces.clear()
+        if not at_most(body, self._limit):
+            await problem(_too_many_values(self._limit))(scope, receive, send)
+            return
+        whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        del body
+
+        async def again() -> Message:
+            nonlocal whole
+            if whole is None:
+                return await receive()
+            message, whole = whole, None
+            return message
+
+        await self._app(scope, again, send)
+
+    def _is_short(self, scope: ASGIScope) -> bool:
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                return (value.isdigit() and int(value) <= self._limit) or is_upload(scope)
+            if name == b"transfer-encoding":
+                return is_upload(scope)
+        return True
+
+
+def _too_many_values(limit: int) -> TooLarge:
+    return TooLarge(
+        f"The body has more than {limit} JSON values. Send large data as a file.",
+        code="too_many_values",
+    )
+
+
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(
         f"The body is larger than the {limit} bytes allowed here.", code="body_too_large"
@@ -210,7 +266,8 @@ def _too_large(limit: int) -> TooLarge:
 CONTEXTS = "/api/v1/build-contexts/"
 
 
-def _is_upload(scope: Any) -> bool:
+def is_upload(scope: Any) -> bool:
+    """Whether the body is a file, which may be large and slow."""
     path: str = scope["path"]
     if path.startswith((SIGNED, CONTEXTS)):
         return bool(scope["method"] == "PUT")

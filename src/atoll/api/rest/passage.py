@@ -17,6 +17,7 @@ import httpx
 import structlog
 
 from atoll.api.rest.exchange import SMALL
+from atoll.service.hops import Content, Hop, body_refused
 from atoll.service.peers import HEADER
 
 if TYPE_CHECKING:
@@ -157,6 +158,22 @@ class Body:
                 yield piece
         self._at_end.set()
 
+    async def described(self, headers: list[tuple[bytes, bytes]]) -> Content:
+        """What of it is known before it is sent."""
+        if self.whole:
+            return await _described(self.data)
+        return Content(content_length(headers))
+
+    async def check(self, content: Content, headers: list[tuple[bytes, bytes]]) -> None:
+        """`Forbidden` unless it is the body that a node has described."""
+        if content.digest is None:
+            if content.length != content_length(headers):
+                raise body_refused()
+            return
+        await self.begin(limit=content.length)
+        if not self.whole or await _described(self.data) != content:
+            raise body_refused()
+
     async def receive(self) -> Message:
         """The request as an application here is told it."""
         if self._replayed:
@@ -188,7 +205,8 @@ async def pass_on(
     Have a node answer. A refusal with one of these codes is given back; any other answer has gone
     to the client. `NotReached` when there was none.
     """
-    exchange = _Exchange(peers, node, scope, body, send, refusals)
+    hop = Hop(node.id, scope["scheme"], await body.described(scope["headers"]))
+    exchange = _Exchange(peers, node, scope, body, send, refusals, hop)
     work = asyncio.ensure_future(exchange.run())
     gone, lost = asyncio.ensure_future(body.left()), asyncio.ensure_future(peers.lost(node.id))
     tasks = (work, gone, lost)
@@ -217,6 +235,7 @@ class _Exchange:
         body: Body,
         send: Send,
         refusals: Collection[str],
+        hop: Hop,
     ) -> None:
         self._client = peers.client
         self._node = node
@@ -225,11 +244,11 @@ class _Exchange:
         self.answering = False
         """Whether the client has been told the beginning of an answer."""
         target = target_of(scope)
-        hop = peers.hop(node.id, scope["scheme"], scope["method"], target)
+        token = peers.hop(hop, scope["method"], target)
         self._request = httpx.Request(
             scope["method"],
             node.url,
-            headers=[*passed_on(scope["headers"]), (HEADER.encode(), hop.encode())],
+            headers=[*passed_on(scope["headers"]), (HEADER.encode(), token.encode())],
             content=body.content(),
             # As it came: a path that is put in order may be another one.
             extensions={"target": target},
@@ -274,6 +293,17 @@ class _Exchange:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
         return None
+
+
+async def _described(data: bytes) -> Content:
+    return Content.of(data) if len(data) <= SMALL else await asyncio.to_thread(Content.of, data)
+
+
+def content_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    for name, value in headers:
+        if name.lower() == b"content-length":
+            return int(value)
+    return None
 
 
 def target_of(scope: Scope) -> bytes:

@@ -47,19 +47,31 @@ _BY_CODE = {
     "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "public_url_needed": HTTPStatus.BAD_REQUEST,
+    "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
+    "header_too_large": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "events_expired": HTTPStatus.GONE,
-    "too_many_followers": HTTPStatus.TOO_MANY_REQUESTS,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
     "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
     "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
+    "protocol_violation": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
 }
-_TOO_MANY = frozenset({"session_busy", "session_crowded", "too_many_consoles", "queue_full"})
+_TOO_MANY = frozenset(
+    {
+        "session_busy",
+        "session_crowded",
+        "too_many_consoles",
+        "too_many_requests",
+        "too_many_streams",
+        "queue_full",
+    }
+)
 """Of what passes by itself: who asks has asked for too much at once."""
 _BEHIND = {
     "database_unavailable": "The database does not answer. Nothing was lost; try again.",
@@ -69,6 +81,8 @@ _BEHIND = {
 }
 """What is said of back-ends to those who call."""
 _FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
+MAX_ERRORS = 20
+"""Fields that one problem document lists."""
 MEDIA_TYPE = "application/problem+json"
 SIGNED = "/api/v1/signed/"
 _NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
@@ -134,7 +148,7 @@ def invalid(errors: list[Any]) -> InvalidRequest:
     What pydantic says, as one sentence and as a list by field. Values are left out: they may be
     secret.
     """
-    listed = [_told(item) for item in errors[:20]]
+    listed = [_told(item) for item in errors[:MAX_ERRORS]]
     if any(item["type"] == "json_invalid" for item in errors):
         return InvalidRequest("The body is not JSON.", code="bad_json", errors=listed)
     words = "; ".join(

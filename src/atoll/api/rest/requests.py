@@ -684,13 +684,24 @@ class SecurityContext(Wire):
     require: list[Literal[tuple(REQUIREMENTS)]] = []  # type: ignore[valid-type]
 
 
+def _is_no_order(package: str) -> str:
+    name, _, version = package.partition("=")
+    if name.endswith("-") or version.endswith(("-", "+")):
+        raise ValueError("a sign at its end is an order of apt")
+    return package
+
+
 DebianPackage = Annotated[
     str,
     StringConstraints(
         max_length=200, pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+:~-]*)?$"
     ),
+    AfterValidator(_is_no_order),
 ]
-"""A name of Debian's policy, with a version if need be; never an option, a path or a URL."""
+"""
+A name of Debian's policy, with a version if need be; never an option, a path or a URL, and nothing
+that apt would take for an order to remove it. A name may end with `+`, as g++ does.
+"""
 PythonPackage = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A requirement of PEP 508 without URL and marker; the service reads it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from atoll.api.rest.connections import Connections, HttpProtocol, connection_limit
+from atoll.api.rest.listener import Listener
 from atoll.api.rest.middleware import LastAnswer
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
 from atoll.errors import InvalidRequest
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from atoll.settings import Settings
 
 
+UNSENT_LIMIT = 128 * 1024
+"""Bytes of a connection that the kernel takes and cannot send yet."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """Where every address is listened on, and this machine's own of that kind."""
 
@@ -54,12 +59,14 @@ def prepare(
     lets the requests that run finish; `leave` is called then, to end those that have no end. A
     worker also ends when `parent` becomes readable.
     """
+    connections = Connections(settings.connection, connection_limit(settings.connection))
     server = _Uvicorn(
         leave,
+        connections,
         uvicorn.Config(
             LastAnswer(app),
-            http="httptools",
-            ws=Protocol,
+            http=HttpProtocol,
+            ws=functools.partial(Protocol, connections=connections),  # type: ignore[arg-type]
             ws_max_size=MAX_MESSAGE,
             ws_ping_interval=PING_SECONDS,
             ws_ping_timeout=PING_SECONDS,
@@ -68,7 +75,7 @@ def prepare(
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=75,
+            timeout_keep_alive=max(1, round(connections.keep_alive)),
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=int(settings.shutdown_timeout.total_seconds()),
@@ -90,11 +97,38 @@ def _orphaned(server: uvicorn.Server, parent: int) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us: uvicorn raises them again at its end, before ours could come."""
+    """
+    Bounds its connections. Leaves signals to us: uvicorn raises them again at its end, before ours
+    could come.
+    """
 
-    def __init__(self, leave: Callable[[], None], config: uvicorn.Config) -> None:
+    def __init__(
+        self, leave: Callable[[], None], connections: Connections, config: uvicorn.Config
+    ) -> None:
         super().__init__(config)
         self._leave = leave
+        self._connections = connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        await self.lifespan.startup()
+        tls = self.config.ssl
+
+        def make(reserved: bool, opened: Callable[[], None]) -> HttpProtocol:
+            return HttpProtocol(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                connections=self._connections,
+                opened=opened,
+                reserved=reserved,
+            )
+
+        self.servers = [
+            Listener(one, self._connections, self.server_state, make, tls)  # type: ignore[misc]
+            for one in sockets
+        ]
+        self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -131,6 +165,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Inherited by the connections: an answer is one small packet, which should not wait.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # As well: the kernel takes this much for a client that does not read, and not megabytes.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_LIMIT)
     try:
         listener.bind((host, port))
     except OSError as error:

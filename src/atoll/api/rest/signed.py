@@ -14,6 +14,7 @@ from atoll.api.rest import downloads
 from atoll.api.rest.context import Answer, services
 from atoll.api.rest.files import _body, _body_of, _entry_out
 from atoll.api.rest.schemas import EntryOut
+from atoll.service.lives import may_start
 
 router = APIRouter(prefix="/signed", tags=["signed links"])
 
@@ -31,6 +32,7 @@ async def get_signed(request: Request, token: str) -> Response:
     """Download the file that the link is for; ranges and conditions as with a key."""
     found = services(request)
     grant = found.links.granted(token, "GET")
+    may_start.set(grant.may_start)
     return await downloads.answer(
         request, found.files, grant.session_id, grant.path, filename=grant.filename
     )

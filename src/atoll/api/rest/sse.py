@@ -19,6 +19,9 @@ from atoll.api.rest.answers import result_out
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from starlette.types import Receive, Scope, Send
+
+    from atoll.api.rest.limits import Held
     from atoll.model.execution import Execution
     from atoll.service.story import Event
 
@@ -27,23 +30,47 @@ MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def answer(events: AsyncIterator[Event]) -> StreamingResponse:
-    return StreamingResponse(_kept_alive(_texts(events)), media_type=MEDIA_TYPE, headers=_HEADERS)
+def answer(events: AsyncIterator[Event], *held: Held) -> StreamingResponse:
+    """The events as they come; at the end, what is held for the stream is given back."""
+    return _Stream(_texts(events), held)
 
 
-def raw_answer(events: AsyncIterator[str]) -> StreamingResponse:
+def raw_answer(events: AsyncIterator[str], *held: Held) -> StreamingResponse:
     """Of events that are written already."""
-    return StreamingResponse(_kept_alive(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+    return _Stream(_encoded(events), held)
 
 
-async def _texts(events: AsyncIterator[Event]) -> AsyncIterator[str]:
+class _Stream(StreamingResponse):
+    def __init__(self, texts: AsyncIterator[bytes], held: tuple[Held, ...]) -> None:
+        super().__init__(_kept_alive(texts), media_type=MEDIA_TYPE, headers=_HEADERS)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for one in self._held:
+                one.close()
+
+
+async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    async for text in texts:
+        yield text.encode()
+
+
+async def _texts(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
     async for event in events:
-        number = "" if event.number is None else f"id: {event.number}\n"
-        content = json.dumps(_content(event.content))
-        yield f"{number}event: {event.name}\ndata: {content}\n\n"
+        yield _text(event)
 
 
-async def _kept_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
+def _text(event: Event) -> bytes:
+    """Its own function: a stream whose client does not read holds the event's bytes alone."""
+    number = "" if event.number is None else f"id: {event.number}\n"
+    content = json.dumps(_content(event.content)).encode("ascii")
+    return b"%sevent: %s\ndata: %s\n\n" % (number.encode(), event.name.encode(), content)
+
+
+async def _kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """
     A comment after a while without an event, so that nobody in between takes the line for dead.
     """
@@ -52,7 +79,7 @@ async def _kept_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
         while True:
             done, _ = await asyncio.wait([following], timeout=PING_SECONDS)
             if not done:
-                yield ": ping\n\n"
+                yield b": ping\n\n"
                 continue
             try:
                 text = following.result()

@@ -130,7 +130,8 @@ async def get_log(
     builds = services(request).builds
     text = await builds.log(template_id, version)
     if follow:
-        return sse.answer(builds.follow(template_id, version))
+        held = services(request).streams.open(request.scope)
+        return sse.answer(builds.follow(template_id, version), held)
     headers = {"X-Content-Type-Options": "nosniff"}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 

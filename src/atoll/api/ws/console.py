@@ -77,6 +77,7 @@ class ConsoleRoute:
                 in_line=_choice(socket, "mode", ("type", "watch")) == "type",
             )
             as_json = _choice(socket, "format", ("binary", "json")) == "json"
+            held = self._found.streams.open(socket.scope)
         except AtollError as error:
             await deny(socket, problem(error), error)
             return
@@ -95,6 +96,8 @@ class ConsoleRoute:
         except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
             answer = await on_unexpected(socket.scope["path"], error)
             await deny(socket, answer, AtollError("Something broke here.", code="internal_error"))
+        finally:
+            held.close()
 
 
 def check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:

@@ -1,5 +1,5 @@
 """
-uvicorn's WebSocket protocol, with an end for clients that do not read.
+uvicorn's WebSocket protocol, with an end for clients that do not read, and bounded buffers.
 
 As it is, it closes a connection when all that waits is sent, so one whose client stands still would
 never go, and hold up the end of the server as well.
@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from atoll.api.rest.connections import WriteProgress, reset
+
 if TYPE_CHECKING:
     import asyncio
+
+    from websockets.frames import Frame
+
+    from atoll.api.rest.connections import Connections
 
 MAX_MESSAGE = 64 * 1024
 """Bytes of one message from a client."""
@@ -22,10 +28,41 @@ LINGER_SECONDS = 1.0
 """For what waits to be sent when the connection is to end, and for the client to agree."""
 
 
+MAX_FRAGMENTS = 1024
+"""Frames of one message: empty ones would not count towards its size."""
+
+
 class Protocol(WebSocketsSansIOProtocol):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.close_timeout = LINGER_SECONDS
+        self._write_timeout = connections.write_timeout
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._writing = WriteProgress(self.transport, self.loop.time())
+
+    def resume_writing(self) -> None:
+        self._writing.progressed(self.loop.time())
+        super().resume_writing()
+
+    def check(self, now: float) -> None:
+        """End the connection when the client does not read."""
+        if self._writing.stalled(now, self._write_timeout):
+            reset(self.transport)
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            # A client that pings and does not read would fill the memory with answers.
+            self.conn.data_to_send()
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.transport.abort()
+        else:
+            super().handle_cont(event)
 
     async def send(self, message: Any) -> None:
         await super().send(message)

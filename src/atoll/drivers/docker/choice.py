@@ -1,16 +1,25 @@
-"""Whether workspaces can be directories of ours, or have to be volumes of the engine."""
+"""
+Whether workspaces can be directories of ours, or have to be volumes of the engine, and whether they
+can be file system images there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.containers import bind
 from atoll.drivers.docker.engine import translated
+from atoll.drivers.local.host import image_trouble
+from atoll.drivers.local.mounts import unmount
+from atoll.drivers.local.spawner import mount_image
+from atoll.drivers.local.workspaces import MIN_IMAGE, make_file_system
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
     from atoll.drivers.docker.engine import Engine
 
 TARGET = "/probe"
+PROBE = ".probe-"
+OLD_SECONDS = 600.0
 
 
 async def obstacle(engine: Engine, drafts: Drafts, node: Path) -> str | None:
@@ -40,9 +51,44 @@ async def obstacle(engine: Engine, drafts: Drafts, node: Path) -> str | None:
     return None
 
 
-async def _is_seen(drafts: Drafts, node: Path) -> bool:
+async def image_obstacle(drafts: Drafts, node: Path) -> str | None:
+    """Why containers cannot be given file system images that are mounted beneath `node`."""
+    trouble = await asyncio.to_thread(image_trouble, node)
+    if trouble is not None:
+        return trouble
+    place = node / f"{PROBE}{secrets.token_hex(8)}"
+    try:
+        await asyncio.to_thread(_mount, node, place)
+        if not await _is_seen(drafts, place):
+            return f"the engine does not see what is mounted beneath {node}"
+    except OSError as error:
+        return str(error)
+    finally:
+        await asyncio.to_thread(_unmount, place)
+    return None
+
+
+def _mount(node: Path, place: Path) -> None:
+    for found in node.glob(f"{PROBE}*"):
+        # Of a process that was killed; younger ones may be another replica's.
+        if time.time() - found.lstat().st_mtime > OLD_SECONDS and found.is_dir():
+            _unmount(found)
+    place.mkdir(mode=0o700)
+    image = place / "image"
+    make_file_system(image, MIN_IMAGE)
+    mount_image(str(image), str(place))
+
+
+def _unmount(place: Path) -> None:
+    unmount(place)
+    (place / "image").unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        place.rmdir()
+
+
+async def _is_seen(drafts: Drafts, place: Path) -> bool:
     """Whether the engine finds a file of ours where we have it."""
-    file, content = node / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    file, content = place / f"{PROBE}{secrets.token_hex(8)}", secrets.token_bytes(16)
     await asyncio.to_thread(file.write_bytes, content)
     try:
         with translated():

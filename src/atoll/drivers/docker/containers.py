@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
 
 UID = 1000
+"""Of installations, and of workspaces of earlier versions; others have a uid of their own."""
 WORKSPACE = "/workspace"
 TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
 LINK = "/run/atoll/link"
 """Directory, inside, of the socket on which the executor listens."""
 JOURNAL = "/run/atoll/journal"
 OWN_PROCESSES = 8
-"""Processes of ours beside those of user code."""
+"""Processes of ours beside those of user code, with some for requests that concern files."""
+EXECUTOR_PROCESSES = 2
+"""Those that are always there: the supervisor and the zygote."""
 SUPERVISOR_SCORE, USER_SCORE = 500, 1000
 """Of two processes the kernel ends that with the higher score first, when memory runs out."""
 NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
@@ -34,6 +37,9 @@ NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
     "atoll.workspace",
     "atoll.link",
 )
+UID_LABEL, DISK_LABEL = "atoll.uid", "atoll.disk"
+HELD, WATCHED = "held", "watched"
+"""Of a workspace's size: by a file system, or by the executor."""
 INSTALL_LABEL = "atoll.install"
 KERNEL_THREADS, KERNEL_SHARE = 256, 4
 """What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
@@ -43,6 +49,8 @@ MASKED = (
     "/proc/timer_list", "/proc/timer_stats",
 )  # fmt: skip
 """What tells of the machine: all that engines mask by themselves, and more."""
+MAX_SIGNALS = 4096
+"""Signals that wait, and timers, of all processes of a uid."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -74,6 +82,7 @@ class Container:
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
+    uid: int
     environment: str | None = None
     """The template's own packages, as a path inside."""
     tmp_size: int = 64 * 1024 * 1024
@@ -90,6 +99,7 @@ class Installation:
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
+    uid: int = UID
     tmp_size: int = 64 * 1024 * 1024
     open_files: int = 1024
     relays: int = 0
@@ -141,6 +151,7 @@ def _body(
             {"Name": "memlock", "Soft": 65_536, "Hard": 65_536},
             {"Name": "msgqueue", "Soft": 819_200, "Hard": 819_200},
             {"Name": "nofile", "Soft": container.open_files, "Hard": container.open_files},
+            {"Name": "sigpending", "Soft": MAX_SIGNALS, "Hard": MAX_SIGNALS},
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
         "RestartPolicy": {"Name": "no"},
@@ -156,7 +167,7 @@ def _body(
     return {
         "Image": base.image,
         "Hostname": "sandbox",
-        "User": f"{UID}:{UID}",
+        "User": f"{container.uid}:{container.uid}",
         "WorkingDir": workdir,
         "Entrypoint": [*base.python, *program],
         "Cmd": [],

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.docker.engine import translated
+from atoll.drivers.local.install_answers import (
+    ANSWER_LIMIT,
+    ENDED,
+    TOO_LONG,
+    InstallFailed,
+    decoded,
+)
 from atoll.drivers.local.install_program import ANSWER, DATA, END, FRAME, GONE, OPEN, ORDER, PIECE
-from atoll.drivers.local.installer import ANSWER_LIMIT, ENDED, TOO_LONG, InstallFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -55,7 +61,7 @@ class Conversation:
             async for number, kind, data in self._frames():
                 if kind == ANSWER:
                     await self._hear_out()
-                    return _answer(data)
+                    return decoded(data)
                 if kind == OPEN and self._takes(number):
                     for work in await self._opened(number):
                         task = asyncio.create_task(work)
@@ -153,13 +159,3 @@ class Conversation:
             # When it is gone, which aiodocker takes for a mistake, there is no answer: that tells.
             with contextlib.suppress(OSError, RuntimeError, AssertionError):
                 await self._stream.write_in(FRAME.pack(number, kind, len(data)) + data)
-
-
-def _answer(data: bytes) -> dict[str, Any]:
-    try:
-        answered = json.loads(data)
-    except ValueError:
-        answered = None
-    if not isinstance(answered, dict):
-        raise InstallFailed(ENDED)
-    return answered

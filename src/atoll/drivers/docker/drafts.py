@@ -1,8 +1,7 @@
 """
 Containers that are made and never started, for what an engine does to files of one that is not.
 
-They are of an image of our own that has nothing but an empty workspace of the right owner: when a
-container is made, the engine gives an empty volume the owner and the mode of the image's directory.
+They are of an image of our own that has nothing but an empty workspace.
 """
 
 from __future__ import annotations
@@ -113,15 +112,10 @@ class Drafts:
                 raise
 
     async def _import(self) -> None:
-        content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w") as archive:
-            place = tarfile.TarInfo(containers.WORKSPACE.lstrip("/"))
-            place.type, place.mode = tarfile.DIRTYPE, 0o700
-            place.uid = place.gid = containers.UID
-            archive.addfile(place)
+        content = owned_directory(containers.WORKSPACE, containers.UID)
         params = {"fromSrc": "-", "repo": REPOSITORY, "tag": TAG}
         async with self._engine.query(
-            "images/create", method="POST", params=params, data=content.getvalue(), headers=_TAR
+            "images/create", method="POST", params=params, data=content, headers=_TAR
         ) as response:
             await response.read()
 
@@ -155,3 +149,14 @@ class Drafts:
                 if file is not None:
                     return file.read()
         return None
+
+
+def owned_directory(path: str, uid: int) -> bytes:
+    """A tar with nothing but a directory, for its owner alone."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        place = tarfile.TarInfo(path.lstrip("/"))
+        place.type, place.mode = tarfile.DIRTYPE, 0o700
+        place.uid = place.gid = uid
+        archive.addfile(place)
+    return content.getvalue()

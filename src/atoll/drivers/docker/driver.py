@@ -28,7 +28,8 @@ from aiodocker.exceptions import DockerError
 from atoll import ids
 from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter, links
-from atoll.drivers.docker.choice import obstacle
+from atoll.drivers.docker.choice import image_obstacle, obstacle
+from atoll.drivers.docker.directories import Directories
 from atoll.drivers.docker.drafts import Drafts
 from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, end, translated
 from atoll.drivers.docker.images import Images
@@ -36,7 +37,6 @@ from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.load import Load
 from atoll.drivers.docker.memory import Memory
 from atoll.drivers.docker.relays import Relays
-from atoll.drivers.docker.storage import Directories
 from atoll.drivers.docker.templates import ImageTemplates
 from atoll.drivers.docker.volumes import Volumes
 from atoll.drivers.local import cgroups, seccomp
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from aiodocker.stream import Stream
 
     from atoll.drivers.base import Material, Places
-    from atoll.drivers.docker.storage import Storage
+    from atoll.drivers.docker.storage import Prepared, Storage
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
@@ -79,6 +79,8 @@ NO_DIRECTORIES = (
     "(ATOLL_DOCKER__STORAGE). Take an image that has them."
 )
 HANDLE_VERSION = 1
+REMAPPED_UIDS = range(10_000, 60_000)
+"""Where the engine gives users in containers other numbers, it has 65,536 of them, usually."""
 READY = b"ready\n"
 MOST_SAID = 4000
 """Bytes of what a container says before it is ready."""
@@ -108,7 +110,9 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(self._node, root=os.geteuid() == 0, tree=self._base)
+        self.environments = LocalEnvironments(
+            self._node, root=os.geteuid() == 0, tree=self._base, image=self._image_identity
+        )
         self._bucket = bucket
         self._storage: Storage
         """Chosen when the engine is known."""
@@ -158,14 +162,26 @@ class DockerDriver:
         log.info("storage.chosen", storage=wanted, why=why)
         if wanted == "volumes":
             self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
-            return Volumes(self._engine, drafts, self._name, self._node)
+            return Volumes(self._engine, drafts, self._name, self._node, self._uids())
         if os.geteuid() != 0:
             raise PermanentError(
                 "Workspaces in directories take root: run Atoll as root, or set "
                 "ATOLL_DOCKER__STORAGE=volumes.",
                 code="engine_refused",
             )
-        return Directories(self._node, self._local, self._bucket, self.environments.place)
+        trouble = await image_obstacle(drafts, self._node)
+        if trouble is not None:
+            log.warning("workspaces.without_quota", why=trouble)
+        return Directories(
+            self._node, self._local, self._bucket, self.environments.place, trouble=trouble
+        )
+
+    def _uids(self) -> range:
+        """From which workspaces get the uids of their own, as the engine numbers them inside."""
+        options = self._engine.info.get("SecurityOptions") or []
+        if any("name=userns" in option or "name=rootless" in option for option in options):
+            return REMAPPED_UIDS
+        return range(self._local.uid_base, self._local.uid_base + self._local.uid_count)
 
     async def _open_environments(self) -> None:
         uv = await asyncio.to_thread(uv_binary)
@@ -175,7 +191,13 @@ class DockerDriver:
             self.environments.open(None)
         else:
             installer = Installer(
-                self._engine, self._settings, self._node, self._name, uv, self._storage.interpreter
+                self._engine,
+                self._settings,
+                self._node,
+                self._name,
+                uv,
+                self._storage.interpreter,
+                images=self._storage.quota,
             )
             await installer.open()
             self.environments.open(installer)
@@ -189,7 +211,7 @@ class DockerDriver:
             "cgroup_pids": bool(info.get("PidsLimit")),
             "seccomp": any("name=seccomp" in option for option in options),
             "disk_quota": self._storage.quota,
-            "own_uid": False,
+            "own_uid": True,
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
@@ -288,8 +310,7 @@ class DockerDriver:
         name = _name(spec.instance_id)
         try:
             base = await self._base(spec.template)
-            mounts = await self._storage.prepare(spec)
-            wanted = self._container(spec, base, mounts)
+            wanted = self._container(spec, base, await self._storage.prepare(spec))
             with translated():
                 made = await self._engine.docker.containers.create(
                     containers.body(wanted), name=name
@@ -316,6 +337,9 @@ class DockerDriver:
         except AtollError as error:
             # Recovery finds it: the next call of `ensure` or `destroy` removes it.
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
+
+    async def _image_identity(self, template: Template) -> tuple[str, ...]:
+        return await self._templates.identity(template)
 
     async def _base(self, template: Template) -> containers.Base:
         image = await self._templates.find(template)
@@ -345,7 +369,7 @@ class DockerDriver:
         )
 
     def _container(
-        self, spec: InstanceSpec, base: containers.Base, mounts: list[dict[str, Any]]
+        self, spec: InstanceSpec, base: containers.Base, prepared: Prepared
     ) -> containers.Container:
         relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
         labels = {
@@ -353,12 +377,15 @@ class DockerDriver:
             containers.INSTANCE_LABEL: spec.instance_id,
             containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
             containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
+            containers.UID_LABEL: str(prepared.uid),
+            containers.DISK_LABEL: containers.HELD if prepared.disk_held else containers.WATCHED,
         }
         return containers.Container(
             base=base,
             labels=labels,
-            mounts=tuple(mounts),
+            mounts=tuple(prepared.mounts),
             resources=spec.resources,
+            uid=prepared.uid,
             relays=links.RELAYS if relayed else 0,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
@@ -437,6 +464,9 @@ class DockerDriver:
             "container": container_id,
             "workspace": labels.get(containers.WORKSPACE_LABEL, labels[containers.INSTANCE_LABEL]),
             "link": labels.get(containers.LINK_LABEL, ""),
+            # Containers of earlier versions have neither.
+            "uid": int(labels.get(containers.UID_LABEL, containers.UID)),
+            "disk": labels.get(containers.DISK_LABEL, containers.WATCHED),
         }
         return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
 
@@ -534,12 +564,23 @@ class DockerDriver:
                     return False
                 raise
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        # A stored handle may be of an earlier version.
+        held = handle.data.get("disk") == containers.HELD
+        own_uid = handle.data.get("uid", containers.UID) != containers.UID
         limits = {"FSIZE": resources.disk}
-        watch = {} if self._storage.quota else {"disk": resources.disk}
+        watch = {} if held else {"disk": resources.disk}
         if "cgroup_memory" not in self.capabilities.provides:
             limits["DATA"] = watch["memory"] = resources.memory
-        if "cgroup_pids" not in self.capabilities.provides:
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
+        if own_uid:
+            # The container's own limit leaves room for processes of ours. This one is of user code
+            # alone, and counts all processes of the uid.
+            limits["NPROC"] = resources.max_processes + containers.EXECUTOR_PROCESSES
+        elif "cgroup_pids" not in self.capabilities.provides:
             limits["NPROC"] = resources.max_processes + containers.OWN_PROCESSES
         return limits, watch
 
@@ -666,6 +707,7 @@ class DockerDriver:
                 # The rest of a start that was interrupted.
                 nothing: dict[str, str | int] = {
                     "container": "", "workspace": name, "link": links.SOCKET,
+                    "uid": containers.UID, "disk": containers.WATCHED,
                 }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         for name in known - found.keys():

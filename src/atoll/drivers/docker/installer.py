@@ -23,8 +23,11 @@ from atoll.drivers.docker import containers, interpreter
 from atoll.drivers.docker.conversation import Conversation
 from atoll.drivers.docker.engine import end, translated
 from atoll.drivers.local import install_program
-from atoll.drivers.local.installer import InstallFailed, is_abandoned, outgrown, own
-from atoll.drivers.local.workspaces import remove_tree
+from atoll.drivers.local.install_answers import InstallFailed
+from atoll.drivers.local.installer import Made, is_abandoned, not_started, outgrown, own
+from atoll.drivers.local.mounts import unmount
+from atoll.drivers.local.spawner import mount_image
+from atoll.drivers.local.workspaces import MIN_IMAGE, make_file_system, remove_tree
 from atoll.errors import AtollError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
@@ -50,11 +53,16 @@ class Installer:
         label: str,
         uv: str,
         lend: Callable[[], Awaitable[dict[str, Any]]],
+        *,
+        images: bool,
     ) -> None:
         """
         `label` marks the containers of this node; `lend` tells how the interpreter of Atoll's own
-        is mounted, with whose libraries uv is started in an image that may have none.
+        is mounted, with whose libraries uv is started in an image that may have none. With
+        `images`, what an installation writes is in a file system of its own: the engine sees what
+        is mounted beneath the node's directory.
         """
+        self._images = images
         self._engine = engine
         self._settings = settings
         self._node = node
@@ -86,10 +94,10 @@ class Installer:
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AsyncIterator[tuple[dict[str, Any], Path]]:
+    ) -> AsyncIterator[Made]:
         """
-        What the program inside answers to an order, and the directory that it could write to, which
-        goes when this is left. `answer` is who serves what is connected to the gateway inside.
+        Have the program inside carry out an order. What it made goes when this is left. `answer` is
+        who serves what is connected to the gateway inside.
         """
         name = f"install_{secrets.token_hex(10)}"
         place = self._root / name
@@ -104,7 +112,8 @@ class Installer:
         }
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            await asyncio.to_thread(self._make, place)
+            with not_started():
+                await asyncio.to_thread(self._make, place, resources.disk)
             build = containers.bind(str(place / "build"), install_program.BUILD, read_only=False)
             wanted = containers.Installation(
                 base=tree,
@@ -118,13 +127,15 @@ class Installer:
             starting = asyncio.ensure_future(self._start(name, wanted))
             stack.push_async_callback(self._kill, name, starting)
             stream = await asyncio.shield(starting)
-            looking = asyncio.create_task(outgrown(place / "build", resources.disk))
-            stack.callback(looking.cancel)
             asking = asyncio.create_task(Conversation(stream, answer, hear).ask(order))
             stack.push_async_callback(_cancelled, asking)
-            await asyncio.wait([looking, asking], return_when=asyncio.FIRST_COMPLETED)
+            waiting: list[asyncio.Task[Any]] = [asking]
+            if not self._images:
+                waiting.append(asyncio.create_task(outgrown(place / "build", resources.disk)))
+                stack.callback(waiting[-1].cancel)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise looking.result()
+                raise waiting[-1].result()
             try:
                 answered = asking.result()
             except InstallFailed as error:
@@ -133,13 +144,17 @@ class Installer:
                     raise TemporaryError(trouble, code="engine_unavailable") from error
                 raise
             await self._kill(name, starting)
-            yield answered, place / "build"
+            yield Made(answered, place, place / "build", None, tree.executable)
 
-    def _make(self, place: Path) -> None:
+    def _make(self, place: Path, size: int) -> None:
         place.mkdir(mode=0o700)
         own(place)
-        (place / "build").mkdir(mode=0o700)
-        os.chown(place / "build", containers.UID, containers.UID)
+        build = place / "build"
+        build.mkdir(mode=0o700)
+        if self._images:
+            make_file_system(place / "disk", max(size, MIN_IMAGE))
+            mount_image(str(place / "disk"), str(build))
+        os.chown(build, containers.UID, containers.UID)
 
     async def _prepared(self, tree: containers.Base) -> tuple[list[dict[str, Any]], list[str]]:
         """What has to be mounted besides the directory, and the command that is uv."""
@@ -194,7 +209,12 @@ class Installer:
     async def _clear(self, name: str) -> None:
         # Never the directory before the container that may write to it.
         await self._engine.remove(_container(name))
-        await asyncio.to_thread(remove_tree, self._root / name)
+        await asyncio.to_thread(self._remove, self._root / name)
+
+    @staticmethod
+    def _remove(place: Path) -> None:
+        unmount(place / "build")
+        remove_tree(place)
 
 
 async def _cancelled(task: asyncio.Task[dict[str, Any]]) -> None:

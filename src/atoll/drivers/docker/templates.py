@@ -129,6 +129,15 @@ class ImageTemplates:
             code=MISSING,
         )
 
+    async def identity(self, template: Template) -> tuple[str, ...]:
+        """
+        Which image it is, by nothing that is in it. One that is built has another id on each node,
+        and is known by all that it is built from.
+        """
+        if template.dockerfile:
+            return ("dockerfile", self._layer(template), template.python)
+        return ("image", (await self.find(template)).id, template.python)
+
     async def python(self, template: Template) -> str | None:
         """Where its interpreter is inside; none when there is none."""
         return await self._images.python(await self.find(template), template.python)

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import io
 import json
+import secrets
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from aiodocker.exceptions import DockerError
 
 from atoll.drivers import bundle
 from atoll.drivers.docker import containers, interpreter
-from atoll.drivers.docker.drafts import FILL
+from atoll.drivers.docker.drafts import FILL, owned_directory
 from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.storage import Prepared
 from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, NotFound, TemporaryError
 from atoll.model.volume import S3
@@ -81,8 +83,12 @@ class Volumes:
     journals = False
     copies = False
 
-    def __init__(self, engine: Engine, drafts: Drafts, node: str, place: Path) -> None:
-        """`node` is the label of all that is ours, `place` a directory for copies of our files."""
+    def __init__(self, engine: Engine, drafts: Drafts, node: str, place: Path, uids: range) -> None:
+        """
+        `node` is the label of all that is ours, `place` a directory for copies of our files, `uids`
+        are those of workspaces.
+        """
+        self._uids = uids
         self._engine = engine
         self._drafts = drafts
         self._node = node
@@ -170,7 +176,7 @@ class Volumes:
 
     # Instances
 
-    async def prepare(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+    async def prepare(self, spec: InstanceSpec) -> Prepared:
         for volume, _ in spec.volumes:
             raise _refusal(volume)
         if spec.prefix is not None:
@@ -183,12 +189,14 @@ class Volumes:
             await self._share()
             if spec.workspace is None:
                 await self._make_workspace(name, spec.resources.disk)
-            elif await self._get(_name(name)) is None:
+            found = await self._get(_name(name))
+            if found is None:
                 raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
-        return [
+        mounts = [
             _mount(self._shared, SHARED, read_only=True),
             _mount(_name(name), containers.WORKSPACE),
         ]
+        return Prepared(mounts, _uid(found), disk_held=self.quota)
 
     async def _share(self) -> None:
         """Fill the volume of our files again, when somebody has removed it."""
@@ -199,11 +207,18 @@ class Volumes:
                 self._whole = True
 
     async def _make_workspace(self, name: str, size: int) -> None:
-        labels = {containers.WORKSPACE_LABEL: name, SIZE_LABEL: str(size)}
+        labels = {
+            containers.WORKSPACE_LABEL: name,
+            SIZE_LABEL: str(size),
+            containers.UID_LABEL: str(secrets.choice(self._uids)),
+        }
         await self._make(_name(name), labels, size if self.quota else None)
-        owned = {"Type": "volume", "Source": _name(name), "Target": containers.WORKSPACE}
-        async with self._drafts.made(owned):
-            pass
+        found = await self._get(_name(name))
+        if found is None:
+            raise TemporaryError(f"Workspace {name} is gone.", code="workspace_lost")
+        # One that was there already, after an interrupted call, has another number.
+        async with self._drafts.made(_mount(_name(name), containers.WORKSPACE)) as draft:
+            await self._drafts.put(draft, "/", owned_directory(containers.WORKSPACE, _uid(found)))
 
     async def seal(self, instance_id: str, workspace: str) -> None: ...
 
@@ -286,6 +301,11 @@ class Volumes:
             "volumes", params={"filters": json.dumps(filters)}
         ) as response:
             return [str(one["Name"]) for one in (await response.json())["Volumes"] or []]
+
+
+def _uid(volume: dict[str, Any]) -> int:
+    """Of a workspace; those of earlier versions have no such label."""
+    return int((volume["Labels"] or {}).get(containers.UID_LABEL, containers.UID))
 
 
 def _name(workspace: str) -> str:

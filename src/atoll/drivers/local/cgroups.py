@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 OVERHEAD = 48 * 1024 * 1024
 """Memory that the supervisor may use beside user code, in bytes."""
+SOCKET_SHARE = 4
+"""
+Version 1 counts buffers of TCP and UDP sockets apart from memory: they may be this part of it more.
+"""
+UNCHARGED_SHARE = 2
+"""
+What no version counts, which the executor watches instead, may be this part of it more: buffers of
+netlink sockets and of TCP connections that nobody has accepted.
+"""
+SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 OWN_PROCESSES = 32
 """
 Processes and threads of an instance beside user code: bubblewrap, the supervisor with its workers,
@@ -46,6 +56,10 @@ class Groups(Protocol):
     @property
     def provides(self) -> frozenset[str]:
         """Names of `template.REQUIREMENTS`."""
+
+    @property
+    def limits_sockets(self) -> bool:
+        """Whether buffers of TCP and UDP sockets are limited."""
 
     @property
     def freezes(self) -> bool:
@@ -95,6 +109,11 @@ class Groups(Protocol):
 
     def close(self) -> None:
         """Remove the groups above the instances' if none is left in them."""
+
+
+def uncharged_sockets(resources: Resources) -> int:
+    """Bytes of socket buffers at which the executor ends user code."""
+    return resources.memory // UNCHARGED_SHARE
 
 
 def _write(path: Path, value: str | int) -> None:
@@ -214,6 +233,7 @@ class VersionOne:
     def __init__(self, root: Path, name: str, controllers: frozenset[str]) -> None:
         self._tops = {controller: root / controller / name for controller in sorted(controllers)}
         self._memory = str(self._tops["memory"]) if "memory" in self._tops else None
+        self.limits_sockets = (root / "memory" / SOCKET_LIMIT).exists()
         self._freezer = self._tops.get(FREEZER)
         self.freezes = self._freezer is not None
         self.provides = frozenset(f"cgroup_{controller}" for controller in controllers - {FREEZER})
@@ -250,6 +270,10 @@ class VersionOne:
                 places.reverse()
         for place in places:
             _write(place, size)
+        sockets = group / SOCKET_LIMIT
+        if sockets.exists():
+            # Before the first process: a socket that was made without a limit is never counted.
+            _write(sockets, size // SOCKET_SHARE)
 
     def join_files(self, name: str) -> list[str]:
         return [str(top / name / "cgroup.procs") for top in self._tops.values()]
@@ -346,6 +370,7 @@ class VersionTwo:
         self._path = str(top)
         self._controllers = controllers
         self.freezes = freezes
+        self.limits_sockets = "memory" in controllers
         self.provides = frozenset(f"cgroup_{controller}" for controller in controllers)
 
     def make(self, name: str, resources: Resources) -> None:
@@ -434,6 +459,7 @@ class NoGroups:
     """What a host without usable control groups gives: nothing, and it is said so."""
 
     provides: frozenset[str] = frozenset()
+    limits_sockets: bool = False
     freezes: bool = False
     """
     From outside, processes could only be stopped by signals: their parents see that, and who was

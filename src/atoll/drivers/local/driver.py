@@ -115,7 +115,9 @@ class LocalDriver:
         """Why the last start failed; none when it did not."""
         self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
-        self.environments = LocalEnvironments(self._node, root=self._root, tree=self._tree)
+        self.environments = LocalEnvironments(
+            self._node, root=self._root, tree=self._tree, image=self._image_identity
+        )
         self.places = Places(self._node, self._instances, settings, bucket)
 
     async def open(self) -> None:
@@ -183,6 +185,7 @@ class LocalDriver:
             seccomp=self._seccomp if filtered else None,
             mounts=str(self.places.mounts),
             stage=self._stage if self._root else None,
+            images=self._workspaces.images,
         )
         installer = Installer(ground)
         installer.open()
@@ -210,7 +213,16 @@ class LocalDriver:
             await asyncio.to_thread(self._layers.check, template.root)
         if await self.built(template):
             # Not what is known of its edition: this one may never come to be stored.
-            trees.check_usable(await self._new_tree(template))
+            try:
+                tree = await self._new_tree(template)
+            except OSError as error:
+                raise InvalidRequest(
+                    f"{template.root or template.python} cannot be used as a root file system or "
+                    f"interpreter: {error.strerror}.",
+                    code="place_not_usable",
+                    field="image" if template.image else "base_image",
+                ) from error
+            trees.check_usable(tree)
 
     async def built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)
@@ -220,6 +232,10 @@ class LocalDriver:
 
     async def image(self, template: Template) -> ImageInfo | None:
         return None
+
+    @staticmethod
+    async def _image_identity(template: Template) -> tuple[str, ...]:
+        return trees.identity(template)
 
     async def build(
         self,
@@ -320,7 +336,7 @@ class LocalDriver:
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
-        self.places.attach(spec, workspace)
+        self.places.attach(spec, workspace, views=False)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -384,6 +400,7 @@ class LocalDriver:
                 "NOFILE": self._settings.open_files,
                 "MEMLOCK": 65_536,
                 "MSGQUEUE": 819_200,
+                "SIGPENDING": 4096,
             },
             "stage": stage,
             "binds": list(binds.items()),
@@ -524,15 +541,19 @@ class LocalDriver:
         await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
         return True
 
-    def run_limits(self, resources: Resources) -> tuple[dict[str, int], dict[str, int]]:
+    def run_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
         limits = {"FSIZE": resources.disk}
         watch: dict[str, int] = {}
         if "cgroup_memory" not in self._groups.provides:
             limits["DATA"] = resources.memory
             watch["memory"] = resources.memory
+        else:
+            watch["sockets"] = cgroups.uncharged_sockets(resources)
         if "cgroup_pids" not in self._groups.provides:
-            # The supervisor, the zygote and a spare are of the same user.
-            limits["NPROC"] = resources.max_processes + 3
+            # The supervisor and the zygote are of the same user.
+            limits["NPROC"] = resources.max_processes + 2
         if not self._workspaces.images:
             watch["disk"] = resources.disk
         return limits, watch

@@ -5,7 +5,7 @@ instance has read-only and cannot list.
 What is known of them (their size, when they were used last, what a set of requirements came to) is
 kept beside that directory, in small files that are written whole or not at all, because several
 replicas may share the node. One is removed only by who holds the lock, and under it looks once more
-when it was used.
+when it was used. What an installation made is taken by `collector`, which believes none of it.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ import json
 import os
 import re
 import secrets
-import stat
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from packaging.utils import InvalidName, canonicalize_name
-
-from atoll.drivers.local import sandbox
-from atoll.drivers.local.installer import InstallFailed, tree_size
+from atoll.drivers.local import install_answers, sandbox
+from atoll.drivers.local.collection import collect
+from atoll.drivers.local.install_answers import InstallFailed
+from atoll.drivers.local.installer import own
+from atoll.drivers.local.tree_size import tree_size
 from atoll.drivers.local.workspaces import remove_tree
 from atoll.errors import PermanentError
-from atoll.model.packages import EnvironmentInfo, Interpreter, PackageSet
+from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from atoll.drivers.base import Answer, InstallSpec
+    from atoll.drivers.local.installer import Made
+    from atoll.model.packages import Interpreter
     from atoll.model.template import Template
 
 NAME = re.compile(r"[0-9a-f]{16,64}")
 DESCRIBE_SECONDS = 60.0
 DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16)
-MOST_PACKAGES = 2000
+INSTALLS = "installs"
 NO_UV = "uv is not installed on this node; install it with: pip install uv"
-PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{0,100})")
-
 
 Tree = TypeVar("Tree")
 Tree_contra = TypeVar("Tree_contra", contravariant=True)
@@ -61,23 +61,28 @@ class Installer(Protocol[Tree_contra]):
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AbstractAsyncContextManager[tuple[dict[str, Any], Path]]:
-        """
-        What the program of an installation answers to an order, and the directory that it could
-        write to, which goes when this is left.
-        """
+    ) -> AbstractAsyncContextManager[Made]:
+        """Have the program of an installation carry out an order; what it made goes after this."""
 
 
 class LocalEnvironments(Generic[Tree]):
     def __init__(
-        self, node: Path, *, root: bool, tree: Callable[[Template], Awaitable[Tree]]
+        self,
+        node: Path,
+        *,
+        root: bool,
+        tree: Callable[[Template], Awaitable[Tree]],
+        image: Callable[[Template], Awaitable[tuple[str, ...]]],
     ) -> None:
+        """`image` tells which image a template has, by nothing that the image itself says."""
+        self._installs = node / INSTALLS
         self.place = node / "packages"
         self._about = node / "package-records"
         self._sets = self._about / "sets"
         self._logs = self._about / "logs"
         self._root = root
         self._tree = tree
+        self._image = image
         self._installer: Installer[Tree] | None = None
         self._trouble = NO_UV
 
@@ -113,10 +118,10 @@ class LocalEnvironments(Generic[Tree]):
                 asyncio.timeout(DESCRIBE_SECONDS),
                 self._needed().run(
                     await self._tree(template), order, resources=DESCRIBE, answer=None, hear=hear
-                ) as (answer, _),
+                ) as made,
             ):
-                return Interpreter(answer["version"], answer["platform"], answer["packages"])
-        except (InstallFailed, TimeoutError, KeyError) as error:
+                return install_answers.interpreter(made.answer, await self._image(template))
+        except (InstallFailed, TimeoutError) as error:
             said = printed.decode(errors="replace").strip()[-1000:]
             raise PermanentError(
                 f"Template {template.id} does not tell which packages it has: {said or error!r}",
@@ -157,32 +162,53 @@ class LocalEnvironments(Generic[Tree]):
         tree = await self._tree(spec.template)
         async with self._needed().run(
             tree, order, resources=spec.resources, answer=spec.answer, hear=spec.hear
-        ) as (answer, build):
-            if "error" in answer:
-                raise InstallFailed(str(answer["error"])[:2000])
-            installed = _installed(answer)
-            name = spec.name(installed) if answer["own"] else None
+        ) as made:
+            claimed = install_answers.installed(made.answer)
+            held = {name: found for name, found in claimed.items() if spec.has.get(name) == found}
+            kept: Path | None = None
+            digests: tuple[str, ...] = ()
+            if len(held) < len(claimed):
+                kept = made.place / "kept"
+                own_names, digests = await collect(made, kept, spec, claimed)
+                held = {name: found for name, found in claimed.items() if name not in own_names}
+            install_answers.check_held(held, spec.has)
+            installed = tuple(f"{name}=={claimed[name]}" for name in sorted(claimed))
+            name = None if kept is None else spec.name(installed, digests)
             # To its end: half a move would be half an environment.
-            keeping = asyncio.to_thread(self._keep, spec.key, build / "target", name, installed)
+            keeping = asyncio.to_thread(self._keep, spec.key, kept, name, installed)
             return await asyncio.shield(asyncio.ensure_future(keeping))
 
     def _keep(
-        self, key: str, target: Path, name: str | None, installed: tuple[str, ...]
+        self, key: str, kept: Path | None, name: str | None, installed: tuple[str, ...]
     ) -> PackageSet:
         now = time.time()
-        if name is not None and not self._use(name):
-            _make_plain(target, own=self._root)
-            size = tree_size(target)
+        if kept is not None and name is not None and not self._use(name):
+            size = tree_size(kept)
             with self._locked():
                 with contextlib.suppress(OSError):
                     # Fails when another replica was faster: a directory that is not empty stays.
-                    target.rename(self.place / _checked(name))
+                    kept.rename(self.place / _checked(name))
                 _write(self._about / name, {"size": size, "installed": installed})
         if name is not None and not self._use(name):
             raise InstallFailed("The packages could not be kept on this node.")
         record = {"environment": name, "installed": installed, "made_at": now}
         _write(self._sets / _checked(key), record)
         return PackageSet(name, installed, datetime.fromtimestamp(now, UTC))
+
+    @contextlib.asynccontextmanager
+    async def downloads(self) -> AsyncIterator[Path]:
+        place = self._installs / f"download_{secrets.token_hex(10)}"
+
+        def make() -> None:
+            place.mkdir(mode=0o700)
+            # If this process is killed, the next one removes it, as it does installations.
+            own(place)
+
+        try:
+            await asyncio.to_thread(make)
+            yield place
+        finally:
+            await asyncio.shield(asyncio.to_thread(remove_tree, place))
 
     # What is there
 
@@ -301,53 +327,3 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-def _installed(answer: dict[str, Any]) -> tuple[str, ...]:
-    """What the program says it installed. Where source builds are allowed it may say anything."""
-    listed = answer.get("installed")
-    if not isinstance(listed, list) or len(listed) > MOST_PACKAGES:
-        raise InstallFailed(f"The dependencies come to more than {MOST_PACKAGES} packages.")
-    for line in listed:
-        found = PINNED.fullmatch(line) if isinstance(line, str) else None
-        try:
-            if found is None or canonicalize_name(found[1], validate=True) != found[1]:
-                raise InvalidName
-        except InvalidName:
-            raise InstallFailed(f"The installation told of {str(line)[:100]!r}.") from None
-    return tuple(listed)
-
-
-def _make_plain(top: Path, *, own: bool) -> None:
-    """
-    Files and directories that anybody may read and nobody may write, links that lead nowhere else.
-    Nothing runs in it any more, so that what was looked at stays as it is.
-    """
-    if not top.is_dir() or top.is_symlink():
-        raise InstallFailed("The installation made no packages.")
-    top.chmod(0o755)
-    for directory, names, files, fd in os.fwalk(top, follow_symlinks=False, onerror=_refuse):
-        if own:
-            os.fchown(fd, 0, 0)
-        for name in (*names, *files):
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if own:
-                os.chown(name, 0, 0, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISLNK(status.st_mode):
-                _check_link(top, directory, name, os.readlink(name, dir_fd=fd))
-            elif stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                # A directory before it is gone into, which it may not allow.
-                closed = stat.S_ISREG(status.st_mode) and not status.st_mode & 0o111
-                os.chmod(name, 0o644 if closed else 0o755, dir_fd=fd)
-            else:
-                raise InstallFailed(f"A package has {name!r}, which is neither file nor directory.")
-
-
-def _refuse(error: OSError) -> None:
-    raise InstallFailed(f"What was installed cannot be read: {error.strerror}.")
-
-
-def _check_link(top: Path, directory: str, name: str, target: str) -> None:
-    place = os.path.normpath(os.path.join(directory, target))
-    if os.path.isabs(target) or not place.startswith(f"{top}/"):
-        raise InstallFailed(f"A package has a link {name!r} that leads out of it.")

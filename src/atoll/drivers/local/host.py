@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
 from atoll.drivers.local.buckets import FUSE
+from atoll.executor import kernel_memory
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
@@ -152,6 +153,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
                 requirement=requirement,
             )
         )
+    result.append(_socket_buffers(groups, missing))
     trouble = image_trouble(node)
     images = trouble is None
     result.append(
@@ -200,6 +202,24 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             )
         )
     return result
+
+
+def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
+    name = "socket buffers"
+    try:
+        kernel_memory.network_sockets()
+        kernel_memory.unix_sockets()
+    except OSError as error:
+        words = "limited by the kernel in part" if groups.limits_sockets else "not limited"
+        detail = f"{words}; this kernel does not report them to the watcher ({error})"
+        return Check(name, False, detail, "modprobe -a inet_diag tcp_diag udp_diag unix_diag")
+    except kernel_memory.TooMany:
+        pass  # Of this machine's own: reported they are.
+    if not groups.limits_sockets:
+        return Check(name, False, "watched every 100 ms", fix)
+    return Check(
+        name, True, "TCP and UDP are limited by the kernel, netlink is watched every 100 ms"
+    )
 
 
 def _bucket_mounts(settings: LocalSettings) -> Check:

@@ -5,8 +5,9 @@ reach one socket.
 Its directory is made before it starts and removed after it has ended, with all that it made; what
 is to be kept is moved away before. It ends with the process that started it, and what a process
 that was killed left is removed by the next one that opens the node. Memory, CPU and processes are
-limited as an instance's are; the size of what it writes is looked at while it runs, so that a fast
-writer can exceed it for a moment.
+limited as an instance's are. What it writes goes to a file system image of its own where there can
+be one, as root; else the size is looked at while it runs, and a fast writer can exceed it for a
+moment.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,12 +26,20 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.local import cgroups, install_program, processes, sandbox
+from atoll.drivers.local.install_answers import (
+    ANSWER_LIMIT,
+    ENDED,
+    TOO_LONG,
+    InstallFailed,
+    decoded,
+)
 from atoll.drivers.local.spawner import ROOT
-from atoll.drivers.local.workspaces import remove_tree
-from atoll.errors import PermanentError, TemporaryError
+from atoll.drivers.local.tree_size import TooDeep, deleted_size, tree_size
+from atoll.drivers.local.workspaces import MIN_IMAGE, attached_to, make_file_system, remove_tree
+from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from atoll.drivers.base import Answer
@@ -37,26 +47,15 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
 
-ANSWER_LIMIT = 4 * 1024 * 1024
-"""Bytes of what the program inside may answer."""
 CONNECT_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 """Pause between two looks at the size of what is written, at least."""
 END_SECONDS = 10.0
 OWNER = "owner"
-ENDED = (
-    "The installation ended before it was done; it may have run out of memory or of room on the "
-    "disk."
-)
-TOO_LONG = "The installation answered with more than it may."
 LAST_WORDS = 16
 """How often the log is read after the end: more than the pipe can hold."""
 
 log = structlog.get_logger(__name__)
-
-
-class InstallFailed(PermanentError):
-    code = "dependency_failed"
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,24 @@ class Ground:
     """Where other things are mounted, of which an installation keeps nothing in use."""
     stage: Callable[[sandbox.Tree, str], str] | None
     """Where the sources of mounts are bound, as root; none when Atoll is not root."""
+    images: bool
+    """Whether file system images can be mounted."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What has come of an installation."""
+
+    answer: dict[str, Any]
+    """Of the program inside, which may say anything."""
+    place: Path
+    """A directory on the node's disk that goes with the installation."""
+    build: Path
+    """The directory that it could write to, or where that is to be mounted."""
+    image: Path | None
+    """The file system image with what it wrote, if that is not mounted."""
+    python: str
+    """The template's interpreter, by its path inside."""
 
 
 class Installer:
@@ -98,10 +115,10 @@ class Installer:
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AsyncIterator[tuple[dict[str, Any], Path]]:
+    ) -> AsyncIterator[Made]:
         """
-        What the program inside answers to an order, and the directory that it could write to, which
-        goes when this is left. `answer` is who serves at the socket that it can reach.
+        Have the program inside carry out an order. What it made goes when this is left. `answer` is
+        who serves at the socket that it can reach.
         """
         name = f"install_{secrets.token_hex(10)}"
         uid = None
@@ -111,7 +128,8 @@ class Installer:
         place = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            await asyncio.to_thread(self._prepare, name, uid, resources)
+            with not_started():
+                await asyncio.to_thread(self._prepare, name, uid, resources)
             if answer is not None:
                 stack.push_async_callback(_close, await self._serve(place, answer))
             stack.callback(_Ear(place / "log", hear).close)
@@ -123,18 +141,23 @@ class Installer:
             )
             stack.push_async_callback(self._kill, starting)
             pids = await asyncio.shield(starting)
-            looking = asyncio.create_task(self._look(place / "build", resources.disk, pids))
-            stack.push_async_callback(_cancel, looking)
+            looking = None
+            if not self._ground.images:
+                looking = asyncio.create_task(self._look(place / "build", resources.disk, pids))
+                stack.push_async_callback(_cancel, looking)
             await asyncio.to_thread(self._ground.groups.confine, name, pids[1])
             order = {**order, "python": tree.python, "limits": self._limits(resources)}
             try:
                 answered = await self._ask(place, order)
             except InstallFailed:
-                if looking.done():
+                if looking is not None and looking.done():
                     looking.result()  # It says why.
                 raise
             await self._kill(starting)
-            yield answered, place / "build"
+            image = place / "disk" if self._ground.images else None
+            if image is not None:
+                await asyncio.to_thread(_wait_until_detached, image)
+            yield Made(answered, place, place / "build", image, tree.python)
 
     def _limits(self, resources: Resources) -> dict[str, int]:
         limits = {"FSIZE": resources.disk}
@@ -150,7 +173,9 @@ class Installer:
         own(place)
         os.mkfifo(place / "log", 0o600)
         (place / "build").mkdir(mode=0o700)
-        if uid is not None:
+        if self._ground.images:
+            make_file_system(place / "disk", max(resources.disk, MIN_IMAGE))
+        elif uid is not None:
             os.chown(place / "build", uid, uid)
         self._ground.groups.make(name, resources)
 
@@ -178,6 +203,8 @@ class Installer:
         def source(host_path: str) -> str:
             if stage is None:
                 return host_path
+            if ground.images and host_path == build:
+                return f"{stage}/workspace"
             if host_path.startswith(sandbox.LAYERED):
                 return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
             return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
@@ -210,7 +237,7 @@ class Installer:
             "binds": list(binds.items()),
             "mounts": ground.mounts,
             "layers": list(tree.layers),
-            "image": None,
+            "image": str(place / "disk") if ground.images else None,
             "callback": None,
             "journal": [],
         }
@@ -222,6 +249,10 @@ class Installer:
                 reader, writer = await asyncio.open_unix_connection(
                     f"/proc/self/fd/{directory}/link.sock"
                 )
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise InstallFailed(ENDED) from error
         finally:
             os.close(directory)
         try:
@@ -233,18 +264,15 @@ class Installer:
                 said += data
                 if len(said) > ANSWER_LIMIT:
                     raise InstallFailed(TOO_LONG)
-            answered = json.loads(bytes(said)) if said else None
-        except (ConnectionError, ValueError):
-            answered = None
+        except ConnectionError as error:
+            raise InstallFailed(ENDED) from error
         finally:
             writer.close()
-        if not isinstance(answered, dict):
-            raise InstallFailed(ENDED)
-        return answered
+        return decoded(bytes(said))
 
     async def _look(self, build: Path, most: int, pids: tuple[int, int]) -> None:
         """End it when it has written more than it may."""
-        failure = await outgrown(build, most)
+        failure = await outgrown(build, most, pids[1])
         await asyncio.to_thread(_kill_all, pids)
         raise failure
 
@@ -266,6 +294,17 @@ class Installer:
         remove_tree(self._root / name)
 
 
+@contextlib.contextmanager
+def not_started() -> Iterator[None]:
+    """What the node could not do for an installation may go well later."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TemporaryError(
+            f"An installation could not be started: {error}", code="instance_not_started"
+        ) from error
+
+
 def own(place: Path) -> None:
     """The directory of an installation is this process's."""
     me = os.getpid()
@@ -282,39 +321,36 @@ def is_abandoned(place: Path) -> bool:
         return time.time() - place.stat().st_mtime >= 60
 
 
-async def outgrown(build: Path, most: int) -> InstallFailed:
-    """Waits until more than so many bytes are beneath, and tells of it."""
+async def outgrown(build: Path, most: int, pid: int | None = None) -> InstallFailed:
+    """
+    Waits until more than so many bytes are beneath, or in files that were removed and are open in
+    the namespace of process `pid` still, and tells of it.
+    """
+
+    def size() -> int:
+        return tree_size(build) + (0 if pid is None else deleted_size(pid, build))
+
     pause = LOOK_SECONDS
     while True:
         await asyncio.sleep(pause)
         began = time.monotonic()
-        if await asyncio.to_thread(tree_size, build) > most:
-            return InstallFailed(
-                f"The packages take more than {most} bytes of disk while they are installed."
-            )
+        try:
+            if await asyncio.to_thread(size) > most:
+                return InstallFailed(
+                    f"The packages take more than {most} bytes of disk while they are installed."
+                )
+        except TooDeep:
+            return InstallFailed("A package has directories that are too deep.")
         pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
 
 
-def tree_size(top: Path) -> int:
-    """Bytes on the disk of all that is beneath; each file and directory counts for one block."""
-    total = 0
-    waiting = [str(top)]
-    seen: set[int] = set()
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
-                        if status.st_ino in seen:
-                            continue
-                        seen.add(status.st_ino)
-                    total += max(4096, status.st_blocks * 512)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except OSError:
-            continue  # It went meanwhile.
-    return total
+def _wait_until_detached(image: Path) -> None:
+    """The kernel unmounts it a moment after the last process that could write to it has ended."""
+    deadline = time.monotonic() + END_SECONDS
+    while attached_to(image) is not None:
+        if time.monotonic() > deadline:
+            raise TemporaryError(f"{image} stays mounted.", code="instance_stuck")
+        time.sleep(0.002)
 
 
 def _kill_all(pids: tuple[int, int]) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import builder, sources, workspaces
+from atoll.drivers.local.builder import SCRATCH
 from atoll.drivers.local.cgroups import BusyGroup, emptied
 from atoll.drivers.local.mirror import Mirror
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
@@ -38,8 +39,22 @@ if TYPE_CHECKING:
 
 BUILD_FAILED, BUILD_INTERRUPTED = "build_failed", "build_interrupted"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
-TOOLS = ("usr/bin/apt-get", "usr/bin/dpkg", "bin/sh")
-SCRIPT = 'set -e; apt-get -q update; exec apt-get -q install -- "$@"'
+TOOLS = ("usr/bin/apt-get", "usr/bin/apt-cache", "usr/bin/dpkg", "bin/sh")
+SCRIPT = f"""set -e
+apt-get -q update
+for package; do
+    name=${{package%%=*}}
+    apt-cache pkgnames --all-names "$name" > {SCRATCH}/names
+    found=
+    while IFS= read -r line; do [ "$line" = "$name" ] && found=yes; done < {SCRATCH}/names
+    [ "$found" ] || {{ echo "E: Unable to locate package $name"; exit 100; }}
+done
+exec apt-get -q install -- "$@"
+"""
+"""
+apt takes a name that it does not know for a pattern, a task, or another name with a sign that
+removes it. One that it knows, by just these letters, it takes for nothing else.
+"""
 START_SECONDS = 60.0
 """For the sandbox to be made; a file system image among it."""
 END_SECONDS = 10.0

@@ -21,6 +21,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -35,7 +37,6 @@ from atoll.drivers.local.workspaces import attached_to, check_image, make_file_s
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
 
@@ -47,6 +48,7 @@ ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
 """Seconds for an s3fs that is not needed any more to end by itself, and what it gets then."""
 USED = "mounts.json"
 """In an instance's directory: names of the places that it has."""
+MAP_SECONDS = 30.0
 _MNT_DETACH = 2
 
 log = structlog.get_logger(__name__)
@@ -59,10 +61,14 @@ class Place:
     """Of its mount, on this node."""
     image: Path | None = None
     """A file system image; or else"""
+    view: Path | None = None
+    """a directory, to be shown read-only, without devices and setuid; or else"""
     prefix: str | None = None
-    """what of the bucket is mounted, which"""
+    """what of the bucket is mounted."""
     uid: int | None = None
-    """alone can use it; everybody when there is none."""
+    """Owner of an image's top directory; of the bucket, who alone can use it. Null: everybody."""
+    owner: int | None = None
+    """In an image, the uid that its files have on disk; null when that is `uid`."""
 
 
 class Mounts:
@@ -109,6 +115,21 @@ class Mounts:
                 self._unmount(place.name)
                 raise
 
+    def sync(self, place: Place) -> None:
+        """
+        Have the kernel write all that it holds of a file system. Another mount namespace may have a
+        copy of a mount that is gone here, and keeps the file system alive.
+        """
+        self.ensure(place)
+        try:
+            fd = os.open(self.path(place.name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                processes.sync_file_system(fd)
+            finally:
+                os.close(fd)
+        finally:
+            self.release([place.name])
+
     def release(self, names: Iterable[str]) -> None:
         """Unmount those that no instance has."""
         for name in names:
@@ -117,7 +138,7 @@ class Mounts:
                     self._unmount(name)
 
     def in_use(self, name: str) -> bool:
-        return any(name in self.noted(entry.name) for entry in os.scandir(self._instances))
+        return any(name in self.noted(entry) for entry in os.listdir(self._instances))
 
     def broken(self) -> list[str]:
         """Ids of instances that have a place which does not answer: only another one gets it."""
@@ -180,6 +201,11 @@ class Mounts:
             directory.mkdir(mode=0o700, exist_ok=True)
         if place.image is not None:
             _mount_image(place.image, top / "files")
+            if place.uid is not None:
+                _hand_over(top / "files", place.uid, place.owner)
+            return
+        if place.view is not None:
+            spawner.mount_view(str(place.view), str(top / "files"))
             return
         trouble = self._buckets.trouble()
         if trouble is not None:
@@ -335,6 +361,24 @@ def _mount_image(image: Path, target: Path) -> None:
         else:
             return
     raise TemporaryError(f"{image} is let go of right now.", code="volume_busy")
+
+
+def _hand_over(top: Path, uid: int, owner: int | None) -> None:
+    """Give a file system to the uid that is to use it."""
+    if owner is not None:
+        done = subprocess.run(
+            [
+                sys.executable, "-I", "-S", spawner.__file__, spawner.MAP,
+                str(top), str(owner), str(uid),
+            ],
+            capture_output=True, text=True, timeout=MAP_SECONDS, check=False, cwd="/",
+        )  # fmt: skip
+        if done.returncode:
+            raise OSError(errno.EPERM, f"{top}: {done.stderr.strip()[-500:]}")
+    if top.stat().st_uid != uid:
+        os.chown(top, uid, uid)
+        with contextlib.suppress(FileNotFoundError):
+            (top / "lost+found").rmdir()
 
 
 def _empty(path: Path) -> None:

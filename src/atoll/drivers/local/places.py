@@ -21,7 +21,7 @@ from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from atoll.drivers.local.buckets import Bucket
@@ -53,12 +53,24 @@ class Places:
 
     # Of one instance
 
-    def attach(self, spec: InstanceSpec, workspace: Workspace) -> None:
-        """Mount what the instance is to be shown; its directory must be there."""
+    def attach(
+        self, spec: InstanceSpec, workspace: Workspace, own: Sequence[Place] = (), *, views: bool
+    ) -> None:
+        """
+        Mount what the instance is to be shown; its directory must be there. `own` is what it alone
+        is shown; with `views`, read-only volumes have mounts of their own.
+        """
         places = [place for volume, _ in spec.volumes if (place := self._place(volume)) is not None]
         if workspace.kind == BUCKET:
             name = _of_workspace(workspace)
             places.append(Place(name, prefix=workspace.prefix, uid=workspace.uid))
+        places += own
+        if views:
+            places += [
+                Place(_view_of(volume), view=self.source(volume))
+                for volume, mount in spec.volumes
+                if mount.read_only
+            ]
         if places:
             self._mounts.note(spec.instance_id, [place.name for place in places])
             for place in places:
@@ -76,6 +88,18 @@ class Places:
         if self._place(volume) is not None:
             return self._mounts.path(_of_volume(volume))
         return self._volumes.directory(volume.id)
+
+    def view(self, volume: Volume) -> Path:
+        """The same, read-only, of one that was attached with `views`."""
+        return self._mounts.path(_view_of(volume))
+
+    def path(self, name: str) -> Path:
+        """Where a place of that name is mounted."""
+        return self._mounts.path(name)
+
+    def sync(self, place: Place) -> None:
+        """Have the kernel write all that it holds of a place, whichever namespace has it."""
+        self._mounts.sync(place)
 
     def files(self, workspace: Workspace) -> Path | None:
         """The same of a workspace; none of one that is on the node's disk."""
@@ -119,7 +143,7 @@ class Places:
         if await asyncio.to_thread(self._mounts.in_use, name):
             raise Conflict(f"An instance still has volume {volume.id}.", code="volume_in_use")
         with _translated(volume.id):
-            await asyncio.to_thread(self._mounts.release, [name])
+            await asyncio.to_thread(self._mounts.release, [_view_of(volume), name])
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
             else:
@@ -147,6 +171,10 @@ def _prefix(volume: Volume) -> str:
 
 def _of_volume(volume: Volume) -> str:
     return f"volume-{volume.id}"
+
+
+def _view_of(volume: Volume) -> str:
+    return f"view-{volume.id}"
 
 
 def _of_workspace(workspace: Workspace) -> str:

@@ -65,8 +65,13 @@ def sync_files(pid: int, directory: str) -> None:
     finally:
         os.close(root)
     try:
-        if _libc.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        sync_file_system(fd)
     finally:
         os.close(fd)
+
+
+def sync_file_system(fd: int) -> None:
+    """Have the kernel write all it holds of the file system that a descriptor is of."""
+    if _libc.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -36,11 +36,15 @@ def _argument(index: int) -> int:
 
 
 _NAMESPACES = 0x7E02_0080  # CLONE_NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET NEWTIME
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_CHILD_SUBREAPER = 36
 _PRIO_PROCESS, _PRIO_PGRP = 0, 1
 _IOPRIO_WHO_PROCESS, _IOPRIO_WHO_PGRP = 1, 2
-_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_FAMILIES = (_UNIX, _INET, _INET6, _NETLINK)
+_INTERNET = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6
+_NETLINKS = (0, 4)  # NETLINK_ROUTE, NETLINK_SOCK_DIAG
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ _X86_64 = Architecture(
         nfsservctl=180, lookup_dcookie=212, name_to_handle_at=303, open_by_handle_at=304,
         fanotify_init=300, fanotify_mark=301, move_pages=279, migrate_pages=256, mbind=237,
         set_mempolicy=238, set_mempolicy_home_node=450, sethostname=170, setdomainname=171,
-        memfd_secret=447,
+        memfd_secret=447, vmsplice=278,
     ),
 )
 _AARCH64 = Architecture(
@@ -107,6 +111,7 @@ _AARCH64 = Architecture(
         lookup_dcookie=18, name_to_handle_at=264, open_by_handle_at=265, fanotify_init=262,
         fanotify_mark=263, move_pages=239, migrate_pages=238, mbind=235, set_mempolicy=237,
         set_mempolicy_home_node=450, sethostname=161, setdomainname=162, memfd_secret=447,
+        vmsplice=75,
     ),
 )
 # fmt: on
@@ -146,13 +151,24 @@ def program(machine: str | None = None) -> bytes | None:
         if number <= arch.newest:
             code += [_instruction(_EQUAL, number, 0, 1), eperm]
     code += _when(arch.clone, [
-        _instruction(_LOAD, _argument(0)), _instruction(_ANY_BIT, _NAMESPACES, 0, 1), eperm, allow,
+        _instruction(_LOAD, _argument(0)), _instruction(_ANY_BIT, _NAMESPACES, 0, 1), eperm,
+        # A thread with descriptors of its own could hold what nobody counts.
+        _instruction(_ANY_BIT, _CLONE_THREAD, 0, 2), _instruction(_ANY_BIT, _CLONE_FILES, 1, 0),
+        eperm, allow,
     ])  # fmt: skip
-    for number in (arch.socket, arch.socketpair):
-        families = [_instruction(_LOAD, _argument(0))]
-        for position, family in enumerate(_FAMILIES):
-            families.append(_instruction(_EQUAL, family, len(_FAMILIES) - position, 0))
-        code += _when(number, [*families, eperm, allow])
+    code += _when(arch.socketpair, [
+        _instruction(_LOAD, _argument(0)), *_among(_FAMILIES), eperm, allow,
+    ])  # fmt: skip
+    # Buffers of other protocols, as of Multipath TCP, are neither limited nor counted. They are
+    # refused as by a kernel without them, so that programs fall back.
+    unknown = _refuse(errno.EPROTONOSUPPORT)
+    netlink = [_instruction(_LOAD, _argument(2)), *_among(_NETLINKS), unknown, allow]
+    internet = [_instruction(_LOAD, _argument(2)), *_among(_INTERNET), unknown, allow]
+    code += _when(arch.socket, [
+        _instruction(_LOAD, _argument(0)),
+        *_when(_NETLINK, netlink), *_when(_INET, internet), *_when(_INET6, internet),
+        _instruction(_EQUAL, _UNIX, 1, 0), eperm, allow,
+    ])  # fmt: skip
     code += _when(arch.ioctl, [
         _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _TIOCSTI, 2, 0),
         # Line disciplines: drivers that a terminal needs none of, loaded when they are asked for.
@@ -170,6 +186,11 @@ def program(machine: str | None = None) -> bytes | None:
     ])  # fmt: skip
     code += _protect_executor(arch)
     return b"".join([*code, allow])
+
+
+def _among(values: tuple[int, ...]) -> list[bytes]:
+    """Skip the next instruction if what is loaded is one of the values."""
+    return [_instruction(_EQUAL, value, len(values) - n, 0) for n, value in enumerate(values)]
 
 
 def _protect_executor(arch: Architecture) -> list[bytes]:
@@ -213,6 +234,6 @@ def _unless_null(index: int, refuse: bytes) -> list[bytes]:
 
 def _when(number: int, body: list[bytes]) -> list[bytes]:
     """
-    `body`, which returns on every path, for one system call; the call's number is loaded before.
+    `body`, which returns on every path, for one value, as a system call's number, that is loaded.
     """
     return [_instruction(_EQUAL, number, 0, len(body)), *body]

@@ -31,6 +31,7 @@ APT::Sandbox::User "root";
 APT::Install-Recommends "false";
 APT::Install-Suggests "false";
 APT::Get::Assume-Yes "true";
+APT::Cmd::Pattern-Only "true";
 APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Acquire::Retries "0";

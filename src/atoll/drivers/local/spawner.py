@@ -34,6 +34,12 @@ First argument, before an image and a directory, of a process that only tries to
 more, and it is mounted with the second as owner in place of the first.
 """
 
+MAP = "map-owner"
+"""
+First argument, before a directory and two uids, of a process that gives what is mounted there
+another owner. A process of its own, because it forks.
+"""
+
 ROOT = "root"
 """In the stage: the root file system of a template with layers."""
 
@@ -56,6 +62,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE =
     16384,
     1 << 18,
 )
+_MS_REMOUNT = 32
 _MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
@@ -150,6 +157,11 @@ def mount_image(image: str, target: str) -> None:
 def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
     """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
     mount_image(image, target)
+    map_owner(target, owner, uid)
+
+
+def map_owner(target: str, owner: int, uid: int) -> None:
+    """Mount again what is mounted there, such that what belongs to `owner` belongs to `uid`."""
     users = _mapping(owner, uid)
     try:
         path = os.fsencode(target)
@@ -170,7 +182,10 @@ def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
 
 
 def _mapping(inside: int, outside: int) -> int:
-    """A user namespace, by descriptor, in which one uid and gid is another outside."""
+    """
+    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
+    gVisor makes files as root, and gives them to their owner then.
+    """
     ready, began = os.pipe2(os.O_CLOEXEC)
     over, end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -188,12 +203,19 @@ def _mapping(inside: int, outside: int) -> int:
             raise OSError(errno.EPERM, "no user namespace can be made")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
-                file.write(f"{inside} {outside} 1")
+                file.write(f"{inside} {outside} 1\n0 0 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready)
         os.close(end)
         os.waitpid(pid, 0)
+
+
+def mount_view(source: str, target: str) -> None:
+    """A directory at another place, where it is read-only, without devices and setuid."""
+    mount(source, target, None, _MS_BIND)
+    flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    mount("none", target, None, flags)
 
 
 def mount_device(device: str, target: str) -> None:
@@ -436,6 +458,12 @@ class Spawner:
 
 
 def main() -> None:
+    if sys.argv[1] == MAP:
+        try:
+            map_owner(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        except OSError as error:
+            sys.exit(str(error))
+        return
     if sys.argv[1] == TRY:
         # Whether this machine can do it: mounted for this process alone, and gone with it.
         try:

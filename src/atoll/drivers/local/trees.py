@@ -35,6 +35,8 @@ OWN = {
     "boot",
 }
 """Top-level names that a root file system does not bring into the sandbox."""
+MAX_STEPS = 1000
+"""Parts of a path, with those of the links in it; the kernel follows 40 links at most."""
 HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
 ETC_DIRECTORIES = ("alternatives", "ssl/certs", "ld.so.conf.d")
@@ -249,12 +251,40 @@ def _image_python(image: Path, python: str) -> str:
     for candidate in candidates:
         # A link in the image is absolute in the image, not on this machine: it only has to be
         # there.
-        if os.path.lexists(image / candidate.lstrip("/")):
+        if _is_inside(image, candidate):
             return candidate
     raise InvalidRequest(
         f"image: {image} has no {' or '.join(candidates)}; the executor needs Python 3.8 or newer.",
         field="image",
     )
+
+
+def _is_inside(image: Path, path: str) -> bool:
+    """
+    Whether a root file system has such a name. Links on the way lead to where they do inside; this
+    machine's own files are never looked at.
+    """
+    below: list[str] = []
+    ahead = list(reversed(Path(path).parts))
+    for _ in range(MAX_STEPS):
+        if not ahead:
+            return True
+        part = ahead.pop()
+        if part == "/":
+            below.clear()
+        elif part == "..":
+            del below[-1:]
+        else:
+            here = image.joinpath(*below, part)
+            try:
+                mode = here.lstat().st_mode
+            except (OSError, ValueError):
+                return False
+            if ahead and stat.S_ISLNK(mode):
+                ahead += reversed(Path(os.readlink(here)).parts)
+            else:
+                below.append(part)
+    return False
 
 
 def tree_of(
@@ -277,6 +307,17 @@ def tree_of(
     return host_tree(etc, *_own_interpreter())
 
 
+def identity(template: Template) -> tuple[str, ...]:
+    """
+    Which tree a template has, by where it is and nothing that is in it. The same on every node, and
+    the same for templates that have the same.
+    """
+    if template.root:
+        layers = (layer.name for layer in template.layers)
+        return ("root", template.root, template.python, *layers)
+    return ("host", template.python)
+
+
 def check_usable(tree: Tree) -> None:
     """What would be bound where the sandbox has something of its own cannot be seen inside."""
     for source, inside in tree.binds:
@@ -294,6 +335,8 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
     A template may name only places that the owner of the node allows: it shows them to its users.
     """
+    if ".." in Path(template.python).parts:
+        raise _not_allowed(f"python: {template.python}", roots)
     named = [("image" if template.image else "base_image", template.root)]
     if not template.root:
         named.append(("python", template.python))
@@ -301,6 +344,14 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
         if not value:
             continue
         path = Path(value)
-        real = path.resolve() if field != "python" else path.parent.resolve() / path.name
-        if not path.is_absolute() or not _beneath(real, _resolved(roots)):
+        # First by its name alone: nothing is to be learnt of files that lie elsewhere.
+        allowed = [*roots, *_resolved(roots)]
+        if not path.is_absolute() or ".." in path.parts or not _beneath(path, allowed):
+            raise _not_allowed(f"{field}: {value}", roots, field)
+        try:
+            real = path.resolve() if field != "python" else path.parent.resolve() / path.name
+        except (OSError, RuntimeError, ValueError):
+            # Links in a circle or that may not be read, or a NUL.
+            raise _not_allowed(f"{field}: {value}", roots, field) from None
+        if not _beneath(real, _resolved(roots)):
             raise _not_allowed(f"{field}: {value}", roots, field)

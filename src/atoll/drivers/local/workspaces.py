@@ -67,15 +67,13 @@ class Workspaces:
         *,
         images: bool,
         own_uids: bool,
-        uid: int | None = None,
     ) -> None:
-        """`uid` is that of all workspaces; else, with `own_uids`, each has one of its own."""
+        """With `own_uids` each workspace has a host uid of its own; else all have Atoll's."""
         self._root = root
         self._blank = root.parent / "blank"
         self._settings = settings
         self.images = images
         self._own_uids = own_uids
-        self._uid = uid
         self._maps: bool | None = None
         """Whether images can be mounted with another owner; none until that was tried."""
 
@@ -104,10 +102,10 @@ class Workspaces:
             return found
         self.remove(name)
         kind = BUCKET if prefix is not None else IMAGE if self.images else DIRECTORY
-        workspace = Workspace(name, kind, self._new_uid(), max(size, MIN_IMAGE), prefix)
+        workspace = Workspace(name, kind, self.new_uid(), max(size, MIN_IMAGE), prefix)
         with self._whole(place, workspace):
             if workspace.kind == IMAGE:
-                self._copy_blank(workspace.size, place / "disk")
+                self.make_image(place / "disk", workspace.size)
             elif workspace.kind == DIRECTORY:
                 directory = place / "files"
                 directory.mkdir(mode=0o700)
@@ -126,7 +124,7 @@ class Workspaces:
         if self.get(name) is not None:
             return True
         self.remove(name)
-        place, uid = self._root / name, self._new_uid()
+        place, uid = self._root / name, self.new_uid()
         owner = source.owner or source.uid
         owner = owner if source.kind == IMAGE and owner != uid else None
         workspace = Workspace(name, source.kind, uid, source.size, owner=owner)
@@ -186,6 +184,10 @@ class Workspaces:
             self.remove(workspace.name)
             raise
 
+    def update(self, workspace: Workspace) -> None:
+        """Record what has become of one that is there."""
+        self._tell(self._root / workspace.name, workspace)
+
     @staticmethod
     def _tell(place: Path, workspace: Workspace) -> None:
         # Last, whole or not at all: a workspace without it is the rest of an interrupted call.
@@ -233,12 +235,16 @@ class Workspaces:
     def names(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self._root))
 
-    def _new_uid(self) -> int | None:
+    def new_uid(self) -> int | None:
         if not self._own_uids:
-            return self._uid
+            return None
         return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
 
-    def _copy_blank(self, size: int, target: Path) -> None:
+    def directory(self, name: str) -> Path:
+        """Where all of a workspace is."""
+        return self._root / name
+
+    def make_image(self, target: Path, size: int) -> None:
         """A new file system by copying the written parts of an empty one: faster than making it."""
         blank = self._blank / str(size)
         if not blank.exists():

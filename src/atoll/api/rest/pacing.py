@@ -1,0 +1,105 @@
+"""
+Sends answers no faster than clients read them.
+
+A large body goes out in pieces, each after the client has taken the ones before, and counts
+towards `AnswerMemory` until then. Where there is no room a read is refused with
+`too_many_large_answers`; the answer to a request that has changed something waits for room; an
+event stream ends, and its client comes back with the last id.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.api.rest.limits import key_of, no_memory
+from atoll.api.rest.middleware import SAFE_METHODS
+from atoll.api.rest.problems import problem
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from atoll.api.rest.limits import AnswerMemory, Held
+
+EVENT_STREAM = b"text/event-stream"
+PIECE = 64 * 1024
+"""Bytes that are written at once."""
+
+
+class Pacing:
+    def __init__(self, app: ASGIApp, memory: AnswerMemory) -> None:
+        self._app = app
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        await self._app(scope, receive, _Paced(scope, receive, send, self._memory).send)
+
+
+class _Paced:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: AnswerMemory) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._memory = memory
+        self._start: Message | None = None
+        """Held back until it is known whether there is room for a large body."""
+        self._resumable = False
+        """Whether it is an event stream, which a client can take up again where it ended."""
+        self._over = False
+
+    async def send(self, message: Message) -> None:
+        if self._over:
+            return
+        if message["type"] == "http.response.start":
+            self._resumable = _header(message, b"content-type").startswith(EVENT_STREAM)
+            if int(_header(message, b"content-length") or 0) > PIECE:
+                self._start = message
+            else:
+                await self._send(message)
+            return
+        body: bytes = message.get("body", b"")
+        if len(body) > PIECE and self._scope["method"] != "HEAD":
+            await self._send_large(body, more=message.get("more_body", False))
+            return
+        await self._send_start()
+        await self._send(message)
+
+    async def _send_start(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            await self._send(start)
+
+    async def _send_large(self, body: bytes, *, more: bool) -> None:
+        held = await self._room(len(body))
+        if held is None:
+            self._over = True
+            if self._start is not None:
+                await problem(no_memory())(self._scope, self._receive, self._send)
+            else:
+                await self._send({"type": "http.response.body", "body": b""})
+            return
+        with held:
+            await self._send_start()
+            for place in range(0, len(body), PIECE):
+                piece = body[place : place + PIECE]
+                last = place + PIECE >= len(body)
+                following = more or not last
+                await self._send(
+                    {"type": "http.response.body", "body": piece, "more_body": following}
+                )
+
+    async def _room(self, size: int) -> Held | None:
+        key = key_of(self._scope)
+        readable_again = self._start is not None and self._scope["method"] in SAFE_METHODS
+        if self._resumable or readable_again:
+            return self._memory.try_hold(key, size)
+        return await self._memory.wait_to_hold(key, size)
+
+
+def _header(message: Message, wanted: bytes) -> bytes:
+    for name, value in message.get("headers", ()):
+        if name.lower() == wanted:
+            return bytes(value)
+    return b""

@@ -1,0 +1,309 @@
+"""
+Sessions' files beneath the data directory, which the engine must see at the same path.
+
+Containers get a place for their socket and their journal too: what user code must not touch there
+is closed to it once the executor has opened it, before any user code runs. That takes root, because
+files in the container belong to another user.
+
+Where the engine sees what is mounted there, a workspace is a file system image of its size, and so
+is the place of socket and journal, which code of a hostile image has before it is closed: the
+kernel holds all that a container can write to the disk. Elsewhere they are plain directories, and
+the executor watches the workspace's size, which deleted files that are still open escape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING, Any
+
+from atoll import ids
+from atoll.drivers import bundle
+from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker.migration import moved
+from atoll.drivers.docker.storage import Prepared, translated
+from atoll.drivers.local import copies
+from atoll.drivers.local.mounts import Place
+from atoll.drivers.local.places import Places
+from atoll.drivers.local.workspaces import (
+    IMAGE,
+    Workspace,
+    Workspaces,
+    attached_to,
+    remove_tree,
+)
+from atoll.errors import NotFound, TemporaryError
+from atoll.executor.journal import MOST as JOURNAL_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.drivers.local.buckets import Bucket
+    from atoll.model.instance import InstanceSpec
+    from atoll.model.resources import Resources
+    from atoll.model.volume import Volume, VolumeMount
+    from atoll.settings import LocalSettings
+
+EXECUTOR_IMAGE = "executor"
+"""File beside a workspace: the file system of its instances' sockets and journals."""
+EXECUTOR_SIZE = 2 * JOURNAL_FILE + 16 * 1024 * 1024
+
+
+class Directories:
+    journals = True
+    copies = True
+
+    def __init__(
+        self,
+        node: Path,
+        settings: LocalSettings,
+        bucket: Bucket | None,
+        packages: Path,
+        *,
+        trouble: str | None,
+    ) -> None:
+        """`trouble` is why containers cannot be given file system images; null when they can."""
+        self._node = node
+        self._trouble = trouble
+        self.quota = trouble is None
+        self._lent: Path | None = None
+        """The interpreter for images that have none, once it was needed."""
+        self._lending = asyncio.Lock()
+        self._instances = node / "instances"
+        self._packages = packages
+        self.places = Places(node, self._instances, settings, bucket)
+        self._workspaces = Workspaces(
+            node / "workspaces", settings, images=self.quota, own_uids=True
+        )
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._node.chmod(0o700)
+        self._instances.mkdir(exist_ok=True, mode=0o700)
+        self._workspaces.open()
+        self.places.open(images=self._trouble)
+        self._shared = containers.shared(
+            str(bundle.write(self._node)), str(bundle.write_inside(self._node)), str(self._packages)
+        )
+
+    async def prepare(self, spec: InstanceSpec) -> Prepared:
+        with translated(spec.instance_id):
+            return await asyncio.to_thread(self._prepare, spec)
+
+    def _prepare(self, spec: InstanceSpec) -> Prepared:
+        workspace = self._workspace(spec)
+        directory = self._instances / spec.instance_id
+        directory.mkdir(mode=0o700, exist_ok=True)
+        own = []
+        if self.quota:
+            own.append(
+                Place(_executor_place(workspace.name), image=self._executor_image(workspace))
+            )
+        if workspace.kind == IMAGE:
+            own.append(self._image_place(workspace))
+        self.places.attach(spec, workspace, own, views=self.quota)
+        uid = containers.UID if workspace.uid is None else workspace.uid
+        link, journal = self._executor_directories(directory, workspace, uid)
+        files = self.places.files(workspace) or self._files(workspace)
+        bind = containers.bind
+        mounts = [
+            *self._shared,
+            bind(str(files), containers.WORKSPACE, read_only=False),
+            bind(str(link), containers.LINK, read_only=False),
+            bind(str(journal), containers.JOURNAL, read_only=False),
+            *(self._volume(volume, mount) for volume, mount in spec.volumes),
+        ]
+        return Prepared(mounts, uid, disk_held=workspace.kind == IMAGE)
+
+    def _workspace(self, spec: InstanceSpec) -> Workspace:
+        name = spec.workspace or spec.instance_id
+        found = self._workspaces.get(name)
+        if found is None:
+            if spec.workspace is not None:
+                raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+            if spec.prefix is not None:
+                self.places.make_prefix(spec.prefix)
+            return self._workspaces.make(name, spec.resources.disk, spec.prefix)
+        if self.quota:
+            return moved(self._workspaces, found)
+        if found.kind == IMAGE:
+            raise TemporaryError(
+                f"Workspace {name} is a file system image, which cannot be mounted on this node "
+                f"any more: {self._trouble}.",
+                code="instance_not_started",
+            )
+        return found
+
+    def _image_place(self, workspace: Workspace) -> Place:
+        image = self._workspaces.path(workspace)
+        return Place(_place(workspace.name), image=image, uid=workspace.uid, owner=workspace.owner)
+
+    def _files(self, workspace: Workspace) -> Path:
+        if workspace.kind == IMAGE:
+            return self.places.path(_place(workspace.name))
+        return self._workspaces.path(workspace)
+
+    def _volume(self, volume: Volume, mount: VolumeMount) -> dict[str, Any]:
+        if mount.read_only and self.quota:
+            # An engine that binds read-only forgets nosuid and nodev. This is read-only here
+            # already, and what is bound without a flag of its own keeps all of them.
+            return containers.bind(str(self.places.view(volume)), mount.path, read_only=False)
+        source = str(self.places.source(volume))
+        return containers.bind(source, mount.path, read_only=mount.read_only)
+
+    # What is the executor's own
+
+    def _executor_image(self, workspace: Workspace) -> Path:
+        path = self._workspaces.directory(workspace.name) / EXECUTOR_IMAGE
+        if not path.exists():
+            new = path.with_suffix(".new")
+            new.unlink(missing_ok=True)
+            self._workspaces.make_image(new, EXECUTOR_SIZE)
+            new.rename(path)
+        return path
+
+    def _executor_directories(
+        self, directory: Path, workspace: Workspace, uid: int
+    ) -> tuple[Path, Path]:
+        """Those of socket and journal, which the executor is to open."""
+        link, journal = directory / "link", self._journal(workspace)
+        # Of an instance whose container somebody else has removed: nothing listens there.
+        if link.is_symlink():
+            link.unlink()
+        remove_tree(link)
+        if self.quota:
+            target = self.places.path(_executor_place(workspace.name)) / "link"
+            remove_tree(target)
+            link.symlink_to(target)
+            link = target
+            self._take_over_journal(workspace, journal)
+        for place in (link, journal):
+            place.mkdir(mode=0o700, exist_ok=True)
+            for file in os.scandir(place):
+                os.chown(file.path, uid, uid, follow_symlinks=False)
+            os.chown(place, uid, uid)
+        return link, journal
+
+    def _take_over_journal(self, workspace: Workspace, journal: Path) -> None:
+        """What an earlier version kept in a directory."""
+        before = self._old_journal(workspace)
+        if not before.is_dir():
+            return
+        if not journal.exists():
+            new = journal.with_name("journal.new")
+            remove_tree(new)
+            new.mkdir(mode=0o700)
+            for name in ("0", "1"):
+                _copy_journal(before / name, new / name)
+            new.rename(journal)
+        remove_tree(before)
+
+    def _journal(self, workspace: Workspace) -> Path:
+        image = self._workspaces.directory(workspace.name) / EXECUTOR_IMAGE
+        if self.quota and image.exists():
+            return self.places.path(_executor_place(workspace.name)) / "journal"
+        return self._old_journal(workspace)
+
+    def _old_journal(self, workspace: Workspace) -> Path:
+        return self._workspaces.directory(workspace.name) / "journal"
+
+    async def interpreter(self) -> dict[str, Any]:
+        async with self._lending:
+            if self._lent is None:
+                with translated("the interpreter"):
+                    self._lent = await asyncio.to_thread(interpreter.write, self._node)
+        return containers.bind(str(self._lent), interpreter.PLACE, read_only=True)
+
+    async def seal(self, instance_id: str, workspace: str) -> None:
+        await asyncio.to_thread(self._seal, instance_id, workspace)
+
+    def _seal(self, instance_id: str, workspace: str) -> None:
+        found = self._workspaces.get(workspace)
+        if found is None:
+            raise TemporaryError(f"Workspace {workspace} is gone.", code="workspace_lost")
+        for place in (self._instances / instance_id / "link", self._journal(found)):
+            os.chown(place, 0, 0)
+            # What a template imports runs before this, as who owned it until now.
+            os.chmod(place, 0o700)
+
+    def socket(self, instance_id: str) -> Path:
+        return self._instances / instance_id / "link"
+
+    async def clear(self, instance_id: str) -> None:
+        with translated(instance_id):
+            await asyncio.to_thread(self._clear, instance_id)
+
+    def _clear(self, instance_id: str) -> None:
+        if not ids.is_instance_id(instance_id):
+            raise ValueError(f"{instance_id[:100]!r} is no instance's: nothing is removed by it.")
+        with self.places.detached(instance_id):
+            remove_tree(self._instances / instance_id)
+
+    async def instances(self) -> list[str]:
+        with translated("this node"):
+            return await asyncio.to_thread(lambda: sorted(os.listdir(self._instances)))
+
+    async def discard(self, workspace: str) -> None:
+        await asyncio.to_thread(self._workspaces.remove, workspace)
+
+    async def copy(self, workspace: str, name: str) -> bool:
+        abandoned = threading.Event()
+        copying = asyncio.ensure_future(asyncio.to_thread(self._copy, workspace, name, abandoned))
+        try:
+            return await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            # A thread cannot be called back. It is told, and ends before the next call can begin.
+            abandoned.set()
+            await asyncio.wait([copying])
+            if not copying.cancelled():
+                copying.exception()
+            raise
+
+    def _copy(self, workspace: str, name: str, abandoned: threading.Event) -> bool:
+        source = self._workspaces.get(workspace)
+        if source is None:
+            return False
+        with translated(workspace, "workspace_not_copied"):
+            self._settle(source)
+            return self._workspaces.copy(source, name, abandoned)
+
+    def _settle(self, workspace: Workspace) -> None:
+        """Have the kernel write to the image all that it holds of it. Nothing runs there."""
+        if workspace.kind == IMAGE and attached_to(self._workspaces.path(workspace)) is not None:
+            self.places.sync(self._image_place(workspace))
+
+    async def names(self) -> list[str]:
+        return await asyncio.to_thread(self._workspaces.names)
+
+    async def fits(self, workspace: str, resources: Resources) -> bool:
+        found = await asyncio.to_thread(self._workspaces.get, workspace)
+        return found is None or found.kind != IMAGE or found.size == resources.disk
+
+
+def _copy_journal(source: Path, target: Path) -> None:
+    """A hostile image may have left anything there before it was closed."""
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            raise
+        return
+    with open(fd, "rb") as file, target.open("xb") as copy:
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode) and about.st_size <= JOURNAL_FILE:
+            copies.copy_content(file.fileno(), copy.fileno(), about.st_size, threading.Event())
+
+
+def _place(workspace: str) -> str:
+    """Name of the mount."""
+    return f"image-{workspace}"
+
+
+def _executor_place(workspace: str) -> str:
+    return f"executor-{workspace}"

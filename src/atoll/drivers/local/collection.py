@@ -1,0 +1,106 @@
+"""
+Has what an installation made checked and copied, by the process of `collector`, and compares it
+with what the installation said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from atoll.drivers.local import collector
+from atoll.drivers.local.install_answers import InstallFailed
+from atoll.drivers.local.wheel_files import INFO
+
+if TYPE_CHECKING:
+    from atoll.drivers.base import InstallSpec, Wheel
+    from atoll.drivers.local.installer import Made
+
+COLLECT_SECONDS = 600.0
+"""For what was installed to be checked and copied, on a slow disk too."""
+_BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {collector.__name__} import main; main()"
+
+log = structlog.get_logger(__name__)
+
+
+async def collect(
+    made: Made, kept: Path, spec: InstallSpec, claimed: dict[str, str]
+) -> tuple[set[str], tuple[str, ...]]:
+    """
+    Names of the packages that were installed, which are in `kept` then, and the digests of their
+    wheels. Raises `InstallFailed` when they are not what was claimed.
+    """
+    wheels = spec.wheels()
+    request = {
+        "image": None if made.image is None else str(made.image),
+        "mount": str(made.build),
+        "source": str(made.build / "target"),
+        "target": str(kept),
+        "python": made.python,
+        "wheels": [{"path": str(each.path), "digest": each.digest} for each in wheels],
+        "source_builds": spec.source_builds,
+    }
+    names, digests = set(), []
+    for info, digest in await _run(request):
+        name, version = _identified(info, digest, wheels)
+        if name not in claimed or _version(claimed[name]) != version:
+            raise InstallFailed(f"{info[:200]} was installed, and something else was told.")
+        names.add(name)
+        digests.append(digest)
+    return names, tuple(sorted(digests))
+
+
+async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the process of `collector` says."""
+    boot = _BOOT.format(path=str(Path(collector.__file__).parents[3]))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", boot,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env={},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(COLLECT_SECONDS):
+            written, said = await process.communicate(json.dumps(request).encode())
+    except TimeoutError:
+        raise InstallFailed("What was installed could not be checked in time.") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        log.warning("install.not_collected", error=said.decode(errors="replace")[-2000:])
+        raise InstallFailed("What was installed could not be checked and kept.")
+    answer = json.loads(written)
+    if "error" in answer:
+        raise InstallFailed(answer["error"])
+    return [(info, digest) for info, digest in answer["distributions"]]
+
+
+def _identified(info: str, digest: str, wheels: list[Wheel]) -> tuple[str, Version]:
+    """Name and version: of a wheel as the index has them, of what was built as it says itself."""
+    try:
+        for wheel in wheels:
+            if digest and wheel.digest == digest:
+                name, version, _, _ = parse_wheel_filename(wheel.name)
+                return name, version
+        told, _, number = info.removesuffix(INFO).partition("-")
+        return canonicalize_name(told, validate=True), Version(number)
+    except (InvalidWheelFilename, InvalidVersion, ValueError) as error:
+        raise InstallFailed(f"{info[:200]} is not the name of a package.") from error
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None

@@ -1,0 +1,141 @@
+"""
+A page of the package index, read and written anew for an installation.
+
+A program of its own, run from this file and importing the standard library alone. The index may be
+hostile: a few megabytes of JSON or HTML can take gigabytes of memory and seconds of the
+interpreter. So a page is read by a process with limits, and not by the control plane.
+
+It reads a line of JSON (name of the package, kind and address of the page) and the page from its
+standard input. It writes a line with the number of files, a line for each (a JSON array of token,
+file name, address, whether there is metadata, and hashes), and the page in the form of PEP 691 in
+which each link leads to `/files/<token>/<file name>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import resource
+import sys
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
+
+JSON_PAGE = "application/vnd.pypi.simple.v1+json"
+PAGE_LIMIT = 16 * 1024 * 1024
+"""Bytes of a page. The largest of the public index, with tens of thousands of files, are half."""
+MOST_FILES = 50_000
+"""Files of one package."""
+MEMORY = 512 * 1024 * 1024
+"""Address space in bytes: several times what the largest page of that many files takes."""
+CPU_SECONDS = 20
+
+TOLD = ("hashes", "requires-python", "size", "upload-time", "yanked", "core-metadata", "gpg-sig")
+HASH = re.compile(r"[0-9a-f]{32,128}")
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    name, kind, url = json.loads(sys.stdin.buffer.readline())
+    try:
+        links, page = rewritten(name, sys.stdin.buffer.read(PAGE_LIMIT + 1), kind, url)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError):
+        sys.exit(1)
+    lines = [str(len(links)), *map(json.dumps, links)]
+    sys.stdout.buffer.write("\n".join(lines).encode() + b"\n" + page)
+    sys.stdout.buffer.flush()
+
+
+def rewritten(
+    name: str, content: bytes, kind: str, url: str
+) -> tuple[list[tuple[str, str, str, bool, dict[str, str]]], bytes]:
+    links, listed = [], []
+    for file, address, about in read_page(content, kind, url):
+        # The same for a page that is asked for again.
+        token = hashlib.sha256(f"{file}\0{address}".encode()).hexdigest()[:32]
+        hashes = {
+            key: value.lower()
+            for key, value in about["hashes"].items()
+            if isinstance(value, str) and HASH.fullmatch(value.lower())
+        }
+        links.append((token, file, address, bool(about.get("core-metadata")), hashes))
+        listed.append({"filename": file, "url": f"/files/{token}/{quote(file)}", **about})
+    page = {"meta": {"api-version": "1.0"}, "name": name, "files": listed}
+    return links, json.dumps(page).encode()
+
+
+def read_page(content: bytes, kind: str, url: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """
+    Name and address of each file, and what else the page says of it in the words of PEP 691. Raises
+    `ValueError` and the like.
+    """
+    if len(content) > PAGE_LIMIT:
+        raise ValueError("the page is too large")
+    if kind == JSON_PAGE:
+        files = [_from_json(item, url) for item in json.loads(content)["files"]]
+    else:
+        files = _from_html(content.decode("utf-8", "replace"), url)
+    if len(files) > MOST_FILES:
+        raise ValueError("too many files")
+    return [file for file in files if file is not None]
+
+
+def _from_json(item: dict[str, Any], base: str) -> tuple[str, str, dict[str, Any]] | None:
+    about = {name: item[name] for name in TOLD if name in item}
+    if "core-metadata" not in about and "dist-info-metadata" in item:
+        about["core-metadata"] = item["dist-info-metadata"]
+    about.setdefault("hashes", {})
+    return _file(str(item["filename"]), urljoin(base, str(item["url"])), about)
+
+
+def _file(name: str, url: str, about: dict[str, Any]) -> tuple[str, str, dict[str, Any]] | None:
+    if urlsplit(url).scheme not in ("http", "https") or not name or "/" in name:
+        return None
+    return name, urldefrag(url).url, about
+
+
+def _from_html(text: str, url: str) -> list[tuple[str, str, dict[str, Any]] | None]:
+    """PEP 503: an anchor for each file."""
+    from html.parser import HTMLParser
+
+    files: list[tuple[str, str, dict[str, Any]] | None] = []
+
+    class Page(HTMLParser):
+        base = url
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            given = dict(attrs)
+            href = given.get("href")
+            if tag == "base" and href:
+                self.base = urljoin(self.base, href)
+            if tag == "a" and href and len(files) <= MOST_FILES:
+                files.append(_from_anchor(given, urljoin(self.base, href)))
+
+    parser = Page(convert_charrefs=True)
+    parser.feed(text)
+    return files
+
+
+def _from_anchor(
+    given: dict[str, str | None], address: str
+) -> tuple[str, str, dict[str, Any]] | None:
+    url, fragment = urldefrag(address)
+    about: dict[str, Any] = {"hashes": _hashes(fragment)}
+    if given.get("data-requires-python"):
+        about["requires-python"] = given["data-requires-python"]
+    if "data-yanked" in given:
+        about["yanked"] = given["data-yanked"] or True
+    metadata = given.get("data-core-metadata", given.get("data-dist-info-metadata"))
+    if metadata:
+        about["core-metadata"] = _hashes(metadata) or metadata == "true"
+    return _file(unquote(urlsplit(url).path.rpartition("/")[2]), url, about)
+
+
+def _hashes(fragment: str) -> dict[str, str]:
+    name, _, value = fragment.partition("=")
+    return {name: value} if name.startswith(("sha", "md5", "blake")) and value else {}
+
+
+if __name__ == "__main__":
+    main()

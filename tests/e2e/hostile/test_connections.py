@@ -1,0 +1,221 @@
+"""Clients without a key, or with one, that open connections and do not go on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests import preloaded
+from tests.e2e.api import V1, answer, eventually, problem
+from tests.harness import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT = 8
+SECONDS = "1"
+SETTINGS = {
+    "ATOLL_POOL__SIZE": "0",
+    "ATOLL_CONNECTION__MAX_CONNECTIONS": str(LIMIT),
+    "ATOLL_CONNECTION__HEADER_TIMEOUT": SECONDS,
+    "ATOLL_CONNECTION__BODY_TIMEOUT": SECONDS,
+}
+HALF = b"GET /api/v1/sessions HTTP/1.1\r\nHost: a\r\nX-"
+
+
+@pytest.fixture(scope="module")
+def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("connections"), **SETTINGS) as started:
+        yield started
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Any]:
+    """Opens connections that are closed after the test."""
+    place = urlsplit(server.url)
+    with ExitStack() as stack:
+
+        def connect(data: bytes = b"") -> socket.socket:
+            made = socket.create_connection((place.hostname, place.port), timeout=20)
+            stack.callback(made.close)
+            if data:
+                made.sendall(data)
+            return made
+
+        yield connect
+
+
+def rest(made: socket.socket) -> bytes:
+    """All that the server sends until it closes the connection."""
+    received = b""
+    try:
+        while piece := made.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def document(received: bytes) -> dict[str, Any]:
+    """The problem document of a response."""
+    found: dict[str, Any] = json.loads(received.partition(b"\r\n\r\n")[2])
+    return found
+
+
+@pytest.mark.quick
+def test_half_sent_requests_lock_nobody_out_and_are_closed(server: Server, connect: Any) -> None:
+    held = [connect(HALF) for _ in range(4 * LIMIT)]
+    with server.client() as http:
+        assert http.get(f"{V1}/sessions").status_code == 200
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    answers = [rest(one) for one in held]
+    # The oldest made room for others; the time of the newest is over.
+    assert answers[0] == b""
+    assert answers[-1].startswith(b"HTTP/1.1 408 ")
+    assert document(answers[-1])["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize(
+    "drip", [HALF, b"\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" + HALF], ids=str
+)
+def test_a_header_that_arrives_byte_by_byte_is_late_all_the_same(drip: bytes, connect: Any) -> None:
+    made = connect(drip)
+    made.settimeout(0.2)
+    received = b""
+    while True:
+        try:
+            made.sendall(b"\r\n" if drip == b"\r\n" else b"a")
+            piece = made.recv(65536)
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            break
+        if not piece:
+            break
+        received += piece
+    assert b"request_timeout" in received
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["without a key", "with a key"])
+def test_a_body_that_does_not_go_on_is_given_up(server: Server, connect: Any, known: bool) -> None:
+    key = f"Authorization: Bearer {server.key}\r\n" if known else ""
+    head = f"POST {V1}/sessions HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 100\r\n\r\n{{"
+    received = rest(connect(head.encode()))
+    expected = "request_timeout" if known else "key_missing"
+    assert document(received)["code"] == expected
+
+
+def test_a_slow_upload_that_goes_on_is_taken(server: Server) -> None:
+    """Longer than the time-out in all, with something in between."""
+    pieces = 8
+
+    def slow() -> Iterator[bytes]:
+        with httpx.Client(base_url=server.url, timeout=30) as other:
+            for _ in range(pieces):
+                # The pause is the server's own: it waits for events that do not come.
+                headers = {"Authorization": f"Bearer {server.key}"}
+                other.get(f"{V1}/events?after=end&wait=0.2&types=node.*", headers=headers)
+                yield b"x" * 1000
+
+    with server.client() as http:
+        session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
+        sent = http.put(f"{V1}/sessions/{session}/files/slow", content=slow())
+        assert answer(sent, 201)["size"] == pieces * 1000
+        answer(http.delete(f"{V1}/sessions/{session}"))
+
+
+@pytest.mark.parametrize(
+    ("flood", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 50_000, b"431"),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 1000, b"400"),
+    ],
+    ids=["header without end", "pipelined requests"],
+)
+def test_a_flood_on_one_connection_ends_it(flood: bytes, status: bytes, connect: Any) -> None:
+    made = connect()
+    try:
+        made.sendall(flood)
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    received = rest(made)
+    assert received == b"" or b"HTTP/1.1 " + status in received
+
+
+def test_probes_are_answered_while_all_connections_are_busy(server: Server, connect: Any) -> None:
+    words = ("key", "create", "reader", "--scope", "read", "--data-dir", str(server.data_dir))
+    other = preloaded.run(*words).stdout.split()[-1]
+    headers = {"Authorization": f"Bearer {other}"}
+    # A running server learns of keys that another process makes within seconds.
+    eventually(lambda: httpx.get(f"{server.url}{V1}/sessions", headers=headers).is_success)
+    held = []
+    for key in (server.key, other):
+        for _ in range(LIMIT // 2):
+            head = f"GET {V1}/events?after=end&wait=60&types=node.none HTTP/1.1\r\nHost: a\r\n"
+            held.append(connect(f"{head}Authorization: Bearer {key}\r\n\r\n".encode()))
+
+    def refused() -> bool:
+        found = httpx.get(f"{server.url}{V1}/sessions")
+        if found.status_code == 401:
+            return False
+        problem(found, 503, "too_many_connections")
+        assert int(found.headers["retry-after"]) > 0
+        return True
+
+    eventually(refused)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    for one in held:
+        one.close()
+    eventually(lambda: httpx.get(f"{server.url}{V1}/sessions").status_code == 401)
+
+
+def test_one_key_cannot_take_all_requests(server: Server, connect: Any) -> None:
+    head = f"GET {V1}/events?after=end&wait=60&types=node.none HTTP/1.1\r\nHost: a\r\n"
+    waiting = f"{head}Authorization: Bearer {server.key}\r\n\r\n".encode()
+    held = [connect(waiting) for _ in range(LIMIT // 2)]
+    with server.client() as http:
+
+        def refused() -> bool:
+            found = http.get(f"{V1}/sessions")
+            return found.status_code == 429 and found.json()["code"] == "too_many_requests"
+
+        eventually(refused)
+        for one in held:
+            one.close()
+        eventually(lambda: http.get(f"{V1}/sessions").status_code == 200)
+
+
+class Few(Server):
+    """A server with few descriptors, and a few more if it asks for them."""
+
+    prefix = ("prlimit", "--nofile=128:300")
+
+
+def test_descriptors_are_raised_and_half_of_them_are_kept_from_clients(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    settings = {"ATOLL_POOL__SIZE": "0", "ATOLL_LOCAL__OPEN_FILES": "128"}
+    with Few(tmp_path, **settings) as server, ExitStack() as stack:
+        assert server.process is not None
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert next(line for line in limits.splitlines() if "open files" in line).split()[3] == (
+            "300"
+        )
+        place = urlsplit(server.url)
+        for _ in range(600):
+            made = socket.create_connection((place.hostname, place.port), timeout=20)
+            stack.callback(made.close)
+            made.sendall(HALF)
+        with server.client() as http:
+            session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
+            run = http.post(f"{V1}/sessions/{session}/execute", json={"code": "1", "wait": 20})
+            assert answer(run, 200)["status"] == "success"
+            answer(http.delete(f"{V1}/sessions/{session}"))
