@@ -208,3 +208,16 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
         assert api.status(execution) == "running"
     finally:
         api.http.post(f"{V1}/executions/{execution}/cancel")
+
+
+def test_a_read_key_starts_no_session_that_is_stopped(ground: Ground, http: httpx.Client) -> None:
+    api = ground.pair[0].api
+    session = ground.pair.on(0)
+    api.put(session, "file", b"content")
+    answer(api.http.post(f"{V1}/sessions/{session}/stop"))
+    eventually(lambda: api.get(session)["status"] == "stopped", LONG)
+    for path in ("files", "files/file", "files/search?query=x", "files/watch", "processes"):
+        read = http.get(f"{V1}/sessions/{session}/{path}", headers={"Accept": "text/event-stream"})
+        problem(read, 409, "session_not_running")
+    assert api.get(session)["wanted"] == "stopped"
+    assert api.get(session)["status"] == "stopped"

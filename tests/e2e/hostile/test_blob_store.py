@@ -166,3 +166,19 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, chan
         api.end(fresh)
     traces = server.stderr().split("Traceback (most recent call last)")[1:]
     assert [trace for trace in traces if CUT not in trace] == []
+
+
+def test_a_part_of_a_result_that_became_gigabytes_is_lost_and_not_read(server: Server) -> None:
+    assert server.process is not None
+    with server.client() as http:
+        api = Api(http)
+        session = api.create()["id"]
+        execution = api.run(session, "print('x' * 900_000)")["execution_id"]
+        [kept] = (server.data_dir / "blobs" / "executions").glob(f"*/{execution}/*stdout*")
+        huge(kept)
+        before = peak(server.process.pid)
+        told = api.result(execution)
+        assert told["shortened"] == ["stdout"]
+        assert set(told["stdout"]) == {"x"}
+        assert peak(server.process.pid) - before < GROWTH
+        api.end(session)
