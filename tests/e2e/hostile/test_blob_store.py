@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GROWTH = 300 * MiB
-"""Bytes by which the server may grow; each attack would take gigabytes."""
+"""Bytes by which the server may grow; each attack would take more."""
 NAME = "ab" * 32
 CUT = "of a checkpoint"
 """Of an answer that is cut off: the error that ended it is logged."""
@@ -95,9 +95,9 @@ CHANGES: dict[str, Callable[[Saved], None]] = {
     "objects of gigabytes": lambda saved: huge(*saved.place.glob("data/*")),
     "a manifest of gigabytes": lambda saved: huge(next(saved.place.glob("manifests/*"))),
     "an unknown manifest of gigabytes": unknown_and_huge,
-    "a page that inflates": lambda saved: saved.replace_page(zlib.compress(bytes(2 << 30), 9)),
-    "ten million entries": lambda saved: saved.replace_page(
-        zlib.compress(b"\n".join([entry("a")] * 10_000_000), 9)
+    "a page that inflates": lambda saved: saved.replace_page(zlib.compress(bytes(600 << 20), 1)),
+    "two million entries": lambda saved: saved.replace_page(
+        zlib.compress(b"\n".join([entry("a")] * 2_000_000), 1)
     ),
     "nested JSON": lambda saved: saved.replace(b"[" * 10_000_000),
     "wrong types": lambda saved: saved.replace(json.dumps({**saved.manifest, "pages": 7}).encode()),
