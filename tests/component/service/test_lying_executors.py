@@ -153,5 +153,6 @@ async def test_an_executor_that_takes_no_files_is_not_waited_for(tmp_path: Path)
             yield bytes(2**20)
 
     async with liar(tmp_path, [], [], patience=0.1) as link:
-        with pytest.raises(LinkLost):
-            await link.push("populate", content())
+        async with asyncio.timeout(30):  # Else a defect would be a test that never ends.
+            with pytest.raises(LinkLost):
+                await link.push("populate", content())
