@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from atoll import app
-from atoll.blobs.base import PART
+from atoll.blobs.base import MAX_GET, PART
 from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
@@ -336,9 +336,11 @@ class Asked(S3Objects):
 
     count = 0
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         self.count += 1
-        return await super().get(key, start=start, end=end)
+        return await super().get(key, start=start, end=end, limit=limit)
 
 
 @pytest.mark.anyio

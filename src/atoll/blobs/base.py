@@ -28,7 +28,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from atoll.errors import TemporaryError
+from atoll.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,6 +40,8 @@ PART = 8 * 1024 * 1024
 """Bytes that `write` sends at a time; an object that is not larger is sent as a whole."""
 LARGEST = 10_000 * PART
 """S3 takes so many parts. A larger object is refused with `TooLarge`, `blob_too_large`."""
+MAX_GET = 256 * 1024 * 1024
+"""Most bytes of an object that `get` takes into memory, unless its caller allows fewer."""
 PAGE = 1000
 """Most objects in one page of a list."""
 LONGEST_LINK = 7 * 24 * 3600
@@ -64,6 +66,12 @@ class UnlistableNames(TemporaryError):
     """
 
     code = "blobs_unlistable"
+
+
+class Oversized(PermanentError):
+    """An object is larger than what was written there can be."""
+
+    code = "blob_damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,13 @@ class Blobs(Protocol):
         are at once is for the callers to bound: one that waits for its chunks holds nobody up.
         """
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         """
         The object, or its bytes from `start` up to but not including `end` as far as there are any;
-        None when no object has the key.
+        None when no object has the key. If these are more than `limit` bytes, none of them is read
+        and `Oversized` is raised: whoever can write to the back-end decides how large an object is.
         """
 
     async def head(self, key: str) -> BlobInfo | None:
@@ -163,6 +174,14 @@ def check_key(key: str) -> str:
     if len(key) > _LONGEST or _KEY.fullmatch(key) is None:
         raise ValueError(f"not a key of a blob: {key!r}")
     return key
+
+
+def check_size(key: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise Oversized(
+            f"The blob {key} has {size} bytes, and {limit} at most were written. It was changed in "
+            "the blob store."
+        )
 
 
 def check_prefix(prefix: str) -> str:

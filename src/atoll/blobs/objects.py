@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from atoll.blobs.base import (
     LARGEST,
+    MAX_GET,
     PAGE,
     PART,
     PIECE,
@@ -26,6 +27,7 @@ from atoll.blobs.base import (
     check_key,
     check_page,
     check_prefix,
+    check_size,
 )
 from atoll.blobs.tree import walk
 from atoll.errors import TemporaryError, TooLarge
@@ -100,18 +102,22 @@ class Objects:
             raise
         return size
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         check_key(key)
         async with self._store(f"read {key}") as store:
             try:
                 if start == 0 and end is None:
                     found = await store.get_async(key)
+                    check_size(key, found.meta["size"], limit)
                     return bytes(await found.bytes_async())
                 # A range that begins behind the end is an error there, and empty here.
                 size = (await store.head_async(key))["size"]
                 stop = size if end is None else min(end, size)
                 if start >= stop:
                     return b""
+                check_size(key, stop - start, limit)
                 return bytes(await store.get_range_async(key, start=start, end=stop))
             except FileNotFoundError as error:
                 self._check_absent(error)

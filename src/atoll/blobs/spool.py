@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING
 
 from atoll.blobs import tree
 from atoll.blobs.base import (
+    MAX_GET,
     PAGE,
     Opened,
     check_expiry,
     check_key,
     check_page,
     check_prefix,
+    check_size,
 )
 from atoll.blobs.moving import Moving, is_manifest
 from atoll.blobs.pieces import pieces_of
@@ -110,7 +112,9 @@ class Spool:
         finally:
             await asyncio.to_thread(draft.drop)
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         check_key(key)
 
         def read() -> tuple[Held, bytes | None]:
@@ -118,14 +122,19 @@ class Spool:
             if file is None:
                 return self._waiting.look(key), None
             with file:
+                size = os.fstat(file.fileno()).st_size
+                wanted = max(0, (size if end is None else min(end, size)) - start)
+                check_size(key, wanted, limit)
                 file.seek(start)
-                return Held.OBJECT, file.read(-1 if end is None else max(0, end - start))
+                return Held.OBJECT, file.read(wanted)
 
         with on_disk():
             held, data = await asyncio.to_thread(read)
         if data is not None or held is Held.REMOVED:
             return data
-        return await self._reach.ask(lambda: self._remote.get(key, start=start, end=end))
+        return await self._reach.ask(
+            lambda: self._remote.get(key, start=start, end=end, limit=limit)
+        )
 
     async def head(self, key: str) -> BlobInfo | None:
         opened = await self._open(key)

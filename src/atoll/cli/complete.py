@@ -1,8 +1,22 @@
 """Completion of ids, when a server answers before anybody would notice the wait."""
 
+import re
+
 import typer
 
+from atoll.cli.output import one_line
+
 _PATIENCE = 0.5
+_SAFE = re.compile(r"[A-Za-z0-9._:-]+")
+"""What a shell takes as one plain word: a server must not put a command on somebody's line."""
+
+
+def _completions(found: list[tuple[str, str]], incomplete: str) -> list[tuple[str, str]]:
+    return [
+        (name, one_line(words))
+        for name, words in found
+        if name.startswith(incomplete) and _SAFE.fullmatch(name)
+    ]
 
 
 def session_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -29,7 +43,7 @@ def _sessions(ctx: typer.Context, incomplete: str, *statuses: str) -> list[tuple
             ]
     except AtollError:
         return []
-    return [(info.id, info.template_id) for info in sessions if info.id.startswith(incomplete)]
+    return _completions([(info.id, info.template_id) for info in sessions], incomplete)
 
 
 def template_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -43,7 +57,7 @@ def template_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
             templates = list(islice(atoll.templates.list(), 50))
     except AtollError:
         return []
-    return [(found.id, found.name) for found in templates if found.id.startswith(incomplete)]
+    return _completions([(found.id, found.name) for found in templates], incomplete)
 
 
 def execution_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -57,4 +71,4 @@ def execution_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
             found = list(islice(atoll.executions.list(status="running"), 50))
     except AtollError:
         return []
-    return [(info.id, info.session_id) for info in found if info.id.startswith(incomplete)]
+    return _completions([(info.id, info.session_id) for info in found], incomplete)

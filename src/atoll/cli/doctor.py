@@ -27,6 +27,8 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
         output.table(("", "CHECK", ""), rows)
         for check in checks:
             if not check.ok and check.fix:
-                output.line(f"\n{check.name}: to fix it, run\n    {check.fix}")
+                output.line("")
+                output.line(f"{check.name}: to fix it, run")
+                output.line(f"    {check.fix}")
     if any(check.essential and not check.ok for check in checks):
         raise typer.Exit(1)

@@ -146,7 +146,7 @@ def _explain(result: "Result", told: str) -> None:
         return  # an exit code speaks for itself
     if result.error is not None:
         if result.error.traceback and result.error.message not in told:
-            sys.stderr.write(result.error.traceback)
+            sys.stderr.write(output.visible(result.error.traceback))
         elif result.error.message not in told:
             output.error(result.error.message, result.error.code)
     elif result.status == "timeout":

@@ -20,6 +20,16 @@ def visible(value: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
+def one_line(value: object) -> str:
+    """The same without line breaks: a file's name must not look like another entry of a list."""
+    return visible(value).replace("\n", "\\n")
+
+
+def _indented(text: str) -> str:
+    """Lines after the first cannot be taken for a message of this program."""
+    return visible(text).rstrip().replace("\n", "\n    ")
+
+
 def as_json(value: Any, indent: int | None = 2) -> None:
     text = json.dumps(value, default=plain, indent=indent, ensure_ascii=False)
     # JSON allows some of what could steer a terminal; outside of strings there is none of it.
@@ -28,7 +38,7 @@ def as_json(value: Any, indent: int | None = 2) -> None:
 
 
 def line(text: str) -> None:
-    typer.echo(visible(text))
+    typer.echo(one_line(text))
 
 
 def removed(ids: list[str], *, json: bool) -> None:
@@ -41,11 +51,11 @@ def removed(ids: list[str], *, json: bool) -> None:
 
 
 def error(message: str, code: str) -> None:
-    typer.echo(f"error: {visible(message).rstrip()} ({code})", err=True)
+    typer.echo(f"error: {_indented(message)} ({one_line(code)})", err=True)
 
 
 def note(message: str) -> None:
-    typer.echo(f"atoll: {visible(message)}", err=True)
+    typer.echo(f"atoll: {_indented(message)}", err=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

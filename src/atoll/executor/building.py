@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_ENTRIES = 1_000_000
+RESERVE = 4 * 1024 * 1024
+"""Bytes that are given back when a tree is removed because there is no more memory."""
 SMALLEST = 4096
 """What each entry takes at least, where nobody else counts what fits."""
 
@@ -30,17 +32,21 @@ class Tree:
     def __init__(self, workspace: Workspace, room: int | None) -> None:
         self._workspace = workspace
         self._room = room
+        found = os.fstatvfs(workspace.root)
+        self._free = found.f_bavail * found.f_frsize
         self._name = UPLOAD + os.urandom(8).hex()
         self._entries = 0
         self._here: tuple[tuple[str, ...], int] | None = None
         os.mkdir(self._name, 0o755, dir_fd=workspace.root)
         self._top = os.open(self._name, DIRECTORY, dir_fd=workspace.root)
         self._placed = False
+        self._reserve = bytearray(RESERVE)
 
     def __enter__(self) -> Tree:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._reserve.clear()
         self._leave()
         os.close(self._top)
         if not self._placed:
@@ -55,7 +61,16 @@ class Tree:
         return self._top
 
     def count(self, size: int) -> None:
-        """So many bytes more; an error when they do not fit."""
+        """
+        So many bytes more; an error when they do not fit. What a later entry of the same name frees
+        is not given back, so that a small archive cannot have the same space written for hours.
+        """
+        self._free -= size
+        if self._free < 0:
+            raise translate(OSError(errno.ENOSPC, ""), "it")
+        self._take_room(size)
+
+    def _take_room(self, size: int) -> None:
         if self._room is not None:
             self._room -= size
             if self._room < 0:
@@ -65,7 +80,7 @@ class Tree:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise FileError("too_many_entries", "more than %d entries" % MAX_ENTRIES)
-        self.count(SMALLEST)
+        self._take_room(SMALLEST)
 
     def _leave(self) -> None:
         if self._here is not None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK = 256 * 1024
 MAX_LINK = 4095
+MAX_PADDING = 16 * 1024 * 1024
+"""Bytes behind the end of an archive in gzip; tar fills up to its record size, 10 KiB mostly."""
 
 
 def unpack(
@@ -106,15 +108,85 @@ class _Peeked:
         return self._line.read(size)
 
 
+class _Inflated:
+    """
+    The content of a gzip stream, checked to its end: what tarfile inflates it does not check, and
+    it takes a stream that is cut off for one that ends.
+    """
+
+    def __init__(self, source: _Peeked) -> None:
+        import zlib
+
+        self._source = source
+        self._zlib: Any = zlib
+        self._member = zlib.decompressobj(31)
+        self._waiting = b""
+
+    def read(self, size: int) -> bytes:
+        while True:
+            if self._member.eof and not self._next_member():
+                return b""
+            data = self._member.decompress(self._waiting, size)
+            self._waiting = self._member.unconsumed_tail
+            if data:
+                return data
+            if not self._member.eof and not self._waiting:
+                self._waiting = self._source.read(BLOCK)
+                if not self._waiting:
+                    raise ValueError("the gzip stream is cut off")
+
+    def _next_member(self) -> bool:
+        """There may be several in a row, and zeros behind each."""
+        rest = self._member.unused_data.lstrip(b"\0")
+        while not rest:
+            piece = self._source.read(BLOCK)
+            if not piece:
+                return False
+            rest = piece.lstrip(b"\0")
+        self._member, self._waiting = self._zlib.decompressobj(31), rest
+        return True
+
+    def finish(self) -> None:
+        """What is behind the archive, which is padding, to the checksum."""
+        left = MAX_PADDING
+        while left >= 0:
+            data = self.read(BLOCK)
+            if not data:
+                return
+            left -= len(data)
+        raise ValueError("more than %d bytes follow its end" % MAX_PADDING)
+
+
 def _untar(line: Line, tree: Tree) -> int:
+    source = _Peeked(line)
+    if source.head[:2] != b"\x1f\x8b":
+        return _unpack_tar(source, tree)
+    inflated = _Inflated(source)
+    count = _unpack_tar(inflated, tree)
+    inflated.finish()
+    return count
+
+
+def _unpack_tar(source: Any, tree: Tree) -> int:
     import tarfile
 
-    source: Any = _Peeked(line)
-    mode: Any = "r|gz" if source.head[:2] == b"\x1f\x8b" else "r|"
+    class Strict(tarfile.TarInfo):
+        """Tarfile takes a broken header behind a good one for the end, and half for all of it."""
+
+        @classmethod
+        def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+            try:
+                return super().frombuf(buf, encoding, errors)
+            except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            except tarfile.HeaderError as error:
+                raise ValueError(str(error)) from None
+
     count = 0
     with tarfile.open(
-        fileobj=source, mode=mode, encoding="utf-8", errors="surrogateescape", bufsize=BLOCK
-    ) as archive:
+        fileobj=source, mode="r|", encoding="utf-8", errors="surrogateescape", bufsize=BLOCK,
+        tarinfo=Strict,
+    ) as archive:  # fmt: skip
         for member in archive:
             # It would remember all of them.
             archive.members = []  # type: ignore[attr-defined]

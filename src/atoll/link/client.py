@@ -620,8 +620,10 @@ class Link(asyncio.Protocol):
         **request: Any,
     ) -> dict[str, Any]:
         """
-        A request that takes bytes and then answers; `within` is its time after the last of them.
+        A request that takes bytes and then answers; `within` is its time to go on taking them, and
+        to answer after the last.
         """
+        patience = (within or self._settings.read_timeout).total_seconds()
         stream = self._open(op, request)
         stream.drained = asyncio.Event()
         try:
@@ -630,7 +632,8 @@ class Link(asyncio.Protocol):
                 while view:
                     while stream.credit <= 0 and not stream.done.done():
                         stream.drained.clear()
-                        await stream.drained.wait()
+                        async with asyncio.timeout(patience):
+                            await stream.drained.wait()
                     if stream.done.done():
                         break
                     piece = view[: min(stream.credit, frames.CHUNK)]
@@ -643,7 +646,7 @@ class Link(asyncio.Protocol):
                     break
             if not stream.done.done():
                 self._write(frames.encode(stream.number, frames.FINISH))
-            async with asyncio.timeout((within or self._settings.read_timeout).total_seconds()):
+            async with asyncio.timeout(patience):
                 return await stream.done
         except TimeoutError:
             raise LinkLost(f"The executor did not finish {op} in time.") from None

@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.errors import PermanentError
+from atoll.model.times import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,11 +28,19 @@ MAX_OBJECT = 8 * 2**20
 PAGE_ENTRIES = 4096
 """A page has no more than these."""
 PAGE_BYTES = 2**20
-"""Nor more than so much text."""
+"""Nor more than so much text, but for its last entry."""
+MAX_PAGE = 8 * 2**20
+"""More text than any page has: the last entry may be a file of `MOST_PARTS` parts."""
+MAX_MANIFEST = 64 * 2**20
+"""Bytes; a workspace that needs more is not saved."""
 MOST_PARTS = 40_000
 """Of one file: that is 312 GiB without a hole."""
 LONGEST_PATH = 16 * 1024
 """Characters; what lies deeper is left out."""
+DEEPEST = 256
+"""Names in a path; an executor does not go as deep."""
+LONGEST_NAME = 255
+"""Bytes of each name in a path; no file system takes more."""
 LARGEST = 2**63 - 1
 FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
@@ -116,25 +124,6 @@ class Manifest:
         return json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
 
 
-def read_manifest(data: bytes) -> Manifest:
-    try:
-        fields = json.loads(data)
-        if fields.pop("version") != VERSION:
-            raise PermanentError(
-                "The checkpoint was written by another version of Atoll.",
-                code="checkpoint_unreadable",
-            )
-        fields["pages"] = tuple((first, name) for first, name in fields["pages"])
-        fields["objects"] = {name: (used, size) for name, (used, size) in fields["objects"].items()}
-        fields.pop("dropped", None)  # Of an earlier Atoll.
-        return Manifest(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise PermanentError(
-            "The list of what a checkpoint holds is damaged in the blob store.",
-            code="checkpoint_damaged",
-        ) from None
-
-
 def told(fields: Sequence[Any]) -> Entry:
     """
     An entry as an executor tells it: without parts. Raises `ValueError` or `TypeError` for what no
@@ -146,8 +135,14 @@ def told(fields: Sequence[Any]) -> Entry:
         raise TypeError("a path is text")
     if len(path) > LONGEST_PATH or len(target) > LONGEST_PATH or "\0" in path or "\0" in target:
         raise ValueError("not a path")
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError("not a path beneath the workspace")
+    parts = path.split("/")
+    if len(parts) > DEEPEST:
+        raise ValueError("a path is too deep")
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise ValueError("not a path beneath the workspace")
+        if len(part.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+            raise ValueError("a name is too long")
     if kind not in (FILE, DIRECTORY, SYMLINK):
         raise ValueError("not a kind")
     numbers = (mode, size, modified, changed, inode)
@@ -155,6 +150,8 @@ def told(fields: Sequence[Any]) -> Entry:
         raise TypeError("not a number")
     if not 0 <= size <= LARGEST or not 0 <= mode <= 0o7777:
         raise ValueError("not a size or a mode")
+    if max(abs(modified), abs(changed)) > MOST or not 0 <= inode < 2**64:
+        raise ValueError("not a time or an inode")
     return Entry(path, kind, mode, size, modified, changed, inode, target)
 
 
@@ -192,13 +189,6 @@ def _line(entry: Entry) -> bytes:
         entry.inode, entry.target, entry.parts,
     ]  # fmt: skip
     return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def read_page(data: bytes) -> Iterator[Entry]:
-    for line in zlib.decompress(data).split(b"\n"):
-        fields = json.loads(line)
-        fields[-1] = tuple(Part(*part) for part in fields[-1])
-        yield Entry(*fields)
 
 
 def spans(parts: Sequence[Part], start: int, end: int) -> Iterator[Part]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 200
 MAX_EXTENSION = 1024 * 1024
 """Bytes of the names of one entry."""
+MAX_DIGITS = 9
+"""Of the length of a record in them."""
 _LEFT_OUT = (tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
@@ -126,12 +128,14 @@ class Unpacker:
         if kind in _LONG:
             self._more[_LONG[kind]] = _text(data.partition(b"\0")[0])
         elif kind == tarfile.XHDTYPE:
-            while data:
-                length, _, _ = data.partition(b" ")
-                if not length.isdigit() or not 3 < int(length[:9]) <= len(data):
+            at = 0
+            while at < len(data):
+                length, _, _ = data[at : at + MAX_DIGITS + 1].partition(b" ")
+                end = at + int(length) if length.isdigit() else at
+                if len(length) > MAX_DIGITS or not at + 3 < end <= len(data):
                     raise _bad("a record of its header has no length")
-                name, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
-                data = data[int(length) :]
+                name, _, value = data[at + len(length) + 1 : end - 1].partition(b"=")
+                at = end
                 if name.startswith(b"GNU.sparse"):
                     raise _bad("it has sparse entries")
                 self._more[_text(name)] = _text(value)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from atoll.blobs.base import Oversized
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -76,11 +77,17 @@ class Bulk:
         if not execution.kept:
             return execution
         async with self._fetches:
-            found = {part: await self._blobs.get(key) for part, key in execution.kept.items()}
+            found = {part: await self._part(key) for part, key in execution.kept.items()}
             whole = await asyncio.to_thread(_whole, execution, found)
         for part, key in whole.kept.items():
             log.error("execution.part_lost", execution_id=execution.id, part=part, blob=key)
         return whole
+
+    async def _part(self, key: str) -> bytes | None:
+        try:
+            return await self._blobs.get(key)
+        except Oversized:
+            return None  # Whatever is there, it is not the part.
 
     async def request_of(self, execution: Execution) -> Request:
         """

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
+from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, TooLarge
 from atoll.model.checkpoint import Checkpoint, Older, retained
-from atoll.model.manifest import LARGEST, Entry, Manifest, read_manifest, spans
+from atoll.model.manifest import LARGEST, MAX_MANIFEST, Entry, Manifest, spans
 from atoll.service.capture import Capture
-from atoll.service.objects import DAMAGED, SessionObjects, digest, manifest_of, prefix_of
+from atoll.service.objects import SessionObjects, manifest_of, prefix_of, stored_manifest
 from atoll.service.restore import Restore
 from atoll.service.verification import Verification
 
@@ -51,6 +51,10 @@ ZEROS = 1 << 20
 """Bytes of a hole that are sent at once."""
 
 
+RESTORE_SECONDS = 7200.0
+"""
+For a restore: an executor that takes a byte now and then would keep others' files from coming back.
+"""
 RESTORES = 5
 """Newer ones that are begun with while one is restored; each takes objects of older ones away."""
 
@@ -146,7 +150,7 @@ class Checkpoints:
         objects = SessionObjects(self._blobs, session_id)
         if before is not None and not before.damaged:
             try:
-                manifest = await self._manifest(before.backups[0])
+                manifest = await self._manifest(session_id, before.backups[0])
                 capture = Capture(link, objects, manifest)
                 await capture.run()
                 return capture, manifest, False
@@ -187,6 +191,12 @@ class Checkpoints:
         now = self._clock.now()
         manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
         data = manifest.encoded()
+        if len(data) > MAX_MANIFEST:
+            raise TooLarge(
+                f"The workspace of session {session_id} has too many large files to be saved: "
+                f"their list has more than {MAX_MANIFEST} bytes.",
+                code="checkpoint_too_large",
+            )
         key = await asyncio.to_thread(manifest_of, session_id, number, data)
         await self._blobs.put(key, data)
         checkpoint = Checkpoint(
@@ -243,10 +253,10 @@ class Checkpoints:
             used, unused = manifest.names, set(stray)
             for one in last.older:
                 known = base if one.manifest == before.manifest else None
-                used |= (known or await self._manifest(one)).names
+                used |= (known or await self._manifest(last.id, one)).names
             for one in dropped:
                 with contextlib.suppress(PermanentError):
-                    unused |= (await self._manifest(one)).names
+                    unused |= (await self._manifest(last.id, one)).names
             lease.check()
             await SessionObjects(self._blobs, last.id).remove(unused - used)
             for one in dropped:
@@ -275,7 +285,7 @@ class Checkpoints:
                     code=AWAY,
                 )
             try:
-                manifest = await self._manifest(checkpoint.backups[0])
+                manifest = await self._manifest(session_id, checkpoint.backups[0])
                 await Verification(self._blobs, session_id, manifest).run()
             except PermanentError:
                 await self._mark_damaged(checkpoint)
@@ -305,7 +315,7 @@ class Checkpoints:
         """All objects that its backups need; `PermanentError` when one does not tell."""
         names: set[str] = set()
         for one in checkpoint.backups:
-            names |= (await self._manifest(one)).names
+            names |= (await self._manifest(checkpoint.id, one)).names
         return names
 
     # Reading
@@ -328,39 +338,51 @@ class Checkpoints:
         link. Each of which something is missing or damaged leaves a workspace that is of no use:
         `again` gives the link to another new one. `PermanentError` when none is whole.
         """
-        failed: PermanentError | None = None
         async with self._restoring:
-            for _ in range(RESTORES):
-                last = await self._last(source)
-                for backup in last.backups:
-                    older = backup.manifest != last.manifest
-                    if failed is not None:
-                        link = await again()
-                    try:
-                        await self._written(source, backup, link)
-                    except PermanentError as error:
-                        failed = error
-                        log.warning(
-                            "checkpoint.not_restored",
-                            session_id=source,
-                            number=backup.number,
-                            error=error.message,
-                        )
-                    else:
-                        if older:
-                            await self._mark_damaged(last)
-                        return Restored(backup, older=older)
-                    if (await self._last(source)).version != last.version:
-                        break  # Its objects may have gone for newer ones.
+            try:
+                async with asyncio.timeout(RESTORE_SECONDS):
+                    return await self._newest_whole(source, link, again)
+            except TimeoutError:
+                raise TemporaryError(
+                    f"The files of session {source} were not restored in {RESTORE_SECONDS:g} s.",
+                    code="restore_timeout",
+                ) from None
+
+    async def _newest_whole(
+        self, source: str, link: Link, again: Callable[[], Awaitable[Link]]
+    ) -> Restored:
+        failed: PermanentError | None = None
+        for _ in range(RESTORES):
+            last = await self._last(source)
+            for backup in last.backups:
+                older = backup.manifest != last.manifest
+                if failed is not None:
+                    link = await again()
+                try:
+                    await self._written(source, backup, link)
+                except PermanentError as error:
+                    failed = error
+                    log.warning(
+                        "checkpoint.not_restored",
+                        session_id=source,
+                        number=backup.number,
+                        error=error.message,
+                    )
                 else:
-                    await self._mark_damaged(last)
-                    break
+                    if older:
+                        await self._mark_damaged(last)
+                    return Restored(backup, older=older)
+                if (await self._last(source)).version != last.version:
+                    break  # Its objects may have gone for newer ones.
+            else:
+                await self._mark_damaged(last)
+                break
         assert failed is not None
         raise failed
 
     async def _written(self, source: str, backup: Older, link: Link) -> None:
         began = self._clock.monotonic()
-        manifest = await self._manifest(backup)
+        manifest = await self._manifest(source, backup)
         await Restore(link, SessionObjects(self._blobs, source), manifest).run()
         log.info(
             "checkpoint.restored",
@@ -371,27 +393,15 @@ class Checkpoints:
             took_ms=round((self._clock.monotonic() - began) * 1000),
         )
 
-    async def _manifest(self, backup: Older) -> Manifest:
-        data = await self._blobs.get(backup.manifest)
-        if data is None:
-            raise PermanentError(
-                f"The list of what checkpoint {backup.manifest} holds is gone from the blob store.",
-                code=DAMAGED,
-            )
-        _, named, expected = backup.manifest.rpartition("/")[2].partition("-")
-        # Those of an earlier Atoll are not named by their content.
-        if named and await asyncio.to_thread(digest, data) != expected:
-            raise PermanentError(
-                f"The list of what checkpoint {backup.manifest} holds is damaged.", code=DAMAGED
-            )
-        return await asyncio.to_thread(read_manifest, data)
+    async def _manifest(self, session_id: str, backup: Older) -> Manifest:
+        return await stored_manifest(self._blobs, session_id, backup.manifest)
 
     async def find(self, session_id: str, path: str) -> Entry | None:
         """What the last checkpoint says of a path."""
         checkpoint = await self.get(session_id)
         if checkpoint is None:
             return None
-        manifest = await self._manifest(checkpoint.backups[0])
+        manifest = await self._manifest(session_id, checkpoint.backups[0])
         page = manifest.page_of(path)
         if page is None:
             return None
@@ -408,8 +418,7 @@ class Checkpoints:
                 for offset in range(0, part.length, ZEROS):
                     yield bytes(min(ZEROS, part.length - offset))
             else:
-                data = await objects.get(part.object)
-                yield data[part.offset : part.offset + part.length]
+                yield await objects.part(part)
 
     async def entries(self, session_id: str, start: str = "") -> AsyncIterator[Entry]:
         """
@@ -420,7 +429,7 @@ class Checkpoints:
         if checkpoint is None:
             return
         objects = SessionObjects(self._blobs, session_id)
-        for page in (await self._manifest(checkpoint.backups[0])).pages_from(start):
+        for page in (await self._manifest(session_id, checkpoint.backups[0])).pages_from(start):
             for entry in await objects.page(page):
                 yield entry
 

@@ -13,17 +13,18 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from atoll.blobs.base import Oversized
 from atoll.errors import PermanentError
-from atoll.model.manifest import read_page
+from atoll.model.manifest import MAX_MANIFEST, MAX_OBJECT
+from atoll.model.manifest_reading import DAMAGED, read_manifest, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.blobs.base import Blobs
-    from atoll.model.manifest import Entry
+    from atoll.model.manifest import Entry, Manifest, Part
 
 AT_ONCE = 4
-DAMAGED = "checkpoint_damaged"
 KEPT = 6
 """Objects that stay in memory while a checkpoint is read; each has at most 8 MiB."""
 
@@ -43,6 +44,34 @@ def manifest_of(session_id: str, number: int, data: bytes) -> str:
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+async def stored(blobs: Blobs, key: str, expected: str | None, limit: int) -> bytes:
+    """
+    An object of at most `limit` bytes that has the `expected` digest, if that is known;
+    `PermanentError` when it is gone or not as it was written.
+    """
+    try:
+        data = await blobs.get(key, limit=limit)
+    except Oversized as error:
+        raise PermanentError(error.message, code=DAMAGED) from None
+    if data is None:
+        raise PermanentError(
+            f"Object {key} of a checkpoint is gone from the blob store.", code=DAMAGED
+        )
+    if expected is not None and await asyncio.to_thread(digest, data) != expected:
+        raise PermanentError(
+            f"Object {key} of a checkpoint is damaged in the blob store.", code=DAMAGED
+        )
+    return data
+
+
+async def stored_manifest(blobs: Blobs, session_id: str, key: str) -> Manifest:
+    """The manifest at a key that a record of the session names."""
+    _, named, expected = key.rpartition("/")[2].partition("-")
+    # Those of an earlier Atoll are not named by their content.
+    data = await stored(blobs, key, expected if named else None, MAX_MANIFEST)
+    return await asyncio.to_thread(read_manifest, data, session_id)
 
 
 class SessionObjects:
@@ -82,23 +111,23 @@ class SessionObjects:
 
     async def _fetch(self, name: str) -> bytes:
         async with self._slots:
-            data = await self._blobs.get(self._data + name)
-        if data is None:
+            return await stored(self._blobs, self._data + name, name, MAX_OBJECT)
+
+    async def part(self, part: Part) -> bytes:
+        """The bytes of a part that is no hole."""
+        assert part.object is not None
+        data = await self.get(part.object)
+        if part.offset + part.length > len(data):
             raise PermanentError(
-                f"Object {name} of a checkpoint is gone from the blob store.",
+                f"Object {part.object} of a checkpoint has less than the checkpoint names.",
                 code=DAMAGED,
             )
-        if await asyncio.to_thread(digest, data) != name:
-            raise PermanentError(
-                f"Object {name} of a checkpoint is damaged in the blob store.",
-                code=DAMAGED,
-            )
-        return data
+        return data[part.offset : part.offset + part.length]
 
     async def page(self, name: str) -> list[Entry]:
         """The entries of a page."""
         data = await self.get(name)
-        return await asyncio.to_thread(lambda: list(read_page(data)))
+        return await asyncio.to_thread(read_page, data)
 
     async def remove(self, names: Iterable[str]) -> None:
         async def one(name: str) -> None:

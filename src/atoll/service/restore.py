@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from atoll.executor.porter import EXTENT
 from atoll.model.manifest import DIRECTORY, FILE, SYMLINK, Entry
+from atoll.model.manifest_reading import TreeOrder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,8 +58,10 @@ class Restore:
 
     async def _directories(self) -> AsyncIterator[bytes]:
         """All but files; those are put in line for the other streams."""
+        order = TreeOrder()
         for _, name in self._manifest.pages:
             for entry in await self._objects.page(name):
+                order.check(entry)
                 if entry.kind == FILE:
                     await self._files.put(entry)
                 elif entry.kind == DIRECTORY:
@@ -75,10 +78,10 @@ class Restore:
             place = 0
             for part in entry.parts:
                 if part.object is not None:
-                    data = await self._objects.get(part.object)
+                    data = await self._objects.part(part)
                     # With its place in front: all of them together may be very many.
                     yield EXTENT.pack(place, part.length)
-                    yield data[part.offset : part.offset + part.length]
+                    yield data
                 place += part.length
             yield EXTENT.pack(place, 0)
 

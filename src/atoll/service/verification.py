@@ -9,13 +9,13 @@ anything is read. A few objects are in memory at a time, and it may be cancelled
 from __future__ import annotations
 
 import asyncio
-import zlib
 from typing import TYPE_CHECKING
 
 from atoll.blobs.base import PAGE
 from atoll.errors import PermanentError
-from atoll.model.manifest import MAX_OBJECT, read_page
-from atoll.service.objects import AT_ONCE, DAMAGED, data_of, digest
+from atoll.model.manifest import MAX_OBJECT
+from atoll.model.manifest_reading import DAMAGED, read_page
+from atoll.service.objects import AT_ONCE, data_of, stored
 from atoll.service.restore import first
 
 if TYPE_CHECKING:
@@ -69,26 +69,24 @@ class Verification:
     async def _read(self, todo: Iterator[str], damaged: list[str]) -> None:
         pages = set(self._pages)
         for name in todo:
-            data = await self._blobs.get(self._data + name)
-            if data is None or not await asyncio.to_thread(self._is_whole, name, data, pages):
+            try:
+                data = await stored(self._blobs, self._data + name, name, MAX_OBJECT)
+                whole = name not in pages or await asyncio.to_thread(self._leads_somewhere, data)
+            except PermanentError:
+                whole = False
+            if not whole:
                 damaged.append(name)
             if len(damaged) > NAMED:
                 return
 
-    def _is_whole(self, name: str, data: bytes, pages: set[str]) -> bool:
-        return digest(data) == name and (name not in pages or self._leads_somewhere(data))
-
     def _leads_somewhere(self, page: bytes) -> bool:
         objects = self._manifest.objects
-        try:
-            return all(
-                part.object is None
-                or (part.object in objects and part.offset + part.length <= objects[part.object][1])
-                for entry in read_page(page)
-                for part in entry.parts
-            )
-        except (zlib.error, ValueError, TypeError, IndexError):
-            return False
+        return all(
+            part.object is None
+            or (part.object in objects and part.offset + part.length <= objects[part.object][1])
+            for entry in read_page(page)
+            for part in entry.parts
+        )
 
     def _raise(self, names: list[str], how: str) -> None:
         if names:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.blobs.base import PART, PIECE, Refused
+from atoll.blobs.base import MAX_GET, PART, PIECE, Refused
 from atoll.blobs.draft import BLOCK
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.spool import Spool
@@ -105,9 +105,11 @@ class Remote(LocalObjects):
 
         return await super().write(key, some())
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         self._check("get", key)
-        return await super().get(key, start=start, end=end)
+        return await super().get(key, start=start, end=end, limit=limit)
 
     async def head(self, key: str) -> BlobInfo | None:
         self._check("head", key)

@@ -127,6 +127,11 @@ def test_an_error_is_one_line_and_cannot_steer_the_terminal(
     done = atoll("session", "list")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "error: \\x1b[2Jgone (some_code)\n"
+    outside.failure = problem(409, "code\x1b[2J\nerror: forged", "gone\nerror: forged")
+    done = atoll("session", "list")
+    assert done.stderr == ("error: gone\n    error: forged (code\\x1b[2J\\nerror: forged)\n"), (
+        "what a server says cannot be taken for a line of this program"
+    )
 
 
 def test_no_server_is_told_with_what_to_do(atoll: Command) -> None:
@@ -164,6 +169,8 @@ def test_a_wrong_setting_is_told_by_its_name(
 def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected: str) -> None:
     atoll("session", "create")
     atoll("template", "create", "Science", "--id", "science")
+    # Of a server that is hostile: the shell would run it.
+    outside.templates["sci$(reboot)"] = outside.templates["science"] | {"id": "sci$(reboot)"}
     shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
     shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
     patient = "from atoll.cli import complete, main; complete._PATIENCE = 60; main()"
@@ -172,6 +179,7 @@ def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected
         env={**os.environ, **shell}, capture_output=True, text=True,
     )  # fmt: skip
     assert expected in done.stdout.split(), done
+    assert "reboot" not in done.stdout
 
 
 def test_completion_without_a_server_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:

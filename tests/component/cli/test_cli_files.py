@@ -108,15 +108,21 @@ def test_ctrl_c_ends_a_copy_that_waits_for_stdin(
 
 def test_files_are_listed_and_removed(atoll: Command, outside: Outside) -> None:
     session_id = atoll("session", "create").stdout.strip()
-    outside.files |= {"d/a": b"aaa", "d/e/b": b"b", "d/\x1b[31m": b""}
+    outside.files |= {"d/a": b"aaa", "d/e/b": b"b", "d/\x1b[31m": b"", "d/n\n0644 forged": b""}
     done = atoll("session", "ls", f"{session_id}:d")
     assert done.stdout.splitlines() == [
         "0644            0 2024-05-01 12:00:00+00:00 d/\\x1b[31m",
         "0644            3 2024-05-01 12:00:00+00:00 d/a",
         "0644            0 2024-05-01 12:00:00+00:00 d/e/",
+        "0644            0 2024-05-01 12:00:00+00:00 d/n\\n0644 forged",
     ]
     lines = atoll("session", "ls", f"{session_id}:d", "--json").stdout.splitlines()
-    assert [json.loads(line)["path"] for line in lines] == ["d/\x1b[31m", "d/a", "d/e"]
+    assert [json.loads(line)["path"] for line in lines] == [
+        "d/\x1b[31m",
+        "d/a",
+        "d/e",
+        "d/n\n0644 forged",
+    ]
     assert atoll("session", "rm", f"{session_id}:d/a").exit_code == 0
     assert "d/a" not in outside.files
     assert atoll("session", "rm", f"{session_id}:").exit_code == 2

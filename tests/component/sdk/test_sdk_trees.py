@@ -244,6 +244,7 @@ def damaged() -> dict[str, bytes]:
     huge = entry("h", type=tarfile.XHDTYPE)
     huge[0].size = MAX_EXTENSION + 1
     record = entry("h", b"99999999 path=x\n", type=tarfile.XHDTYPE)
+    digits = entry("h", b"000000005" + b"0" * 5000 + b" a=b\n", type=tarfile.XHDTYPE)
     sizes = entry("x", b"")
     sizes[0].pax_headers = {"size": "-5"}
     sparse = entry("x", b"")
@@ -257,6 +258,7 @@ def damaged() -> dict[str, bytes]:
         "a wrong sum": good[:10] + b"y" + good[11:],
         "a header without end": huge[0].tobuf() + bytes(1024),
         "a record without end": tar(record),
+        "a length of 5,000 digits": tar(digits),
         "a negative size": tar(sizes),
         "sparse": tar(sparse),
         "sparse, old": tar(entry("x", type=tarfile.GNUTYPE_SPARSE)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -27,10 +28,9 @@ from atoll.model.manifest import (
     Manifest,
     PageWriter,
     Part,
-    read_manifest,
-    read_page,
     spans,
 )
+from atoll.model.manifest_reading import read_manifest, read_page
 from atoll.service import told
 from atoll.service.checkpoints import Checkpoints, Restored
 from atoll.service.leases import Leases
@@ -101,7 +101,7 @@ class Ground:
         return {path.name: path.stat().st_size for path in self.blobs.glob("*/*/data/*")}
 
     def manifest(self) -> Manifest:
-        return read_manifest(max(self.blobs.glob("*/*/manifests/*")).read_bytes())
+        return read_manifest(max(self.blobs.glob("*/*/manifests/*")).read_bytes(), SESSION)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -461,8 +461,26 @@ async def test_what_is_forgotten_leaves_nothing(ground: Ground) -> None:
 
 # The manifest
 
-_names = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
-_entries = st.builds(
+_names = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8).filter(
+    lambda name: name not in (".", "..")
+)
+_parts = st.lists(
+    st.builds(Part, st.none(), st.just(0), st.integers(1, 2**50))
+    | st.builds(
+        Part, st.just("ab" * 32), st.integers(0, MAX_OBJECT // 2), st.integers(1, MAX_OBJECT // 2)
+    ),
+    max_size=3,
+)
+
+
+def _with_parts(entry: Entry, parts: list[Part]) -> Entry:
+    if entry.kind != "f":
+        return entry
+    size = max(entry.size, sum(part.length for part in parts))
+    return dataclasses.replace(entry, size=size, parts=tuple(parts))
+
+
+_bare_entries = st.builds(
     Entry,
     path=st.lists(_names, min_size=1, max_size=3).map("/".join),
     kind=st.sampled_from("fdl"),
@@ -471,12 +489,9 @@ _entries = st.builds(
     modified=st.integers(-(2**62), 2**62),
     changed=st.integers(0, 2**62),
     inode=st.integers(0, 2**63),
-    target=st.text(max_size=8),
-    parts=st.lists(
-        st.builds(Part, st.none() | st.just("ab" * 32), st.integers(0, 2**23), st.integers(1)),
-        max_size=3,
-    ).map(tuple),
+    target=st.text(st.characters(exclude_characters="\0"), max_size=8),
 )
+_entries = st.builds(_with_parts, _bare_entries, _parts)
 
 
 @given(st.lists(_entries, max_size=50))
@@ -511,11 +526,11 @@ async def test_a_span_is_what_a_slice_is(lengths: list[int], start: int, end: in
 
 
 async def test_a_manifest_of_another_version_is_refused() -> None:
-    manifest = Manifest("s", 1, "now", 0, 0, (("a", "1"),), {"x": (1, 2)})
-    assert read_manifest(manifest.encoded()) == manifest
+    manifest = Manifest("s", 1, "now", 0, 0, (("a", "1" * 64),), {"2" * 64: (1, 2)})
+    assert read_manifest(manifest.encoded(), "s") == manifest
     other = {**json.loads(manifest.encoded()), "version": 99}
     with pytest.raises(PermanentError):
-        read_manifest(json.dumps(other).encode())
+        read_manifest(json.dumps(other).encode(), "s")
 
 
 # What user code can make large

@@ -13,7 +13,7 @@ import pytest
 from atoll.blobs.objects import LocalObjects
 from atoll.errors import AtollError
 from atoll.executor import frames
-from atoll.link.client import Link
+from atoll.link.client import Link, LinkLost
 from atoll.service.capture import Capture
 from atoll.service.objects import SessionObjects
 from atoll.settings import LinkSettings
@@ -39,7 +39,9 @@ def lines(*entries: Any) -> bytes:
 
 
 @asynccontextmanager
-async def liar(place: Path, scan: list[Said], collect: list[Said]) -> AsyncIterator[Link]:
+async def liar(
+    place: Path, scan: list[Said], collect: list[Said], patience: float = 30
+) -> AsyncIterator[Link]:
     """A link to something that greets as an executor does, and then says what it likes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,6 +52,8 @@ async def liar(place: Path, scan: list[Said], collect: list[Said]) -> AsyncItera
                     writer.write(frames.encode_json(0, frames.HELLO, HELLO))
                 elif kind == frames.OPEN:
                     op = frames.decode_json(payload)["op"]
+                    if op == "populate":
+                        continue  # It takes nothing, and says nothing.
                     for said in scan if op == "scan" else collect:
                         if isinstance(said, bytes):
                             writer.write(frames.encode(stream, frames.DATA, said))
@@ -64,9 +68,8 @@ async def liar(place: Path, scan: list[Said], collect: list[Said]) -> AsyncItera
             await serve(reader, writer)
 
     server = await asyncio.start_unix_server(served, place / "link.sock")
-    link = await Link.connect(
-        str(place / "link.sock"), LinkSettings(), timeout=timedelta(seconds=10)
-    )
+    settings = LinkSettings(read_timeout=timedelta(seconds=patience))
+    link = await Link.connect(str(place / "link.sock"), settings, timeout=timedelta(seconds=10))
     try:
         yield link
     finally:
@@ -142,3 +145,14 @@ async def test_what_is_told_as_it_should_be_is_taken(tmp_path: Path) -> None:
     capture = await captured(tmp_path, [lines(GOOD)], [FILE, b"12345", OVER])
 
     assert (capture.files, capture.size, capture.settled) == (1, 5, True)
+
+
+async def test_an_executor_that_takes_no_files_is_not_waited_for(tmp_path: Path) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(2**20)
+
+    async with liar(tmp_path, [], [], patience=0.1) as link:
+        async with asyncio.timeout(30):  # Else a defect would be a test that never ends.
+            with pytest.raises(LinkLost):
+                await link.push("populate", content())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.blobs.base import Oversized
 from tests.contract.blobs.conftest import chunked
 
 if TYPE_CHECKING:
@@ -59,6 +60,18 @@ async def test_an_object_comes_back(blobs: Blobs, size: int) -> None:
     got = await blobs.get("a/b/c")
     assert type(got) is bytes
     assert got == data
+
+
+@pytest.mark.quick
+async def test_an_object_that_is_larger_than_allowed_is_not_read(blobs: Blobs) -> None:
+    await blobs.put("a", b"0123456789")
+
+    assert await blobs.get("a", limit=10) == b"0123456789"
+    assert await blobs.get("a", start=2, end=5, limit=3) == b"234"
+    for start, end in ((0, None), (0, 100), (3, None)):
+        with pytest.raises(Oversized) as refused:
+            await blobs.get("a", start=start, end=end, limit=5)
+        assert refused.value.code == "blob_damaged"
 
 
 async def test_what_is_not_there_is_none(blobs: Blobs) -> None:

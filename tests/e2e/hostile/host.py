@@ -71,6 +71,14 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def peak(pid: int) -> int:
+    """Most bytes of memory that a process has had in use."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"process {pid} has no peak")
+
+
 def disk_use(directory: Path) -> int:
     """Bytes that a tree takes on the host's disk; as deep as it may be."""
     total = 0

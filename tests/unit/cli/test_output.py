@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from atoll.cli import output
+from atoll.cli import live, output
+from atoll.sdk.values import ErrorInfo, Result
 
 
 def test_json_has_nothing_in_it_that_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,3 +19,23 @@ def test_json_has_nothing_in_it_that_steers_a_terminal(capsys: pytest.CaptureFix
     assert "é" in shown
     first, last = shown[: shown.index("}") + 1], shown.splitlines()[-1]
     assert json.loads(first) == json.loads(last) == value
+
+
+def test_lines_of_others_cannot_be_taken_for_our_own(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = "a\nerror: forged\x1b[2J"
+    output.line(forged)
+    output.note(forged)
+    output.error(forged, forged)
+    error = ErrorInfo("exception", "boom", "Boom", f"Traceback\n{forged}\n")
+    live._explain(Result("exec_1", "failed", error=error), "")
+    said = capsys.readouterr()
+    assert said.out == "a\\nerror: forged\\x1b[2J\n"
+    assert said.err.splitlines() == [
+        "atoll: a",
+        "    error: forged\\x1b[2J",
+        "error: a",
+        "    error: forged\\x1b[2J (a\\nerror: forged\\x1b[2J)",
+        "Traceback",
+        "a",
+        "error: forged\\x1b[2J",
+    ]

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from atoll.blobs.base import MAX_GET
 from atoll.blobs.objects import Objects
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
@@ -60,7 +61,9 @@ class Shelf(Objects):
         self.puts += 1
         self.objects[key] = data
 
-    async def get(self, key: str, *, start: int = 0, end: int | None = None) -> bytes | None:
+    async def get(
+        self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
+    ) -> bytes | None:
         if self.away:
             raise TemporaryError("away", code="blobs_unavailable")
         return self.objects[key][start:end] if key in self.objects else None

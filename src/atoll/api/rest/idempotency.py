@@ -33,6 +33,7 @@ from starlette.responses import Response
 
 from atoll.api.rest.exchange import HashedBody, HeldAnswer
 from atoll.api.rest.problems import SIGNED, problem
+from atoll.blobs.base import Oversized
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError, TooLarge
 from atoll.ids import Seed
 from atoll.model.keyed import KeyedRequest
@@ -158,7 +159,8 @@ class Idempotency:
             raise _reused()
         content: bytes | None = found.body
         if found.kept is not None:
-            content = await self._blobs.get(found.kept)
+            with contextlib.suppress(Oversized):  # Whatever is there, it is not the answer.
+                content = await self._blobs.get(found.kept)
         if content is None:
             raise PermanentError(
                 "The answer to this request was kept, and is lost. The request was done.",

@@ -80,9 +80,16 @@ def _secret(scope: ASGIScope) -> str:
     The key as the header has it. A web page cannot set that on a WebSocket: from there it comes as
     one of the subprotocols that are offered, and is never the one that is chosen.
     """
-    secret = ""
+    secret, seen = "", False
     for name, value in scope["headers"]:
         if name == b"authorization":
+            if seen:
+                # A proxy, or the node that this is passed on to, could take another of them.
+                raise Unauthenticated(
+                    "A request has one Authorization header, and this one has more.",
+                    code="key_ambiguous",
+                )
+            seen = True
             kind, _, secret = value.decode("latin-1").partition(" ")
             if kind.lower() != "bearer":
                 secret = ""
