@@ -278,6 +278,8 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
             session(api) as other,
         ):
             sh(api, one, "echo kept > /data/shared/file; echo here > file")
+            # Nothing ends a process that has a file open there before s3fs answers or is gone.
+            sh(api, one, "sleep 600 > /data/shared/open 2> open < /dev/null &")
             before = processes(server)
             assert len(before) == 2
             stays = api.get(other)["container_id"]

@@ -25,6 +25,8 @@ import os
 for pid in (1, os.getppid()):
     for number in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{number}"
+        if os.path.isdir(path):
+            continue  # The workspace, which is user code's own.
         for flags in (os.O_RDWR, os.O_RDONLY, os.O_WRONLY):
             try:
                 os.chmod(path, 0o666)
@@ -35,7 +37,7 @@ for pid in (1, os.getppid()):
             except OSError:
                 continue
             name = os.readlink(f"/proc/self/fd/{fd}")
-            if name.startswith("/") and name not in ("/dev/null", "/workspace"):
+            if name.startswith("/") and name != "/dev/null":
                 print(pid, name, flags)
             os.close(fd)
 """
@@ -133,6 +135,7 @@ def box(gvisor: Target) -> Iterator[Box]:
     gvisor.client.delete(made.url)
 
 
+@pytest.mark.quick
 def test_no_signal_ends_or_stops_the_executor(box: Box) -> None:
     before = box.instance
     box.printed(SIGNALS)

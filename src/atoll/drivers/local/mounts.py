@@ -147,7 +147,10 @@ class Mounts:
         return any(name in self.noted(entry) for entry in os.listdir(self._instances))
 
     def broken(self) -> list[str]:
-        """Ids of instances that have a place which does not answer: only another one gets it."""
+        """
+        Ids of instances that have a place which does not answer: only another one gets it. Its s3fs
+        is ended, because a process that has a file open there cannot be before.
+        """
         found: dict[str, list[str]] = {}
         if not self._root.is_dir():
             return []
@@ -158,6 +161,7 @@ class Mounts:
         for name, instances in found.items():
             with self._locked(name):  # Who is mounting it right now is waited for.
                 if self._mounted(name) and not self._answers(name):
+                    self._kill(self._root / name)
                     result += [each for each in instances if name in self.noted(each)]
         return result
 
@@ -309,17 +313,21 @@ class Mounts:
                 log.warning("mount.not_removed", name=name, error=str(error))
                 return
 
+    def _kill(self, top: Path) -> None:
+        """End the s3fs of a mount at once, if it has one."""
+        if (known := _process(top)) is not None:
+            log.info("mount.ended", name=top.name, pid=known[0], signal="SIGKILL")
+            processes.kill(*known)
+
     def _end(self, top: Path) -> None:
         """
         s3fs ends by itself when nobody has the mount any more; one that does not is made to.
         Somebody else's mount namespace may hold a copy of it, in which nothing is open: what was
         written is in the bucket when the instances that wrote it have ended.
         """
-        try:
-            state = json.loads((top / STATE).read_text())
-        except (FileNotFoundError, ValueError):
+        if (known := _process(top)) is None:
             return
-        pid, started = int(state["pid"]), int(state["started"] or -1)
+        pid, started = known
         for seconds, number in ENDING:
             deadline = time.monotonic() + seconds
             while processes.start_time(pid) == started and time.monotonic() < deadline:
@@ -329,6 +337,15 @@ class Mounts:
             log.info("mount.ended", name=top.name, pid=pid, signal=number.name)
             processes.kill(pid, started, number)
         self._started = [known for known in self._started if known.poll() is None]
+
+
+def _process(top: Path) -> tuple[int, int] | None:
+    """The s3fs of a mount, and when it began."""
+    try:
+        state = json.loads((top / STATE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return int(state["pid"]), int(state["started"] or -1)
 
 
 def mount_points(beneath: Path) -> list[str]:

@@ -1,0 +1,64 @@
+"""The sweep of checkpoints against a blob store that does not remove what one session left."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.blobs.base import UnlistableNames
+from atoll.blobs.objects import LocalObjects
+from atoll.coordination.memory import MemoryCoordination
+from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.service.checkpoints import Checkpoints
+from atoll.service.leases import Leases
+from atoll.settings import Settings
+from atoll.stores.sql.store import SqlStore
+from tests.clock import MovedClock
+from tests.contract.stores.store_entities import make_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+class Refusing(LocalObjects):
+    """Does not remove what is beneath one name."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        super().__init__(directory)
+        self._name = name
+
+    async def remove_all(self, prefix: str) -> None:
+        if self._name in prefix:
+            raise UnlistableNames("The test says no.")
+        await super().remove_all(prefix)
+
+
+async def test_what_one_session_left_keeps_no_other_from_being_removed(tmp_path: Path) -> None:
+    given, clock = Settings(data_dir=tmp_path), MovedClock()
+    store = SqlStore(
+        [f"sqlite:///{tmp_path / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
+    )
+    leases = Leases(
+        MemoryCoordination("replica", given.coordination, timedelta(hours=1), clock),
+        clock,
+        given.coordination,
+    )
+    now = clock.now()
+    hostile = make_checkpoint(kept_until=now - timedelta(hours=1))
+    other = make_checkpoint(kept_until=now - timedelta(minutes=1))
+    await store.open()
+    try:
+        for checkpoint in (hostile, other):
+            await store.checkpoints.add(checkpoint)
+        blobs = Refusing(tmp_path / "blobs", hostile.id)
+        checkpoints = Checkpoints(store, blobs, leases, clock, "node_1", backups=2)
+        await CheckpointSweep(store, checkpoints, clock).once()
+        assert await store.checkpoints.get(other.id) is None
+        # It is tried again.
+        assert await store.checkpoints.get(hostile.id) == hostile
+    finally:
+        await store.close()
