@@ -48,5 +48,17 @@ async def _worker(queue: Queue, handle: Callable[[str], Awaitable[float | None]]
             log.error("reconcile.failed", key=key, exc_info=error)
         finally:
             queue.done(key)
+        raise_if_cancelled()
         if again is not None:
             queue.add(key, after=again)
+
+
+def raise_if_cancelled() -> None:
+    """
+    End a loop that survives errors when its task was cancelled. An error in a `finally`, such as
+    that of a back-end which is away, takes the place of the `CancelledError`, which never comes
+    again: without this the loop would go on, and a shutdown would wait for it for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import structlog
 
 from atoll.errors import TemporaryError
+from atoll.reconcile.loop import raise_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,6 +32,7 @@ async def sweep(event: str, pause: float, once: Callable[[], Awaitable[None]]) -
             log.warning(event, code=error.code, error=error.message)
         except Exception as error:
             log.error(event, exc_info=error)
+        raise_if_cancelled()
 
 
 async def heeding(
@@ -51,6 +53,7 @@ async def heeding(
             log.warning(event, code=error.code, error=error.message)
         except Exception as error:
             log.error(event, exc_info=error)
+        raise_if_cancelled()
         await asyncio.sleep(min(pause, AGAIN_SECONDS))
 
 

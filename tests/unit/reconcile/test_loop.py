@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from atoll.errors import PermanentError, TemporaryError
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
+from atoll.reconcile.sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -180,3 +181,26 @@ async def test_workers_end_with_their_task_and_leave_no_timer() -> None:
     before = len(queue)
     await asyncio.sleep(0.05)
     assert len(queue) == before
+
+
+@pytest.mark.parametrize("loop", ["work", "sweep"])
+async def test_a_cancellation_that_an_error_took_the_place_of_ends_the_loop(loop: str) -> None:
+    """What is given back at the end may fail, as with a back-end that is away."""
+    begun = asyncio.Event()
+
+    async def handle(key: str = "") -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise TemporaryError("away", code="database_unavailable")
+
+    queue = Queue()
+    queue.add("a")
+    running = work(queue, handle, workers=1) if loop == "work" else sweep("failed", 0, handle)
+    task = asyncio.ensure_future(running)
+    async with asyncio.timeout(60):
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
