@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import drivers
+from tests.e2e.hostile.conftest import either_variant
 from tests.e2e.hostile.host import eventually, living
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def test_limits_and_priority_of_pid_1_cannot_be_changed(fresh: Box) -> None:
     assert fresh.instance == before
 
 
+@either_variant
 @pytest.mark.skipif(drivers.CHOSEN != "local", reason="of other drivers pids are the engine's")
 def test_a_run_whose_executor_does_not_end_it_is_ended_from_outside(
     target: Target, fresh: Box
