@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TURN_SECONDS = 0.1
 PAUSE = 4
 """A look that takes long is followed by a pause this many times as long."""
+MAX_CLOSED_LOOKS = 5
+"""How many looks in a row a process may keep its descriptors from being seen."""
 MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
@@ -58,8 +60,8 @@ class Watch:
         self._memory_due = 0.0
         self._sockets = 0
         self._uncounted: set[Callable[[], int]] = set()
-        self._closed: frozenset[int] = frozenset()
-        """Processes that did not let themselves be looked at the last time."""
+        self._closed: dict[int, int] = {}
+        """Processes that did not let themselves be looked at, and how many times in a row."""
         self._disk = 0
         self._disk_used = 0
         self._disk_due = 0.0
@@ -165,7 +167,8 @@ class Watch:
         return [
             process
             for process in processes.everything()
-            if process.pid != 1 and process.pid not in self._runs.own
+            # Without a parent in here are PID 1 and what an engine started beside it.
+            if process.parent != 0 and process.pid not in self._runs.own
         ]
 
     def _descriptors(self, users: list[processes.Process]) -> kernel_memory.Descriptors:
@@ -197,15 +200,17 @@ class Watch:
     def _end_closed(self, users: list[processes.Process], closed: list[int]) -> None:
         """
         End processes that keep their descriptors from being looked at: what these hold could be
-        any size. Not at once: a spare child of the zygote is closed until it has its job.
+        any size. Not at once: the process of a run is closed until it has its descriptors.
         """
         parents = {process.pid: process.parent for process in users}
-        strangers = frozenset(
-            pid for pid in closed if self._runs.is_leader(pid) or parents[pid] not in self._runs.own
-        )
-        for pid in strangers & self._closed:
-            processes.send(pid, signal.SIGKILL)
-        self._closed = strangers
+        self._closed = {
+            pid: self._closed.get(pid, 0) + 1
+            for pid in closed
+            if self._runs.is_leader(pid) or parents[pid] not in self._runs.own
+        }
+        for pid, looks in self._closed.items():
+            if looks > MAX_CLOSED_LOOKS:
+                processes.send(pid, signal.SIGKILL)
 
     def _end_all(self, reason: str) -> None:
         for run in self._runs.active():

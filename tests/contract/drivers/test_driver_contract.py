@@ -388,6 +388,25 @@ async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) ->
     assert ("disk" in watch) == ("disk_quota" not in provides)
 
 
+@on("remote")
+async def test_a_disk_that_is_watched_is_watched_as_long_as_code_runs(node: Node) -> None:
+    """Beside processes that the engine started, which the executor can neither read nor end."""
+    if "disk_quota" in node.driver.capabilities.provides:
+        pytest.skip("the engine holds the limit")
+    _, link = await started(node.driver, spec())
+    code = """
+import time
+
+time.sleep(1.5)  # Longer than the executor bears a process that is closed to it.
+for number in range(3 * LIMIT >> 20):
+    open(f"file{number}", "wb").write(bytes(1 << 20))
+time.sleep(20)
+"""
+    request = job(node.driver, code.replace("LIMIT", str(LIMITS.disk)))
+    assert (await link.run(request, Heard()))["reason"] == "disk"
+    link.close()
+
+
 @everywhere
 async def test_a_copy_of_a_workspace_can_be_used_like_the_first(node: Node) -> None:
     driver = node.driver

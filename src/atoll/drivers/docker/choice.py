@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ async def image_obstacle(drafts: Drafts, node: Path) -> str | None:
         await asyncio.to_thread(_mount, node, place)
         if not await _is_seen(drafts, place):
             return f"the engine does not see what is mounted beneath {node}"
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:
         await asyncio.to_thread(_unmount, place)
@@ -70,9 +71,10 @@ async def image_obstacle(drafts: Drafts, node: Path) -> str | None:
 
 def _mount(node: Path, place: Path) -> None:
     for found in node.glob(f"{PROBE}*"):
-        # Of a process that was killed; younger ones may be another replica's.
-        if time.time() - found.lstat().st_mtime > OLD_SECONDS and found.is_dir():
-            _unmount(found)
+        # Of a process that was killed; younger ones may be another replica's, which removes them.
+        with contextlib.suppress(OSError):
+            if time.time() - found.lstat().st_mtime > OLD_SECONDS and found.is_dir():
+                _unmount(found)
     place.mkdir(mode=0o700)
     image = place / "image"
     make_file_system(image, MIN_IMAGE)

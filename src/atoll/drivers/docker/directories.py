@@ -8,7 +8,7 @@ files in the container belong to another user.
 Where the engine sees what is mounted there, a workspace is a file system image of its size, and so
 is the place of socket and journal, which code of a hostile image has before it is closed: the
 kernel holds all that a container can write to the disk. Elsewhere they are plain directories, and
-the executor watches the workspace's size, which deleted files that are still open escape.
+the executor watches the workspace's size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import ids
 from atoll.drivers import bundle
 from atoll.drivers.docker import containers, interpreter, journals
-from atoll.drivers.docker.migration import moved
+from atoll.drivers.docker.migration import moved, unmount_interrupted_move
 from atoll.drivers.docker.storage import Prepared, translated
 from atoll.drivers.local import copies
 from atoll.drivers.local.mounts import Place
@@ -172,7 +172,7 @@ class Directories:
         self, directory: Path, workspace: Workspace, uid: int
     ) -> tuple[Path, Path]:
         """Those of socket and journal, which the executor is to open."""
-        link, journal = directory / "link", self._journal(workspace)
+        link, journal = directory / "link", self._journal(workspace, mounted=self.quota)
         # Of an instance whose container somebody else has removed: nothing listens there.
         if link.is_symlink():
             link.unlink()
@@ -204,9 +204,8 @@ class Directories:
             new.rename(journal)
         remove_tree(before)
 
-    def _journal(self, workspace: Workspace) -> Path:
-        image = self._workspaces.directory(workspace.name) / EXECUTOR_IMAGE
-        if self.quota and image.exists():
+    def _journal(self, workspace: Workspace, *, mounted: bool) -> Path:
+        if mounted:
             return self.places.path(_executor_place(workspace.name)) / "journal"
         return self._old_journal(workspace)
 
@@ -227,11 +226,14 @@ class Directories:
         found = self._workspaces.get(workspace)
         if found is None:
             raise TemporaryError(f"Workspace {workspace} is gone.", code="workspace_lost")
-        for place in (self._instances / instance_id / "link", self._journal(found)):
+        link = self._instances / instance_id / "link"
+        # As the instance was made, whatever can be mounted now.
+        journal = self._journal(found, mounted=link.is_symlink())
+        for place in (link, journal):
             os.chown(place, 0, 0)
             # What a template imports runs before this, as who owned it until now.
             os.chmod(place, 0o700)
-        journals.protect(self._journal(found))
+        journals.protect(journal)
 
     def socket(self, instance_id: str) -> Path:
         return self._instances / instance_id / "link"
@@ -251,7 +253,12 @@ class Directories:
             return await asyncio.to_thread(lambda: sorted(os.listdir(self._instances)))
 
     async def discard(self, workspace: str) -> None:
-        await asyncio.to_thread(self._workspaces.remove, workspace)
+        with translated(workspace, "workspace_not_removed"):
+            await asyncio.to_thread(self._discard, workspace)
+
+    def _discard(self, workspace: str) -> None:
+        unmount_interrupted_move(self._workspaces, workspace)
+        self._workspaces.remove(workspace)
 
     async def copy(self, workspace: str, name: str) -> bool:
         abandoned = threading.Event()
@@ -284,7 +291,7 @@ class Directories:
 
     async def fits(self, workspace: str, resources: Resources) -> bool:
         found = await asyncio.to_thread(self._workspaces.get, workspace)
-        return found is None or found.kind != IMAGE or found.size == resources.disk
+        return found is None or found.kind != IMAGE or found.size >= resources.disk
 
 
 def _copy_journal(source: Path, target: Path) -> None:

@@ -3,13 +3,15 @@ Workspaces that earlier versions kept in directories, moved into file system ima
 
 A workspace is moved when its next instance is made, before anything uses it. The record changes
 last, in one step, and the directory goes after that: until then a move that was interrupted is
-begun anew, and nothing is lost. Blocking file work; callers use a thread.
+begun anew, and nothing is lost. A file lock keeps replicas of a node from moving one workspace at
+the same time. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 from dataclasses import replace
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from atoll.drivers.local.workspaces import Workspace, Workspaces
 
+FILES, TOP, LOCK = "files", "top", "move.lock"
+"""Beside a workspace's record: its directory, where its image is mounted meanwhile, the lock."""
 MAX_DOUBLINGS = 6
 """What was written past a limit that was only watched is kept: the image is made larger."""
 
@@ -36,12 +40,27 @@ log = structlog.get_logger(__name__)
 def moved(workspaces: Workspaces, workspace: Workspace) -> Workspace:
     """The workspace as an image, with a uid of its own; unchanged when it is no directory."""
     directory = workspaces.directory(workspace.name)
-    files = directory / "files"
+    if workspace.kind != DIRECTORY and not (directory / FILES).exists():
+        return workspace
+    with (directory / LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another replica may have moved it meanwhile.
+        return _move(workspaces, workspaces.get(workspace.name) or workspace)
+
+
+def unmount_interrupted_move(workspaces: Workspaces, name: str) -> None:
+    """What a move that was killed has left mounted in a workspace that is to be removed."""
+    unmount(workspaces.directory(name) / TOP)
+
+
+def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
+    directory = workspaces.directory(workspace.name)
+    files = directory / FILES
     if workspace.kind != DIRECTORY:
         if workspace.kind == IMAGE:
             remove_tree(files)  # What a move that was interrupted at its end has left.
         return workspace
-    image, top = directory / "disk", directory / "top"
+    image, top = directory / "disk", directory / TOP
     size, uid = workspace.size, workspaces.new_uid()
     top.mkdir(mode=0o700, exist_ok=True)
     for attempt in range(MAX_DOUBLINGS + 1):

@@ -156,7 +156,9 @@ class Mounts:
             return []
         for entry in os.scandir(self._instances):
             for name in self.noted(entry.name):
-                found.setdefault(name, []).append(entry.name)
+                # A file system of this machine's own disk always answers.
+                if self.is_of_bucket(name):
+                    found.setdefault(name, []).append(entry.name)
         result: list[str] = []
         for name, instances in found.items():
             with self._locked(name):  # Who is mounting it right now is waited for.

@@ -117,7 +117,8 @@ class Places:
         """Within this the instance's directory goes; then what only it had is unmounted."""
         had = self._mounts.noted(instance_id)
         yield
-        self._mounts.release(had)
+        # A view, which was mounted last, would keep its volume from being unmounted.
+        self._mounts.release(reversed(had))
 
     def source(self, volume: Volume) -> Path:
         """The directory to bind."""
