@@ -224,9 +224,9 @@ class ExecutionSettings(Group):
     """Time-out of an execution that names none, in seconds."""
     max_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
     """Longest time-out that an execution may ask for, in seconds."""
-    output_limit: int = Field(1 * MiB, ge=1024)
+    output_limit: int = Field(1 * MiB, ge=1024, le=128 * MiB)
     """Bytes kept of stdout, and of stderr; the rest is counted and dropped."""
-    return_limit: int = Field(1 * MiB, ge=1024)
+    return_limit: int = Field(1 * MiB, ge=1024, le=128 * MiB)
     """Largest return value, in bytes of JSON."""
     artifact_limit: int = Field(1000, ge=0)
     """Most artifacts listed for one execution."""
@@ -246,7 +246,7 @@ class ExecutionSettings(Group):
     """Time between SIGTERM and SIGKILL of an execution that is cancelled, in seconds."""
     approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """How long code that asks a person waits for the answer, in seconds."""
-    results_limit: int = Field(8 * MiB, ge=1024)
+    results_limit: int = Field(8 * MiB, ge=1024, le=128 * MiB)
     """Bytes kept of what a context shows in one execution; the rest is dropped."""
     max_contexts: int = Field(16, ge=1)
     """Most contexts of a session."""

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.service import attempts
 from tests import drivers
 from tests.e2e.api import V1, Api, eventually, problem, until
 from tests.harness import Server
+from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +143,24 @@ def test_what_ended_while_nobody_was_there_is_found(own: Server) -> None:
 
 def journal_of(server: Server, instance_id: str) -> Path:
     return drivers.journal(server.data_dir, instance_id)
+
+
+@pytest.mark.slow
+def test_what_ended_while_the_server_stood_still_has_its_result(own: Server) -> None:
+    """Long beyond its time-out, at which a run that had not ended would have been ended."""
+    with calling(own) as api:
+        session = api.create()["id"]
+        assert own.process is not None
+        code = "import time\nopen('begun', 'w')\ntime.sleep(1)\nprint('done')"
+        execution = api.submit(session, code, timeout=2)
+        eventually(lambda: "begun" in api.names(session))
+        stand_still(own.process.pid)
+        # Until the deadlines of this server are over, which no event tells.
+        time.sleep(attempts.OVERDUE_SECONDS + 3)
+        go_on(own.process.pid)
+        result = api.result(execution)
+        assert (result["status"], result["stdout"]) == ("success", "done\n")
+        assert api.run(session, "print(open('begun').name)")["stdout"] == "begun\n"
 
 
 @pytest.mark.parametrize("fate", ["killed", "garbage"])

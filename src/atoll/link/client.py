@@ -435,6 +435,9 @@ class Link(asyncio.Protocol):
         run that has not come yet is waited for. `intake` bounds what the listener is given, and a
         listener that keeps anything needs one. Without a listener only the result is of interest.
         """
+        if intake is not None:
+            # Beyond its limits an intake drops entries, which the listener does not know of.
+            after = max(after, intake.sequence)
         request = {"id": run_id, "after": after, "expected": expected}
         # One that has not come yet is not heard of either.
         stream = self._open("attach", request)

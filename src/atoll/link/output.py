@@ -24,6 +24,8 @@ MAX_ENTRIES = 200_000
 """An executor gathers output; a run of hours does not come near this."""
 ENTRIES_PER_SECOND = 1000
 """Of a terminal, which may be used for as long as one likes."""
+SMALL_ENTRY = 4096
+"""Bytes. Larger entries of a terminal are bounded by credit alone: it may print for hours."""
 CHANNELS = (frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL, frames.DISPLAY)
 
 
@@ -71,6 +73,11 @@ class Intake:
         self._entries = 0
         self._since = time.monotonic()
 
+    @property
+    def sequence(self) -> int:
+        """Number of the last entry that came, taken or not."""
+        return self._sequence
+
     def take(self, sequence: int, channel: int, data: bytes) -> bytes:
         """What of an entry is taken: all of it, unless the executor had other limits."""
         if channel not in self._most:
@@ -78,7 +85,8 @@ class Intake:
         if not data or sequence <= self._sequence:
             raise ProtocolViolation("The executor sent output that is empty or out of order.")
         self._sequence = sequence
-        self._entries += 1
+        if not (self.limits.terminal and len(data) >= SMALL_ENTRY):
+            self._entries += 1
         if self._entries > MAX_ENTRIES:
             self._check_rate()
         most, received = self._most[channel], self._received[channel]

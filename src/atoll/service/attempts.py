@@ -51,6 +51,8 @@ log = structlog.get_logger(__name__)
 
 OVERDUE_SECONDS = 10.0
 """How long after its time-out a run whose result has not come is ended with its instance."""
+LAST_LOOK_SECONDS = 3.0
+"""For the result of such a run: it may have waited for this process, or for a lost link."""
 JOURNAL_SECONDS = 30.0
 """The longest that an executor may take to send a result that it has from an earlier one."""
 REATTACH_SECONDS = 0.5
@@ -334,8 +336,19 @@ class Attempts:
         return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
 
     async def _end_overdue(self, running: Running, live: Live) -> Outcome:
-        """End a run that the executor did not end, with all of its instance."""
+        """The result of an overdue run if there is one by now; else end it with its instance."""
         execution = running.execution
+        intake = running.bounded(self._settings, requested=False)
+        try:
+            async with asyncio.timeout(LAST_LOOK_SECONDS):
+                again = await self._lives.live(execution.session_id, asked_at=execution.created_at)
+                raw = await again.link.attach(execution.id, running.sequence, running, intake)
+        except ProtocolViolation:
+            raise
+        except (AtollError, TimeoutError) as error:
+            log.info("execution.no_result", execution_id=execution.id, error=str(error))
+        else:
+            return await self._conclude(running, again, raw)
         log.warning("execution.overdue", execution_id=execution.id, instance_id=live.instance.id)
         live.link.close()
         try:

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+QUICK_TRIES = 10
+"""How often an execution that the executor did not take is tried again without a pause."""
 LEAVING = "leaving"
 """What is told when executions have no holder any more, or one that ends on purpose."""
 
@@ -324,6 +326,7 @@ class Runs:
     async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
         try:
             backoff = Backoff()
+            tries = 0
             while not running.done.done():
                 try:
                     if running.may_have_begun:
@@ -331,6 +334,10 @@ class Runs:
                         continue
                     await turn
                     await self._try(running, queue, turn)
+                    tries += 1
+                    if tries > QUICK_TRIES and not running.done.done():
+                        # A hostile image can refuse for ever, and is not to keep this busy.
+                        await backoff.pause()
                 except LeaseLost:
                     # Nobody has sent it but this one, as long as it is this one's.
                     running.may_have_begun |= running.execution.started_at is not None

@@ -219,3 +219,57 @@ def test_descriptors_are_raised_and_half_of_them_are_kept_from_clients(
             run = http.post(f"{V1}/sessions/{session}/execute", json={"code": "1", "wait": 20})
             assert answer(run, 200)["status"] == "success"
             answer(http.delete(f"{V1}/sessions/{session}"))
+
+
+LINES = b"a: b\r\n" * 12_000
+"""More than a header may have."""
+
+
+@pytest.mark.quick
+def test_trailers_without_an_end_are_refused(server: Server, connect: Any) -> None:
+    head = (
+        f"POST {V1}/sessions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.key}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n"
+    )
+    made = connect(head.encode() + b"1\r\n{\r\n0\r\n")
+    made.sendall(LINES)
+    assert b"header_too_large" in rest(made)
+
+
+def test_a_header_behind_a_request_that_waits_is_bounded_too(server: Server, connect: Any) -> None:
+    with server.client() as http:
+        session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
+        body = json.dumps({"code": "import time\ntime.sleep(600)", "wait": 60, "timeout": 60})
+        head = (
+            f"POST {V1}/sessions/{session}/execute HTTP/1.1\r\nHost: a\r\n"
+            f"Authorization: Bearer {server.key}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
+        )
+        made = connect(head.encode())
+        executions = f"{V1}/executions"
+        eventually(lambda: answer(http.get(executions, params={"session_id": session}))["items"])
+        made.sendall(b"GET /health HTTP/1.1\r\n")
+        made.sendall(LINES)
+        assert b"header_too_large" in rest(made)
+        http.delete(f"{V1}/sessions/{session}")
+
+
+def test_two_requests_in_one_write_are_both_answered(server: Server, connect: Any) -> None:
+    """The second one is not taken for a connection that waits, which others may replace."""
+    with server.client() as http:
+        session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
+        code = "import time\nopen('begun', 'w')\ntime.sleep(2)\nprint('done')"
+        body = json.dumps({"code": code, "wait": 30})
+        head = (
+            f"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+            f"POST {V1}/sessions/{session}/execute HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            f"Authorization: Bearer {server.key}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
+        )
+        made = connect(head.encode())
+        begun = f"{V1}/sessions/{session}/files/begun"
+        eventually(lambda: http.get(begun).is_success)
+        held = [connect(HALF) for _ in range(2 * LIMIT)]
+        assert b'"stdout":"done\\n"' in rest(made)
+        assert held
+        http.delete(f"{V1}/sessions/{session}")

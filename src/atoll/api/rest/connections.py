@@ -166,6 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
         """When the present phase began."""
         self._received_at = 0.0
         self._header_bytes = 0
+        """Bytes that came since the last ones of a body: of a header, chunk headers, trailers."""
         self._closed_at: float | None = None
         self._reading: asyncio.Task[None] | None = None
         """What answers the present request, if that changes nothing."""
@@ -200,11 +201,21 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._idle:
             self._idle, self._in_header, self._since = False, True, self.loop.time()
-        if self._in_header:
+        if self._in_header or self._in_body:
             self._header_bytes += len(data)
         super().data_received(data)
-        if self._in_header and self._header_bytes > MAX_HEADER:
+        if (self._in_header or self._in_body) and self._header_bytes > MAX_HEADER:
             self._refuse(_HEADER_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_header:
+            # The next request, while an earlier one of the connection is being answered.
+            self._in_header, self._since, self._header_bytes = True, self.loop.time(), 0
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        self._all.waiting.pop(self, None)  # The console's protocol has the connection from now on.
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -218,7 +229,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._received_at = self.loop.time()
+        self._received_at, self._header_bytes = self.loop.time(), 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -229,7 +240,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline and not self.transport.is_closing():
+        # Of the last request that has come: those before it are answered one by one.
+        if self.cycle.response_complete and not self.transport.is_closing():
             if self._in_body:
                 self._all.waiting[self] = None
             else:
@@ -269,7 +281,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _check_body(self, now: float) -> None:
-        if self.flow.read_paused:
+        unasked = self.cycle is not None and self.cycle.waiting_for_100_continue
+        if self.flow.read_paused or unasked:
             self._received_at = now  # The server is the slow one.
         answered = self.cycle is None or self.cycle.response_complete
         small = answered or not is_upload(self.scope)
