@@ -320,10 +320,11 @@ class Link(asyncio.Protocol):
             self._greeting.set_result(messages.hello(validation.decoded(payload)))
         elif kind == frames.ERROR and not greeted:
             self._greeting.set_exception(messages.refusal(validation.decoded(payload)))
-        elif kind == frames.EVENT and greeted and len(payload) <= messages.SHORT_EVENT:
+        elif kind == frames.EVENT and len(payload) <= messages.SHORT_EVENT:
             self._events.count()
             zygote = messages.zygote(validation.decoded(payload))
-            if zygote is not None and self.on_zygote is not None:
+            # One that comes before the hello is named in it, or there is a newer one.
+            if greeted and zygote is not None and self.on_zygote is not None:
                 self.on_zygote(zygote)
         else:
             raise ProtocolViolation(f"The executor sent a frame of kind {kind} for no request.")

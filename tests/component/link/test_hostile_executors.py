@@ -243,6 +243,24 @@ async def test_a_hello_that_never_comes_is_not_waited_for(tmp_path: Path) -> Non
     await over.wait()
 
 
+async def test_a_zygote_that_is_replaced_before_the_hello_is_no_violation(tmp_path: Path) -> None:
+    """An executor reports it on every connection, also on one that has not greeted yet."""
+
+    async def replace(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.encode_json(0, frames.EVENT, {"event": "zygote", "pid": 9}))
+        writer.write(frames.encode_json(0, frames.HELLO, HELLO))
+        await reader.read()
+        writer.close()
+
+    path = tmp_path / "link.sock"
+    server = await asyncio.start_unix_server(replace, path)
+    link = await Link.connect(str(path), LinkSettings(), timeout=timedelta(seconds=20))
+    assert link.hello["zygote"] == HELLO["zygote"]
+    link.close()
+    await link.closed
+    server.close()
+
+
 HELLOS: dict[str, dict[str, Any]] = {
     "another version": {**HELLO, "version": 2},
     "no version": {**HELLO, "version": None},
