@@ -111,7 +111,7 @@ def test_no_process_but_pid_1_has_the_journal(target: Target, fresh: Box) -> Non
     if target.privileged:
         # An ordinary user's own PID 1 is closed to that user as well.
         assert holders(fresh, {fresh.pid_1}) == [fresh.pid_1] * 2
-    assert fresh.printed(SEARCH.format(wanted=identities(fresh))) == "[]"
+    assert fresh.printed(SEARCH.format(wanted=identities(fresh)), timeout=48) == "[]"
 
 
 def test_user_code_cannot_fill_the_journal(fresh: Box) -> None:
