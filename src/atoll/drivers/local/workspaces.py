@@ -12,6 +12,7 @@ copy's. Blocking file work; callers use a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -315,5 +316,8 @@ def remove_tree(path: Path) -> None:
 def _backing(device: Path) -> str | None:
     try:
         return (device / "loop" / "backing_file").read_text().strip()
-    except FileNotFoundError:
+    except OSError as error:
+        # It is detached, before the file was opened or after.
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
         return None
