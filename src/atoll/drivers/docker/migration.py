@@ -45,7 +45,10 @@ def moved(workspaces: Workspaces, workspace: Workspace) -> Workspace:
     with (directory / LOCK).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Another replica may have moved it meanwhile.
-        return _move(workspaces, workspaces.get(workspace.name) or workspace)
+        result = _move(workspaces, workspaces.get(workspace.name) or workspace)
+        # Who waits for it finds that it was moved; who comes later does not need it.
+        (directory / LOCK).unlink(missing_ok=True)
+    return result
 
 
 def unmount_interrupted_move(workspaces: Workspaces, name: str) -> None:
