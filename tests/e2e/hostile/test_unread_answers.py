@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from contextlib import ExitStack
@@ -66,15 +67,17 @@ def descriptors(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
-def stuck(server: Server, path: str) -> socket.socket:
-    """A connection whose client asks and does not read."""
+def stuck(server: Server, path: str, body: object = None) -> socket.socket:
+    """A connection whose client sends a request and does not read."""
     place = urlsplit(server.url)
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.settimeout(20)
     made.connect((place.hostname, place.port))
-    head = f"GET {V1}{path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.key}\r\n"
-    made.sendall(f"{head}Connection: close\r\n\r\n".encode())
+    method, content = ("GET", "") if body is None else ("POST", json.dumps(body))
+    head = f"{method} {V1}{path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.key}\r\n"
+    length = f"Content-Length: {len(content)}\r\n"
+    made.sendall(f"{head}{length}Connection: close\r\n\r\n{content}".encode())
     return made
 
 
@@ -126,6 +129,58 @@ def test_a_read_without_room_is_refused_with_a_code(server: Server, execution: s
             return True
 
         eventually(refused)
+
+
+@pytest.mark.parametrize("route", ["execute", "invoke"])
+def test_a_run_without_room_for_its_result_is_accepted_and_its_result_read_later(
+    server: Server, execution: str, route: str
+) -> None:
+    with server.client() as http, ExitStack() as stack:
+        api = Api(http)
+        session = api.create()["id"]
+        if route == "execute":
+            path, body = f"/sessions/{session}/execute", {"code": CODE, "wait": 30}
+        else:
+            path, body = "/invocations", {"session_id": session, "code": CODE, "mode": "sync"}
+        for _ in range(4):
+            stack.callback(stuck(server, f"/executions/{execution}/result").close)
+        accepted = []
+
+        def answered_without_its_result() -> bool:
+            found = http.post(f"{V1}{path}", json=body)
+            if found.status_code == 200:
+                return False
+            assert found.status_code == 202, found.text
+            accepted.append(found.json()["execution_id"])
+            return True
+
+        eventually(answered_without_its_result)
+        # Those who do not read are disconnected, which makes room again.
+        eventually(lambda: http.get(f"{V1}/executions/{accepted[0]}/result").status_code == 200)
+        assert api.result(accepted[0])["stdout"] == "\x01" * MiB
+        api.end(session)
+
+
+def test_runs_whose_results_are_not_read_take_bounded_memory(server: Server) -> None:
+    with server.client() as http:
+        api = Api(http)
+        session = api.create(capacity=8)["id"]
+        before = most = memory(server)
+        open_before = descriptors(server)
+        with ExitStack() as stack:
+            body = {"code": CODE, "wait": 60}
+            for _ in range(CLIENTS):
+                stack.callback(stuck(server, f"/sessions/{session}/execute", body).close)
+
+            def connections() -> int:
+                nonlocal most
+                most = max(most, memory(server))
+                return descriptors(server) - open_before
+
+            eventually(lambda: connections() > 1)
+            eventually(lambda: connections() <= 1, seconds=90)
+        assert most - before < MOST_GROWTH
+        api.end(session)
 
 
 def test_open_streams_of_one_key_are_bounded(server: Server) -> None:

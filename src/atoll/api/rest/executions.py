@@ -48,7 +48,7 @@ async def execute(request: Request, session_id: str) -> Answer:
     it comes in that many seconds.
     """
     status, answer = await hot.execute(
-        services(request), session_id, await request.body(), request.scope.get("atoll.seed")
+        services(request), session_id, await request.body(), request.scope
     )
     return Answer(answer, status)
 

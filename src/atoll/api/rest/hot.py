@@ -15,9 +15,11 @@ from pydantic import ValidationError
 from atoll import ids
 from atoll.api.rest.answers import result_out, submitted_out
 from atoll.api.rest.context import encode_json
+from atoll.api.rest.pacing import may_be_large, offer_short_answer
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError, InvalidRequest
+from atoll.service.bulk import size_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,7 +31,7 @@ PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
 async def execute(
-    found: Services, session_id: str, data: bytes, seed: ids.Seed | None
+    found: Services, session_id: str, data: bytes, scope: Scope
 ) -> tuple[int, dict[str, Any]]:
     """Status and answer of `POST sessions/{id}/execute`."""
     try:
@@ -41,6 +43,7 @@ async def execute(
                 f"{error.error_count()} fields are not understood.", code="invalid_request"
             ) from None
         raise invalid(list(error.errors(include_url=False, include_input=False))) from None
+    seed: ids.Seed | None = scope.get("atoll.seed")
     seeded = None if seed is None else ids.execution_id(seed.at, seed)
     running = await found.executions.submit(
         session_id,
@@ -50,6 +53,8 @@ async def execute(
     if body.wait:
         execution = await found.executions.await_end(running, body.wait)
         if execution.outcome is not None:
+            if may_be_large(size_of(execution.outcome)):
+                offer_short_answer(scope, submitted_out(execution), 202)
             return 200, result_out(execution, execution.outcome)
     return 202, submitted_out(running.execution)
 
@@ -71,8 +76,8 @@ class HotRoutes:
             await self._app(scope, receive, send)
             return
         try:
-            data, seed = await _body(receive), scope.get("atoll.seed")
-            status, answer = await execute(self._found, session_id, data, seed)
+            data = await _body(receive)
+            status, answer = await execute(self._found, session_id, data, scope)
             content = encode_json(answer)
             del answer  # Not twice in memory while the client reads.
         except _Gone:

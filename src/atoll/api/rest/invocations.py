@@ -11,14 +11,18 @@ from atoll import ids
 from atoll.api.rest import sse
 from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.pacing import may_be_large, offer_short_answer
 from atoll.api.rest.requests import Cancel, Invoke
 from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.model.execution import Mode
 from atoll.model.invocation import InvocationStatus
+from atoll.service.bulk import size_of
 from atoll.service.story import Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from starlette.types import Scope
 
     from atoll.api.rest.context import Services
     from atoll.api.rest.limits import Held
@@ -70,7 +74,7 @@ async def invoke(request: Request, body: Invoke) -> Response:
         await found.executions.await_end(
             running, most if body.wait_ms is None else body.wait_ms / 1000
         )
-    return await _answer(found, running)
+    return await _answer(found, running, request.scope)
 
 
 def _seeded(request: Request, body: Invoke) -> str | None:
@@ -82,9 +86,11 @@ def _seeded(request: Request, body: Invoke) -> str | None:
     return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
 
 
-async def _answer(found: Services, running: Running) -> Answer:
+async def _answer(found: Services, running: Running, scope: Scope) -> Answer:
     execution = running.execution
     invocation = await found.invocations.of(execution)
+    if execution.outcome is not None and may_be_large(size_of(execution.outcome)):
+        offer_short_answer(scope, invocation_out(invocation), 202)
     return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
 
 

@@ -2,15 +2,17 @@
 Sends answers no faster than clients read them.
 
 A large body goes out in pieces, each after the client has taken the ones before, and counts
-towards `AnswerMemory` until then. Where there is no room a read is refused with
-`too_many_large_answers`; the answer to a request that has changed something waits for room; an
-event stream ends, and its client comes back with the last id.
+towards `AnswerMemory` until then. Where there is no room, a read is refused with
+`too_many_large_answers`, and an event stream ends: its client resumes after the last id. A route
+that has run something offers a short answer, which is sent in place of the result. Other answers to
+requests that have changed something wait for room.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from atoll.api.rest.context import Answer
 from atoll.api.rest.limits import key_of, no_memory
 from atoll.api.rest.middleware import SAFE_METHODS
 from atoll.api.rest.problems import problem
@@ -23,6 +25,21 @@ if TYPE_CHECKING:
 EVENT_STREAM = b"text/event-stream"
 PIECE = 64 * 1024
 """Bytes that are written at once."""
+MAX_ESCAPED = 6
+"""Most bytes that JSON makes of one byte of output."""
+_PACED = "atoll.paced"
+
+
+def may_be_large(size: int) -> bool:
+    """Whether an answer with `size` bytes of output may need room in `AnswerMemory`."""
+    return size * MAX_ESCAPED > PIECE // 2
+
+
+def offer_short_answer(scope: Scope, content: dict[str, Any], status: int) -> None:
+    """Have this sent if there is no room for the answer of this request."""
+    paced: _Paced | None = scope.get(_PACED)
+    if paced is not None:
+        paced.offer(Answer(content, status))
 
 
 class Pacing:
@@ -34,7 +51,8 @@ class Pacing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, _Paced(scope, receive, send, self._memory).send)
+        paced = scope[_PACED] = _Paced(scope, receive, send, self._memory)
+        await self._app(scope, receive, paced.send)
 
 
 class _Paced:
@@ -47,7 +65,11 @@ class _Paced:
         """Held back until it is known whether there is room for a large body."""
         self._resumable = False
         """Whether it is an event stream, which a client can take up again where it ended."""
+        self._short_answer: Answer | None = None
         self._over = False
+
+    def offer(self, short_answer: Answer) -> None:
+        self._short_answer = short_answer
 
     async def send(self, message: Message) -> None:
         if self._over:
@@ -75,10 +97,11 @@ class _Paced:
         held = await self._room(len(body))
         if held is None:
             self._over = True
-            if self._start is not None:
-                await problem(no_memory())(self._scope, self._receive, self._send)
-            else:
+            if self._start is None:
                 await self._send({"type": "http.response.body", "body": b""})
+                return
+            refusal = self._short_answer or problem(no_memory())
+            await refusal(self._scope, self._receive, self._send)
             return
         with held:
             await self._send_start()
@@ -92,8 +115,8 @@ class _Paced:
 
     async def _room(self, size: int) -> Held | None:
         key = key_of(self._scope)
-        readable_again = self._start is not None and self._scope["method"] in SAFE_METHODS
-        if self._resumable or readable_again:
+        replaceable = self._scope["method"] in SAFE_METHODS or self._short_answer is not None
+        if self._resumable or (replaceable and self._start is not None):
             return self._memory.try_hold(key, size)
         return await self._memory.wait_to_hold(key, size)
 
