@@ -36,7 +36,7 @@ from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
-from atoll.drivers.local import host
+from atoll.drivers.local import delegation, host
 from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
@@ -734,6 +734,9 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     raise_open_files()
     configure_logging(settings.log_level, as_json=settings.log_json)
+    if settings.driver == "local":
+        # Before there are workers, which inherit the group.
+        delegation.acquire(settings.local, settings.data_dir / NODE)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
 

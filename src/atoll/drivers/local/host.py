@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux whose overlays take directories with other owners than they have."""
+OWN_GROUP = Path("/proc/self/cgroup")
+DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
 LEFTOVER_SECONDS = 5.0
 """For processes that stood still when their owner died, to end."""
 
@@ -46,9 +48,13 @@ class Check:
     """The name in `template.REQUIREMENTS` that it stands for."""
 
 
-def find_groups(settings: LocalSettings, node: Path) -> cgroups.Groups:
-    """The control groups of the instances of this node directory, apart from any other's."""
-    own = Path("/proc/self/cgroup").read_text()
+def find_groups(settings: LocalSettings, node: Path, own: str | None = None) -> cgroups.Groups:
+    """
+    The control groups of the instances of this node directory, apart from any other's. `own` is the
+    text of /proc/self/cgroup.
+    """
+    if own is None:
+        own = OWN_GROUP.read_text()
     tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
     return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
 
@@ -133,9 +139,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
         )
     )
     missing = (
-        "systemd-run --user --scope -p Delegate=yes atoll serve"
-        if (settings.cgroup_root / "cgroup.controllers").exists()
-        else "sudo atoll serve"
+        DELEGATING if (settings.cgroup_root / "cgroup.controllers").exists() else "sudo atoll serve"
     )
     for name, fallback in (
         ("memory", "watched every 100 ms and limited per process"),
