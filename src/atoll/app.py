@@ -37,6 +37,7 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
 from atoll.drivers.local import delegation, host
+from atoll.drivers.local.advice import without_root
 from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
@@ -664,6 +665,11 @@ async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
 
 def doctor(settings: Settings) -> list[Check]:
     return host.checks(settings.local, settings.data_dir / NODE)
+
+
+def advice(settings: Settings, checks: list[Check]) -> tuple[str, list[tuple[str, str]]]:
+    """What an ordinary user lacks, as a paragraph, and the ways to get it."""
+    return without_root(checks, *delegation.possible(settings.local))
 
 
 @asynccontextmanager

@@ -46,6 +46,8 @@ class Check:
     """Without it no instance can be made."""
     requirement: str = ""
     """The name in `template.REQUIREMENTS` that it stands for."""
+    unprivileged: bool = False
+    """Missing because Atoll runs as an ordinary user."""
 
 
 def find_groups(settings: LocalSettings, node: Path, own: str | None = None) -> cgroups.Groups:
@@ -136,6 +138,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             else "instances share your uid; the namespaces alone keep them apart",
             "" if root else "sudo atoll serve",
             requirement="own_uid",
+            unprivileged=not root,
         )
     )
     missing = (
@@ -155,6 +158,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
                 f"{name} is limited by the kernel" if given else f"{name} is {fallback}",
                 "" if given else missing,
                 requirement=requirement,
+                unprivileged=not (given or root),
             )
         )
     result.append(_socket_buffers(groups, missing))
@@ -170,6 +174,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             f"(no file system images: {trouble})",
             "" if images else _image_fix(),
             requirement="disk_quota",
+            unprivileged=not (images or root),
         )
     )
     trouble = layer_trouble(node)
@@ -181,6 +186,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             if trouble is None
             else f"no template can have them: {trouble}",
             "" if root else "sudo atoll serve",
+            unprivileged=not root,
         )
     )
     filtered = seccomp.program() is not None
@@ -220,7 +226,8 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
     except kernel_memory.TooMany:
         pass  # Of this machine's own: reported they are.
     if not groups.limits_sockets:
-        return Check(name, False, "watched every 100 ms", fix)
+        unprivileged = os.geteuid() != 0
+        return Check(name, False, "watched every 100 ms", fix, unprivileged=unprivileged)
     return Check(
         name, True, "TCP and UDP are limited by the kernel, netlink is watched every 100 ms"
     )
@@ -229,7 +236,8 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
 def _bucket_mounts(settings: LocalSettings) -> Check:
     name = "bucket mounts"
     if os.geteuid() != 0:
-        return Check(name, False, "only root can mount a bucket for others", "sudo atoll serve")
+        detail = "only root can mount a bucket for others"
+        return Check(name, False, detail, "sudo atoll serve", unprivileged=True)
     if shutil.which(settings.s3fs) is None:
         return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
     if not FUSE.exists():
