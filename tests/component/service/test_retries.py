@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from atoll.model.instance import Handle
     from atoll.link.client import Link
     from atoll.model.event import Event
+    from atoll.model.instance import Handle
 
 pytestmark = pytest.mark.anyio
 
