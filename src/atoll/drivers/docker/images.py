@@ -62,6 +62,13 @@ NAMES = ("python3", "python")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of one message of the engine, which has a line that a command printed in it."""
+MAX_CONFIG = 256 * 1024
+"""
+Bytes of what an image says of itself. The engine repeats its labels with each of its containers,
+whenever they are listed.
+"""
+MAX_PLACES = 64
+"""Directories of an image's PATH in which an interpreter is looked for."""
 LAST_LINES = 20
 """Of what a build printed, in the error."""
 BUILD_FAILED = "build_failed"
@@ -92,6 +99,8 @@ class Image:
     """Names with the digests of its manifests, of the registries that it came from."""
     tags: tuple[str, ...] = ()
     """All its names."""
+    config_size: int = 0
+    """Bytes of all that it says of itself."""
 
 
 class Images:
@@ -135,7 +144,7 @@ class Images:
     async def _look_for(self, image: Image, wanted: str) -> str | None:
         names = (wanted,) if wanted else NAMES
         places = [part for part in image.env.get("PATH", DEFAULT_PATH).split(":") if part]
-        paths = [wanted] if wanted.startswith("/") else _joined(places, names)
+        paths = [wanted] if wanted.startswith("/") else _joined(places[:MAX_PLACES], names)
         with translated():
             async with self._probe(image) as container:
                 for path in paths:
@@ -476,4 +485,5 @@ def _image(told: Mapping[str, Any]) -> Image:
         size=int(told.get("Size") or 0),
         digests=tuple(told.get("RepoDigests") or ()),
         tags=tuple(told.get("RepoTags") or ()),
+        config_size=len(json.dumps(config)),
     )
