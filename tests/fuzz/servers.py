@@ -72,13 +72,15 @@ def _program() -> bytes:
 
 
 @contextmanager
-def hostile_server(home: Path, start_timeout: int = 30, **settings: str) -> Iterator[Target]:
+def hostile_server(
+    home: Path, start_timeout: int = 30, variant: str = VARIANTS[0], **settings: str
+) -> Iterator[Target]:
     """
     With the driver of the environment (`tests.drivers.settings`), a template `python3` of the
     hostile image, and one for each other program of it.
     """
     settings |= {"ATOLL_LINK__START_TIMEOUT": str(start_timeout), "ATOLL_POOL__SIZE": "0"}
-    with attackable(VARIANTS[0], home, **settings) as target:
+    with attackable(variant, home, **settings) as target:
         if os.environ.get("ATOLL_DRIVER") == "docker":
             engine = Path(os.environ["ATOLL_DOCKER__URL"].removeprefix("unix://"))
             found, own = commit_hostile_image(engine), CONTAINED

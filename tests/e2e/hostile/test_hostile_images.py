@@ -24,6 +24,7 @@ from tests.fuzz.servers import hostile_server, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.e2e.hostile.conftest import Target
     from tests.servers.docker import Dockerd
@@ -162,7 +163,15 @@ def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]
     assert hostile.client.delete(box.url).is_success
 
 
-# In containers
+# Other ways
+
+
+def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_path: Path) -> None:
+    with hostile_server(tmp_path, START_TIMEOUT, "unprivileged") as target:
+        box = target.box(template_id="python3")
+        for why, code in BYTES.items():
+            if why != ERRORS:
+                attacked(target, box, code, why)
 
 
 def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(

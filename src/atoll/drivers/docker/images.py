@@ -27,7 +27,14 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.contexts import packed
-from atoll.drivers.docker.engine import NO_SPACE, UNAVAILABLE, UNREACHABLE, translated
+from atoll.drivers.docker.engine import (
+    NO_SPACE,
+    UNAVAILABLE,
+    UNREACHABLE,
+    LineTooLong,
+    lines,
+    translated,
+)
 from atoll.drivers.docker.progress import Progress
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.image import HUB, parse
@@ -60,8 +67,6 @@ HUB_KEY = "https://index.docker.io/v1/"
 PROBE = "atoll-probe-"
 NAMES = ("python3", "python")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-LONGEST_MESSAGE = 4 * 1024 * 1024
-"""Bytes of one message of the engine, which has a line that a command printed in it."""
 MAX_CONFIG = 256 * 1024
 """
 Bytes of what an image says of itself. The engine repeats its labels with each of its containers,
@@ -391,19 +396,12 @@ class Images:
             path, "POST", params=dict(params), data=data, headers=headers, timeout=patience
         ) as response:
             try:
-                rest = b""
-                async for piece in response.content.iter_any():
-                    *lines, rest = (rest + piece).split(b"\n")
-                    if len(rest) > LONGEST_MESSAGE:
-                        raise PermanentError(
-                            "A command of the Dockerfile prints a line without end.",
-                            code=BUILD_FAILED,
-                        )
-                    for line in lines:
-                        if line.strip():
-                            yield json.loads(line)
-                if rest.strip():
-                    yield json.loads(rest)
+                async for line in lines(response):
+                    yield json.loads(line)
+            except LineTooLong:
+                raise PermanentError(
+                    "A command of the Dockerfile prints a line without end.", code=BUILD_FAILED
+                ) from None
             finally:
                 # Not given back to be used again: what is not read yet ends with it.
                 response.close()
