@@ -384,7 +384,7 @@ async def test_labels_of_an_image_do_not_make_an_instance_of_what_is_none(
     assert precious.is_dir()
 
 
-async def test_an_image_that_says_very_much_of_itself_has_no_instances(node: Node) -> None:
+async def test_an_image_with_a_very_large_configuration_has_no_instances(node: Node) -> None:
     """An engine repeats the labels of an image with each container, whenever it lists them."""
     made = node.engine.create(PYTHON)
     try:

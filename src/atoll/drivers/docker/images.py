@@ -69,8 +69,8 @@ NAMES = ("python3", "python")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_CONFIG = 256 * 1024
 """
-Bytes of what an image says of itself. The engine repeats its labels with each of its containers,
-whenever they are listed.
+Bytes of an image's configuration. The engine repeats the labels with each container of the image,
+whenever it lists containers.
 """
 MAX_PLACES = 64
 """Directories of an image's PATH in which an interpreter is looked for."""
@@ -105,7 +105,7 @@ class Image:
     tags: tuple[str, ...] = ()
     """All its names."""
     config_size: int = 0
-    """Bytes of all that it says of itself."""
+    """Bytes of its configuration: labels, environment and the like."""
 
 
 class Images:

@@ -34,7 +34,7 @@ BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.relay import
 MOST_HEAD = 16_384
 MOST_SAID = 1000
 MAX_STDERR = 65_536
-"""Bytes of a relay's standard error. Nothing grants credit for them: one of ours writes a line."""
+"""Bytes of a relay's standard error, which cost no credit. A relay of ours writes a line."""
 _FRAME = struct.Struct(">BxxxL")
 _STDERR = 2
 
@@ -191,11 +191,11 @@ class Hijacked(Dialled, asyncio.Transport):
             piece, view = view[: self._left], view[self._left :]
             self._left -= len(piece)
             if self._is_error:
-                self._complained(piece)
+                self._take_error(piece)
             else:
                 self._link.data_received(bytes(piece))
 
-    def _complained(self, piece: memoryview) -> None:
+    def _take_error(self, piece: memoryview) -> None:
         self._said = (self._said + piece)[-MOST_SAID:]
         self._errors += len(piece)
         if self._errors > MAX_STDERR:

@@ -121,7 +121,7 @@ class ImageTemplates:
     async def find(self, template: Template) -> Image:
         """
         Its image, for an instance; `TemporaryError`, `image_missing`, when it is not here, and
-        `PermanentError`, `image_refused`, when it says too much of itself.
+        `PermanentError`, `image_refused`, when its configuration is too large.
         """
         if await self.built(template):
             found = await self._images.held(self._name(template))
