@@ -330,10 +330,13 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
         env = own.environment(ATOLL_BLOB__CONNECT_TIMEOUT="1", ATOLL_BLOB__TIMEOUT="3")
         with Server(tmp_path / "data", **env) as server, server.client() as http:
             api = Api(http)
-            answer(api.http.post(f"{V1}/volumes", json={"id": "v"}), 201)
+            for name in ("v", "unused"):
+                answer(api.http.post(f"{V1}/volumes", json={"id": name}), 201)
             one = api.create(volumes=[given("v")], timeout=600)["id"]
             sh(api, one, "echo before > /data/shared/file")
+            own.store().put("atoll/volumes/unused/file", b"kept")
             own.kill()
+            assert http.delete(f"{V1}/volumes/unused").status_code == 503
             fails(api, one, "echo more > /data/shared/new && sync && cat /data/shared/new")
             # The rest of the session, other sessions and the API go on.
             assert sh(api, one, "echo fine > /workspace/x; cat /workspace/x") == "fine\n"
@@ -345,6 +348,11 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
             own.start()
             eventually(lambda: "before" in api.run(
                 one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
+            # The volume that could not be removed has all that was in it, also a while later.
+            eventually(lambda: "blobs.back" in server.stderr())
+            with session(api, given("unused")) as user:
+                assert sh(api, user, "cat /data/shared/file") == "kept"
+            eventually(lambda: http.delete(f"{V1}/volumes/unused").status_code == 204)
             for each in (one, other):
                 api.end(each)
 

@@ -148,11 +148,11 @@ class Blobs(Protocol):
         is unavailable, and the object is then not removed behind the caller's back.
         """
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         """
         Remove all whose key begins with `prefix`, which is a key followed by `/`, and on disk what
         killed puts left there. A failure may leave some; calling it again goes on. A put beneath
-        the prefix at the same time may be unavailable.
+        the prefix at the same time may be unavailable. `later` is that of `remove`.
         """
 
     async def is_home(self, prefix: str) -> bool:

@@ -158,7 +158,7 @@ class Objects:
             with contextlib.suppress(FileNotFoundError):
                 await store.delete_async(key)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         directory = check_prefix(prefix)
         async with self._store(f"remove {prefix}") as store:
             async for page in store.list(directory, chunk_size=PAGE):
@@ -254,7 +254,7 @@ class LocalObjects(Objects):
         with self._translated(f"list {prefix}"):
             return await asyncio.to_thread(first)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         path = self._directory / check_prefix(prefix)
         with self._translated(f"remove {prefix}"):
             await asyncio.to_thread(_remove_tree, path)
