@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,13 +17,34 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.local import host
+from atoll.drivers.local.buckets import GROUP, OPEN_FILES, PROCESSES
+from atoll.settings import LocalSettings
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
 from tests.missing import missing
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY = 64 * 2**20
+"""Bytes that an s3fs may use."""
+CROWD = """
+import contextlib, threading
+
+def write(place, number):
+    with contextlib.suppress(OSError):
+        open(f"{place}/{number}", "wb").write(bytes(10_000))
+
+for place in ("/workspace", "/data/shared"):
+    threads = [threading.Thread(target=write, args=(place, number)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount for others")
 
@@ -42,11 +64,13 @@ def node(
         ATOLL_BLOB__URL="s3://atoll/mounts-test",
         ATOLL_POOL__SIZE="1",
         ATOLL_LOCAL__MOUNT_SCRATCH=str(128 * 2**20),
+        ATOLL_LOCAL__MOUNT_MEMORY=str(MEMORY),
     )
     with Server(place, **env) as server:
         yield server
     assert mounted(server) == []
     assert processes(server) == []
+    assert groups(server) == []
 
 
 @pytest.fixture
@@ -71,6 +95,27 @@ def processes(server: Server) -> list[int]:
         if words[0].endswith(b"s3fs") and str(server.data_dir).encode() in b" ".join(words):
             found.append(int(path.parent.name))
     return found
+
+
+def groups(server: Server) -> list[str]:
+    """Control groups of mounts of this server."""
+    found = host.find_groups(LocalSettings(), server.data_dir / "node")
+    names = [name for name in found.names() if name.startswith(GROUP)]
+    found.close()
+    return names
+
+
+def group_of(pid: int, controller: str) -> Path:
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return CGROUPS / controller / path[1:]
+    return CGROUPS / path[1:]  # Version 2 has one line, which comes last.
+
+
+def memory_limit(pid: int) -> Path:
+    group = group_of(pid, "memory")
+    return next(p for n in ("memory.max", "memory.limit_in_bytes") if (p := group / n).exists())
 
 
 def given(name: str, path: str = "/data/shared", *, read_only: bool = False) -> dict[str, Any]:
@@ -159,6 +204,13 @@ def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Serv
         fails(api, one, "head -c 300000000 /dev/zero > /data/shared/bigger")
         sh(api, one, "rm -f /data/shared/bigger; echo fine > /data/shared/small")
         assert sh(api, one, "cat /data/shared/small") == "fine\n"
+        # What it did not fill: s3fs did all that within limits of its own.
+        [pid] = processes(node)
+        assert int(memory_limit(pid).read_text()) == MEMORY
+        assert int((group_of(pid, "pids") / "pids.max").read_text()) <= PROCESSES + 1
+        assert group_of(pid, "cpu").parts[-2:] != group_of(os.getpid(), "cpu").parts[-2:]
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (OPEN_FILES, OPEN_FILES)
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 # What code inside could do with it
@@ -261,12 +313,23 @@ def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
 # Deaths
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def starve(pid: int) -> None:
+    """The next work that it gets is more than its memory: the kernel kills it."""
+    limit = memory_limit(pid)
+    used = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+    limit.write_text(str(int((limit.parent / used[limit.name]).read_text()) + 2**16))
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("harm", [starve, stop])
 def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
-    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, number: int
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, harm: Callable[[int], None]
 ) -> None:
     env = s3.environment(
-        ATOLL_BLOB__URL=f"s3://atoll/broken-{number}",
+        ATOLL_BLOB__URL=f"s3://atoll/broken-{harm.__name__}",
         ATOLL_LOCAL__MOUNT_TIMEOUT="5",
         ATOLL_SESSION__SWEEP="0.5",
     )
@@ -284,7 +347,9 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
             assert len(before) == 2
             stays = api.get(other)["container_id"]
             for pid in before:
-                os.kill(pid, number)
+                harm(pid)
+            if harm is starve:
+                api.submit(one, CROWD, timeout=20)
             came = ["sh", "-c", "cat /data/shared/file file"]
 
             def came_back() -> bool:
@@ -295,6 +360,7 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
             eventually(came_back, 120)
             assert not set(before) & set(processes(server))
             assert api.get(other)["container_id"] == stays
+            assert ("mount.out_of_memory" in server.stderr()) == (harm is starve)
 
 
 def test_a_killed_server_finds_its_mounts_again(
@@ -308,7 +374,7 @@ def test_a_killed_server_finds_its_mounts_again(
             one = api.create(volumes=[given("v")], workspace_mode="mount", timeout=600)["id"]
             sh(api, one, "echo kept > /data/shared/file; echo here > file")
         before = processes(server)
-        assert len(before) == 2
+        assert len(before) == len(groups(server)) == 2
         server.stop(signal.SIGKILL)
         server.start()
         with server.client() as http:
@@ -320,6 +386,7 @@ def test_a_killed_server_finds_its_mounts_again(
             api.end(one)
             eventually(lambda: processes(server) == [])
             eventually(lambda: mounted(server) == [])
+            eventually(lambda: groups(server) == [])
 
 
 def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(

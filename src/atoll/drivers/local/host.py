@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
-from atoll.drivers.local.buckets import FUSE
+from atoll.drivers.local.buckets import FUSE, GROUP
 from atoll.executor import kernel_memory
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     groups = find_groups(settings, node)
     for name in groups.names():
         with contextlib.suppress(cgroups.BusyGroup):
-            if groups.frozen(name):
-                # They were to end with their owner, and cannot while they stand still.
+            if groups.frozen(name) or name.startswith(GROUP):
+                # Instances were to end with their owner, and cannot while they stand still. An
+                # s3fs outlives it.
                 cgroups.emptied(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
@@ -190,7 +191,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             requirement="seccomp",
         )
     )
-    result.append(_bucket_mounts(settings))
+    result.append(_bucket_mounts(settings, groups))
     for name, program, package in (("node", "node", "nodejs"), ("bash", "bash", "bash")):
         path = shutil.which(program)
         result.append(
@@ -222,7 +223,7 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
     )
 
 
-def _bucket_mounts(settings: LocalSettings) -> Check:
+def _bucket_mounts(settings: LocalSettings, groups: cgroups.Groups) -> Check:
     name = "bucket mounts"
     if os.geteuid() != 0:
         return Check(name, False, "only root can mount a bucket for others", "sudo atoll serve")
@@ -230,7 +231,10 @@ def _bucket_mounts(settings: LocalSettings) -> Check:
         return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
     if not FUSE.exists():
         return Check(name, False, f"{FUSE} is not there", "modprobe fuse")
-    return Check(name, True, "volumes and workspaces can be in the bucket of the blob store")
+    detail = "volumes and workspaces can be in the bucket of the blob store"
+    if "cgroup_memory" not in groups.provides:
+        detail += "; nothing limits the memory of s3fs"
+    return Check(name, True, detail)
 
 
 def _image_fix() -> str:

@@ -239,7 +239,7 @@ class Mounts:
         output = spawner.bounded_log()
         try:
             process = self._buckets.start(
-                place.prefix, top / "files", top / "scratch", output, place.uid
+                place.prefix, top, output, place.uid, bounded=self._scratch_size is not None
             )
             self._started = [known for known in self._started if known.poll() is None] + [process]
             state = {"pid": process.pid, "started": processes.start_time(process.pid)}
@@ -301,6 +301,10 @@ class Mounts:
             return
         unmount(self.path(name))
         self._end(top)
+        if not self._buckets.end(name):
+            # The directory stays, by which its group is found again.
+            log.warning("mount.does_not_end", name=name)
+            return
         unmount(top / "scratch")
         # Earlier versions kept a log there.
         for file in (STATE, "log", "scratch.image"):
