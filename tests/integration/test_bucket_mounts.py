@@ -279,6 +279,47 @@ def test_names_that_s3_cannot_list_are_told_and_keep_nobody_else_waiting(
     answer(api.http.get(f"{V1}/volumes/unlistable"))
 
 
+def test_objects_that_others_wrote_harm_nobody(api: Api, node: Server, s3: S3Server) -> None:
+    answer(api.http.post(f"{V1}/volumes", json={"id": "outside"}), 201)
+    place = "mounts-test/volumes/outside"
+    hostile = {
+        "sh": {"mode": str(0o104755), "uid": "0", "gid": "0"},
+        "device": {"mode": str(0o060666), "uid": "0"},
+        "garbage": {"mode": "x", "uid": "-1", "gid": "9" * 30, "mtime": "nan", "ctime": "x" * 999},
+        "no type": {"mode": "-1"},
+        "zip": {"Content-Encoding": "gzip", "Content-Type": "text/html"},
+    }
+    for name, about in hostile.items():
+        content = Path("/bin/sh").read_bytes() if name == "sh" else b"content"
+        s3.store().put(f"{place}/{name}", content, attributes=about)
+    s3.store().put(f"{place}/link", f"{node.data_dir}/key".encode(),
+                   attributes={"mode": str(0o120777)})  # fmt: skip
+    # SeaweedFS does not remove the last one: it takes the name for a path that leads up.
+    for name in ("-rf", "$(id)", "%2e%2e%2fx", "d/" * 100 + "deep", "control\1", "\\..\\up"):
+        s3.plant(f"{place}/{name}", b"planted")
+    with session(api, given("outside")) as one, session(api) as other:
+        before = processes(node)
+        seen = sh(api, one, "ls -A /data/shared 2>/dev/null || true")
+        assert {*hostile, "link", "-rf", "$(id)", "%2e%2e%2fx"} <= set(seen.splitlines())
+        assert sh(api, one, "/data/shared/sh -p -c 'id -u'") == "1000\n"
+        assert sh(api, one, "cd /data/shared; cat garbage zip ./-rf") == "contentcontentplanted"
+        for name in ("device", "link", "'no type'"):
+            fails(api, one, f"cat /data/shared/{name}")
+        # Replaced while it is read: all of one of them.
+        s3.store().put(f"{place}/swapped", b"a" * 3_000_000)
+        sh(api, one, "exec 3< /data/shared/swapped; head -c 1 <&3; "
+           "(until [ -e go ]; do sleep 0.05; done; wc -c; ) <&3 > size &")  # fmt: skip
+        s3.store().put(f"{place}/swapped", b"b" * 2_000_000)
+        api.put(one, "go")
+        eventually(lambda: sh(api, one, "cat size") in ("2999999\n", "1999999\n"))
+        assert processes(node) == before
+        assert sh(api, other, "echo fine") == "fine\n"
+    eventually(lambda: len(mounted(node)) == 0)
+    refused = api.http.delete(f"{V1}/volumes/outside")
+    assert str(node.data_dir) not in problem(refused, 409, "volume_not_emptied")["detail"]
+    assert "blobs.away" not in node.stderr()
+
+
 # Workspaces
 
 

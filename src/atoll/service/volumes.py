@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import UnlistableNames
+from atoll.blobs.base import Refused, UnlistableNames
 from atoll.drivers.base import NotEmptied
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
@@ -88,7 +88,7 @@ class Volumes:
         """
         try:
             await self._blobs.remove_all(f"{prefix}/", later=later)
-        except UnlistableNames as error:
+        except (UnlistableNames, Refused) as error:
             log.info("prefix.not_listed", prefix=prefix, error=error.message)
 
     # Verbs

@@ -174,24 +174,35 @@ class Mounts:
 
     def remove_prefix(self, prefix: str) -> None:
         """All that is beneath it, by way of a mount of it alone."""
-        name = f"empty-{os.getpid()}-{threading.get_ident()}"
-        with self._locked(name):
-            try:
-                self._mount(Place(name, prefix=prefix))
-                _empty(self.path(name))
-            finally:
-                self._unmount(name)
+        # An S3 server that was away for a moment fails once, and one that is away no mount.
+        emptied = self._emptied(prefix) or self._emptied(prefix)
         with self._whole_bucket() as root, contextlib.suppress(FileNotFoundError):
             try:
                 self._bounded(self._buckets.directory(prefix, root).rmdir)
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
+                if emptied and error.errno != errno.ENOTEMPTY:
                     raise
-                # S3 lists names in XML, which has no control characters.
+                # S3 lists names in XML, which has no control characters; and objects that others
+                # wrote may have names that no file can have.
                 raise NotEmptied(
                     f"{prefix} has objects left whose names cannot be listed. Remove them with a "
                     "tool of the S3 server, and try again."
                 ) from None
+
+    def _emptied(self, prefix: str) -> bool:
+        """False when s3fs could not list or remove something."""
+        name = f"empty-{os.getpid()}-{threading.get_ident()}"
+        with self._locked(name):
+            try:
+                self._mount(Place(name, prefix=prefix))
+                try:
+                    _empty(self.path(name))
+                except OSError as error:
+                    log.info("prefix.not_emptied", prefix=prefix, error=str(error))
+                    return False
+                return True
+            finally:
+                self._unmount(name)
 
     # One place
 

@@ -16,6 +16,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import structlog
+
 from atoll.drivers.local.buckets import PROCESSES, Buckets
 from atoll.drivers.local.host import find_groups
 from atoll.drivers.local.mounts import Mounts, Place
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
     from atoll.settings import LocalSettings
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 BUCKET_THREADS = 8
@@ -242,4 +246,7 @@ def _translated(name: str) -> Iterator[None]:
     except (OSError, subprocess.SubprocessError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "node_full" if full else "volume_unavailable"
-        raise TemporaryError(f"{name}: {error}", code=code) from error
+        # The error names places of this node, which are not for clients.
+        log.warning("place.failed", name=name, error=str(error))
+        words = error.strerror if isinstance(error, OSError) else None
+        raise TemporaryError(f"{name}: {words or type(error).__name__}.", code=code) from error
