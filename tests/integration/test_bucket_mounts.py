@@ -357,6 +357,7 @@ def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
 def starve(pid: int) -> None:
     """The next work that it gets is more than its memory: the kernel kills it."""
     limit = memory_limit(pid)
+    assert GROUP in str(limit), "another group, such as that of the tests, is not to be touched"
     used = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
     limit.write_text(str(int((limit.parent / used[limit.name]).read_text()) + 2**16))
 
