@@ -310,6 +310,10 @@ class LocalSettings(Group):
     What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be
     written there.
     """
+    mount_memory: int = Field(512 * MiB, ge=64 * MiB)
+    """Memory of the s3fs of one such mount, in bytes. One that needs more is ended and replaced."""
+    mount_cpu: float = Field(1.0, gt=0)
+    """Cores that it may use."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, problem
+from tests.e2e.api import V1, Api, answer, eventually, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,9 +96,68 @@ def test_a_link_cannot_be_made_or_changed(
         response = stranger.get(f"{base}/{token}")
         problem(response, 403, "signed_url_invalid")
     # What is behind it is part of it, or another route.
-    for more in ("/../b", "/b", "%2F..%2Fb"):
-        assert stranger.get(url + more).status_code in (401, 403, 404)
+    for more in ("/../b", "/b", "%2F..%2Fb", "%00", "%0A", "/", "%252F"):
+        refused = stranger.get(url + more, headers={"Host": "evil.example"})
+        assert refused.status_code in (401, 403, 404)
+        assert "location" not in refused.headers
     assert stranger.get(url).content == b"a"
+
+
+def test_a_link_ends_with_the_key_that_asked_for_it(
+    api: Api, session: str, stranger: httpx.Client, server: Server
+) -> None:
+    place = ("--data-dir", str(server.data_dir))
+    key = json.loads(server.atoll("key", "create", "leaked", "--json", *place).stdout)
+    ran = api.run(session, "open('a', 'w').write('x')")
+    with server.client() as http:
+        http.headers["Authorization"] = f"Bearer {key['key']}"
+        leaked = Api(http)
+        # Another process made it, and removes it: that counts within seconds.
+        eventually(lambda: http.get(f"{V1}/sessions/{session}").status_code == 200)
+        get, put = (presign(leaked, session, method=method)["url"] for method in ("GET", "PUT"))
+        listed = answer(http.get(f"{V1}/executions/{ran['execution_id']}/artifacts"))["items"]
+        gets = (get, listed[0]["download_url"])
+    own = presign(api, session)["url"]
+    assert [stranger.get(url).text for url in (*gets, own)] == ["x"] * 3
+    server.atoll("key", "rm", key["id"], *place)
+    eventually(lambda: stranger.get(get).status_code == 403)
+    for url in gets:
+        problem(stranger.get(url), 403, "signed_url_revoked")
+    problem(stranger.put(put, content=b"evil"), 403, "signed_url_revoked")
+    assert stranger.get(own).text == "x"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("../../.bashrc", ".._.._.bashrc"),
+        ("..\\x", ".._x"),
+        ("..", "file"),
+        ("x\r\nSet-Cookie: a=b", "x__Set-Cookie%3A%20a%3Db"),
+        ('a"; filename="b', "a%22%3B%20filename%3D%22b"),
+        ("\u202egpj.exe", "_gpj.exe"),
+    ],
+)
+def test_a_download_is_called_by_a_name_and_never_by_a_path(
+    api: Api, session: str, stranger: httpx.Client, given: str, name: str
+) -> None:
+    api.put(session, "a", b"a")
+    headers = stranger.get(presign(api, session, filename=given)["url"]).headers
+    assert headers["content-disposition"] == f"attachment; filename*=UTF-8''{name}"
+    assert "set-cookie" not in headers
+
+
+def test_an_upload_by_a_link_is_within_the_disk_of_its_session(
+    api: Api, stranger: httpx.Client
+) -> None:
+    small = str(api.create(disk="16Mi")["id"])
+    url = presign(api, small, "up", method="PUT")["url"]
+    large = stranger.put(url, content=(bytes(1_000_000) for _ in range(30)))
+    problem(large, 507, "disk_full")
+    assert api.names(small) == []
+    answer(stranger.put(url, content=b"small"), 201)
+    api.end(small)
+    problem(stranger.put(url, content=b"late"), 409, "session_ended")
 
 
 def test_a_link_is_no_key(api: Api, session: str, stranger: httpx.Client, server: Server) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,13 +17,34 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.local import host
+from atoll.drivers.local.buckets import GROUP, OPEN_FILES, PROCESSES
+from atoll.settings import LocalSettings
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server
 from tests.missing import missing
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY = 64 * 2**20
+"""Bytes that an s3fs may use."""
+CROWD = """
+import contextlib, threading
+
+def write(place, number):
+    with contextlib.suppress(OSError):
+        open(f"{place}/{number}", "wb").write(bytes(10_000))
+
+for place in ("/workspace", "/data/shared"):
+    threads = [threading.Thread(target=write, args=(place, number)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount for others")
 
@@ -42,11 +64,13 @@ def node(
         ATOLL_BLOB__URL="s3://atoll/mounts-test",
         ATOLL_POOL__SIZE="1",
         ATOLL_LOCAL__MOUNT_SCRATCH=str(128 * 2**20),
+        ATOLL_LOCAL__MOUNT_MEMORY=str(MEMORY),
     )
     with Server(place, **env) as server:
         yield server
     assert mounted(server) == []
     assert processes(server) == []
+    assert groups(server) == []
 
 
 @pytest.fixture
@@ -71,6 +95,27 @@ def processes(server: Server) -> list[int]:
         if words[0].endswith(b"s3fs") and str(server.data_dir).encode() in b" ".join(words):
             found.append(int(path.parent.name))
     return found
+
+
+def groups(server: Server) -> list[str]:
+    """Control groups of mounts of this server."""
+    found = host.find_groups(LocalSettings(), server.data_dir / "node")
+    names = [name for name in found.names() if name.startswith(GROUP)]
+    found.close()
+    return names
+
+
+def group_of(pid: int, controller: str) -> Path:
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return CGROUPS / controller / path[1:]
+    return CGROUPS / path[1:]  # Version 2 has one line, which comes last.
+
+
+def memory_limit(pid: int) -> Path:
+    group = group_of(pid, "memory")
+    return next(p for n in ("memory.max", "memory.limit_in_bytes") if (p := group / n).exists())
 
 
 def given(name: str, path: str = "/data/shared", *, read_only: bool = False) -> dict[str, Any]:
@@ -159,6 +204,13 @@ def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Serv
         fails(api, one, "head -c 300000000 /dev/zero > /data/shared/bigger")
         sh(api, one, "rm -f /data/shared/bigger; echo fine > /data/shared/small")
         assert sh(api, one, "cat /data/shared/small") == "fine\n"
+        # What it did not fill: s3fs did all that within limits of its own.
+        [pid] = processes(node)
+        assert int(memory_limit(pid).read_text()) == MEMORY
+        assert int((group_of(pid, "pids") / "pids.max").read_text()) <= PROCESSES + 1
+        assert group_of(pid, "cpu").parts[-2:] != group_of(os.getpid(), "cpu").parts[-2:]
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (OPEN_FILES, OPEN_FILES)
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 # What code inside could do with it
@@ -227,6 +279,47 @@ def test_names_that_s3_cannot_list_are_told_and_keep_nobody_else_waiting(
     answer(api.http.get(f"{V1}/volumes/unlistable"))
 
 
+def test_objects_that_others_wrote_harm_nobody(api: Api, node: Server, s3: S3Server) -> None:
+    answer(api.http.post(f"{V1}/volumes", json={"id": "outside"}), 201)
+    place = "mounts-test/volumes/outside"
+    hostile = {
+        "sh": {"mode": str(0o104755), "uid": "0", "gid": "0"},
+        "device": {"mode": str(0o060666), "uid": "0"},
+        "garbage": {"mode": "x", "uid": "-1", "gid": "9" * 30, "mtime": "nan", "ctime": "x" * 999},
+        "no type": {"mode": "-1"},
+        "zip": {"Content-Encoding": "gzip", "Content-Type": "text/html"},
+    }
+    for name, about in hostile.items():
+        content = Path("/bin/sh").read_bytes() if name == "sh" else b"content"
+        s3.store().put(f"{place}/{name}", content, attributes=about)
+    s3.store().put(f"{place}/link", f"{node.data_dir}/key".encode(),
+                   attributes={"mode": str(0o120777)})  # fmt: skip
+    # SeaweedFS does not remove the last one: it takes the name for a path that leads up.
+    for name in ("-rf", "$(id)", "%2e%2e%2fx", "d/" * 100 + "deep", "control\1", "\\..\\up"):
+        s3.plant(f"{place}/{name}", b"planted")
+    with session(api, given("outside")) as one, session(api) as other:
+        before = processes(node)
+        seen = sh(api, one, "ls -A /data/shared 2>/dev/null || true")
+        assert {*hostile, "link", "-rf", "$(id)", "%2e%2e%2fx"} <= set(seen.splitlines())
+        assert sh(api, one, "/data/shared/sh -p -c 'id -u'") == "1000\n"
+        assert sh(api, one, "cd /data/shared; cat garbage zip ./-rf") == "contentcontentplanted"
+        for name in ("device", "link", "'no type'"):
+            fails(api, one, f"cat /data/shared/{name}")
+        # Replaced while it is read: all of one of them.
+        s3.store().put(f"{place}/swapped", b"a" * 3_000_000)
+        sh(api, one, "exec 3< /data/shared/swapped; head -c 1 <&3; "
+           "(until [ -e go ]; do sleep 0.05; done; wc -c; ) <&3 > size &")  # fmt: skip
+        s3.store().put(f"{place}/swapped", b"b" * 2_000_000)
+        api.put(one, "go")
+        eventually(lambda: sh(api, one, "cat size") in ("2999999\n", "1999999\n"))
+        assert processes(node) == before
+        assert sh(api, other, "echo fine") == "fine\n"
+    eventually(lambda: len(mounted(node)) == 0)
+    refused = api.http.delete(f"{V1}/volumes/outside")
+    assert str(node.data_dir) not in problem(refused, 409, "volume_not_emptied")["detail"]
+    assert "blobs.away" not in node.stderr()
+
+
 # Workspaces
 
 
@@ -261,12 +354,24 @@ def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
 # Deaths
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def starve(pid: int) -> None:
+    """The next work that it gets is more than its memory: the kernel kills it."""
+    limit = memory_limit(pid)
+    assert GROUP in str(limit), "another group, such as that of the tests, is not to be touched"
+    used = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+    limit.write_text(str(int((limit.parent / used[limit.name]).read_text()) + 2**16))
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("harm", [starve, stop])
 def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
-    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, number: int
+    s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, harm: Callable[[int], None]
 ) -> None:
     env = s3.environment(
-        ATOLL_BLOB__URL=f"s3://atoll/broken-{number}",
+        ATOLL_BLOB__URL=f"s3://atoll/broken-{harm.__name__}",
         ATOLL_LOCAL__MOUNT_TIMEOUT="5",
         ATOLL_SESSION__SWEEP="0.5",
     )
@@ -284,7 +389,9 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
             assert len(before) == 2
             stays = api.get(other)["container_id"]
             for pid in before:
-                os.kill(pid, number)
+                harm(pid)
+            if harm is starve:
+                api.submit(one, CROWD, timeout=20)
             came = ["sh", "-c", "cat /data/shared/file file"]
 
             def came_back() -> bool:
@@ -295,6 +402,7 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
             eventually(came_back, 120)
             assert not set(before) & set(processes(server))
             assert api.get(other)["container_id"] == stays
+            assert ("mount.out_of_memory" in server.stderr()) == (harm is starve)
 
 
 def test_a_killed_server_finds_its_mounts_again(
@@ -308,7 +416,7 @@ def test_a_killed_server_finds_its_mounts_again(
             one = api.create(volumes=[given("v")], workspace_mode="mount", timeout=600)["id"]
             sh(api, one, "echo kept > /data/shared/file; echo here > file")
         before = processes(server)
-        assert len(before) == 2
+        assert len(before) == len(groups(server)) == 2
         server.stop(signal.SIGKILL)
         server.start()
         with server.client() as http:
@@ -320,6 +428,7 @@ def test_a_killed_server_finds_its_mounts_again(
             api.end(one)
             eventually(lambda: processes(server) == [])
             eventually(lambda: mounted(server) == [])
+            eventually(lambda: groups(server) == [])
 
 
 def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
@@ -330,10 +439,13 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
         env = own.environment(ATOLL_BLOB__CONNECT_TIMEOUT="1", ATOLL_BLOB__TIMEOUT="3")
         with Server(tmp_path / "data", **env) as server, server.client() as http:
             api = Api(http)
-            answer(api.http.post(f"{V1}/volumes", json={"id": "v"}), 201)
+            for name in ("v", "unused"):
+                answer(api.http.post(f"{V1}/volumes", json={"id": name}), 201)
             one = api.create(volumes=[given("v")], timeout=600)["id"]
             sh(api, one, "echo before > /data/shared/file")
+            own.store().put("atoll/volumes/unused/file", b"kept")
             own.kill()
+            assert http.delete(f"{V1}/volumes/unused").status_code == 503
             fails(api, one, "echo more > /data/shared/new && sync && cat /data/shared/new")
             # The rest of the session, other sessions and the API go on.
             assert sh(api, one, "echo fine > /workspace/x; cat /workspace/x") == "fine\n"
@@ -345,6 +457,11 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
             own.start()
             eventually(lambda: "before" in api.run(
                 one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
+            # The volume that could not be removed has all that was in it, also a while later.
+            eventually(lambda: "blobs.back" in server.stderr())
+            with session(api, given("unused")) as user:
+                assert sh(api, user, "cat /data/shared/file") == "kept"
+            eventually(lambda: http.delete(f"{V1}/volumes/unused").status_code == 204)
             for each in (one, other):
                 api.end(each)
 

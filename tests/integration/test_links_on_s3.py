@@ -49,6 +49,16 @@ def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
     part = httpx.get(again["url"], headers={"Range": "bytes=1-2"}, timeout=60)
     assert part.content == content[1:3]
     assert len(keys(own_s3, "exports", session)) == 1
+    # The link is for this object and method, and for nothing that S3 could be asked to make of it.
+    url = str(first["url"])
+    assert "html" not in httpx.get(url, timeout=60).headers["content-type"]
+    [key] = keys(own_s3, "exports", session)
+    for method, changed in (
+        ("PUT", url), ("DELETE", url), ("GET", url.replace("X-Amz-Expires=", "X-Amz-Expires=1")),
+        ("GET", url.replace(key, "ready")), ("GET", url.replace(key, f"{key}/../../../ready")),
+        ("GET", f"{url}&response-content-type=text/html"),
+    ):  # fmt: skip
+        assert httpx.request(method, changed, timeout=60).status_code == 403, (method, changed)
     api.put(session, "out", b"another")
     assert httpx.get(presign(api, session, path="out")["url"], timeout=60).content == b"another"
     assert len(keys(own_s3, "exports", session)) == 2
@@ -56,7 +66,8 @@ def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
     put = presign(api, session, path="in/file", method="PUT", direct=True)
     assert (put["native"], put["method"]) == (True, "PUT")
     problem(httpx.post(put["complete_url"], timeout=60), 404, "upload_not_found")
-    assert httpx.put(put["url"], content=content, timeout=60).status_code == 200
+    hostile = {"Content-Type": "text/html", "Content-Encoding": "gzip"}
+    assert httpx.put(put["url"], content=content, headers=hostile, timeout=60).status_code == 200
     assert len(keys(own_s3, "uploads", session)) == 1
     done = httpx.post(put["complete_url"], timeout=60)
     assert answer(done, 201)["size"] == len(content)

@@ -16,6 +16,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 from obstore.exceptions import BaseError
@@ -95,6 +96,11 @@ class S3Server:
             client_options={"allow_http": True, "timeout": "10s"},
             retry_config={"max_retries": 0},
         )
+
+    def plant(self, key: str, content: bytes) -> None:
+        """An object of a name that a client of S3 would not give."""
+        filer = f"http://127.0.0.1:{self._ports['filer.port']}/buckets/{BUCKET}"
+        httpx.put(f"{filer}/{quote(key)}", content=content, verify=False).raise_for_status()
 
     def start(self) -> Self:
         assert self.process is None, "it runs already"

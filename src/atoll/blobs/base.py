@@ -14,7 +14,8 @@ move objects of up to `LARGEST` bytes in pieces, and hold a few pieces of `PIECE
 
 Keys are ours, never a user's: one or more names of `A-Z a-z 0-9 . _ -`, joined by `/`, none of them
 `.` or `..`, at most 512 characters. Any other key is a mistake in the program, a `ValueError`. No
-key may be the directory of another.
+key may be the directory of another. An object that somebody else gave another name is no blob: no
+list has it, and only `remove_all` removes it.
 
 A back-end that cannot be reached, is full or refuses raises `TemporaryError` with code
 `blobs_unavailable`; the object is then as it was or as it was to be, and the call may be repeated.
@@ -148,11 +149,11 @@ class Blobs(Protocol):
         is unavailable, and the object is then not removed behind the caller's back.
         """
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         """
         Remove all whose key begins with `prefix`, which is a key followed by `/`, and on disk what
         killed puts left there. A failure may leave some; calling it again goes on. A put beneath
-        the prefix at the same time may be unavailable.
+        the prefix at the same time may be unavailable. `later` is that of `remove`.
         """
 
     async def is_home(self, prefix: str) -> bool:
@@ -170,8 +171,12 @@ class Blobs(Protocol):
         """
 
 
+def is_key(name: str) -> bool:
+    return len(name) <= _LONGEST and _KEY.fullmatch(name) is not None
+
+
 def check_key(key: str) -> str:
-    if len(key) > _LONGEST or _KEY.fullmatch(key) is None:
+    if not is_key(key):
         raise ValueError(f"not a key of a blob: {key!r}")
     return key
 

@@ -28,6 +28,7 @@ from atoll.blobs.base import (
     check_page,
     check_prefix,
     check_size,
+    is_key,
 )
 from atoll.blobs.tree import walk
 from atoll.errors import TemporaryError, TooLarge
@@ -143,10 +144,13 @@ class Objects:
         self, prefix: str, *, after: str | None = None, limit: int = PAGE
     ) -> list[BlobInfo]:
         directory = check_page(prefix, after, limit)
+        found: list[BlobInfo] = []
         async with self._store(f"list {prefix}") as store:
             async for page in store.list(directory, offset=after, chunk_size=limit):
-                return [_info(item) for item in page]
-            return []
+                found += [_info(item) for item in page if is_key(item["path"])]
+                if len(found) >= limit:
+                    break
+        return found[:limit]
 
     async def is_home(self, prefix: str) -> bool:
         check_prefix(prefix)
@@ -158,7 +162,7 @@ class Objects:
             with contextlib.suppress(FileNotFoundError):
                 await store.delete_async(key)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         directory = check_prefix(prefix)
         async with self._store(f"remove {prefix}") as store:
             async for page in store.list(directory, chunk_size=PAGE):
@@ -249,12 +253,13 @@ class LocalObjects(Objects):
         directory = check_page(prefix, after, limit)
 
         def first() -> list[BlobInfo]:
-            return list(itertools.islice(walk(self._directory, directory, after), limit))
+            keys = (one for one in walk(self._directory, directory, after) if is_key(one.key))
+            return list(itertools.islice(keys, limit))
 
         with self._translated(f"list {prefix}"):
             return await asyncio.to_thread(first)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         path = self._directory / check_prefix(prefix)
         with self._translated(f"remove {prefix}"):
             await asyncio.to_thread(_remove_tree, path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from atoll.blobs.base import Refused
+from atoll.blobs.base import Refused, UnlistableNames
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Reach:
         self.suspect = False
         try:
             await self._remote.list(self._probed, limit=1)
+        except UnlistableNames:
+            pass  # That is an answer: somebody else's names are no reason to do without the store.
         except TemporaryError as error:
             self._failed(error)
             return False

@@ -27,6 +27,8 @@ _RETRIES = 2
 _BACKOFF = timedelta(seconds=0.1)
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
+_NOT_DELETED = re.compile(r"DeleteObjects request failed for .*\(code: ([A-Za-z]{1,64})\)$", re.M)
+"""Of one object of many, by a server that answers."""
 
 
 class S3Objects(Objects):
@@ -62,6 +64,8 @@ class S3Objects(Objects):
                 "no credentials were found; set blob.access_key_id and blob.secret_access_key, "
                 "or give this machine a role"
             )
+        if refused := _NOT_DELETED.search(text):
+            return refused[1]
         if status := _STATUS.search(text):
             code = _CODE.search(text)
             return status[1] + (f", {code[1]}" if code else "")
@@ -77,7 +81,10 @@ class S3Objects(Objects):
 
     def _is_refusal(self, error: Exception) -> bool:
         # 408 and 429 are those of a server that has too much to do.
-        status = _STATUS.search(str(error))
+        text = str(error)
+        if _NOT_DELETED.search(text):
+            return True
+        status = _STATUS.search(text)
         return status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "429")
 
     def _cause(self, error: Exception) -> Exception | None:

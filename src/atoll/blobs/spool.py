@@ -203,13 +203,9 @@ class Spool:
         check_key(key)
         with on_disk():
             held = await asyncio.to_thread(self._waiting.look, key)
-        if not later:
-            if held is not Held.NOTHING:
-                raise self._reach.unavailable("something waits for it on this node")
-            return await self._reach.ask(lambda: self._remote.remove(key))
-        await self._remove(key, held, lambda: self._remote.remove(key))
+        await self._remove(key, held, lambda: self._remote.remove(key), later=later)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         directory = check_prefix(prefix)
 
         def held() -> Held:
@@ -218,7 +214,7 @@ class Spool:
 
         with on_disk():
             found = await asyncio.to_thread(held)
-        await self._remove(prefix, found, lambda: self._remote.remove_all(prefix))
+        await self._remove(prefix, found, lambda: self._remote.remove_all(prefix), later=later)
 
     async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:
         """None as well while the store could not serve it, or has not yet what waits here."""
@@ -340,13 +336,17 @@ class Spool:
         with on_disk():
             return await asyncio.to_thread(opened)
 
-    async def _remove(self, what: str, held: Held, call: Callable[[], Awaitable[None]]) -> None:
+    async def _remove(
+        self, what: str, held: Held, call: Callable[[], Awaitable[None]], *, later: bool
+    ) -> None:
         if held is Held.NOTHING:
             try:
                 return await self._reach.ask(call)
             except TemporaryError as error:
-                if error.code != UNAVAILABLE:
+                if error.code != UNAVAILABLE or not later:
                     raise
+        if not later:
+            raise self._reach.unavailable("something waits for it on this node")
         with on_disk():
             await asyncio.to_thread(self._waiting.remove, what)
         self._reach.news.set()

@@ -57,6 +57,9 @@ class Places(Protocol):
     async def discard(self, prefix: str) -> None:
         """Remove the files of a workspace that was in the bucket; no instance may have it."""
 
+    def close(self) -> None:
+        """Blocking. What is mounted stays so, for the instances that have it."""
+
 
 @dataclass(frozen=True)
 class Wheel:

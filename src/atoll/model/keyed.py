@@ -24,4 +24,4 @@ class KeyedRequest:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     kept: str | None = None
-    """Where a body that is too large for a row is in the blob store."""
+    """Where a body that is too large for a row is in the blob store; ends with its digest."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.blobs.base import Oversized
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 1.0
+MAX_READ = 16 * 1024 * 1024
+"""Bytes of a log that are read, unless more are kept: the setting may have been larger before."""
+_STORED = re.compile(rb"(\d{1,15})\n(.*)", re.DOTALL)
 
 
 class BuildLog:
@@ -83,9 +88,21 @@ class BuildLogs:
         found = self._open.get((template.id, template.number))
         if found is not None:
             return found
-        stored = await self._blobs.get(_key(template)) or b"0\n"
-        begin, _, data = stored.partition(b"\n")
-        return BuildLog(self._most, int(begin), data)
+        begin, data = await self._stored(_key(template))
+        return BuildLog(self._most, begin, data)
+
+    async def _stored(self, key: str) -> tuple[int, bytes]:
+        """How much is no longer there, and the rest. What is no log of ours is as good as none."""
+        try:
+            stored = await self._blobs.get(key, limit=max(self._most, MAX_READ))
+        except Oversized as error:
+            log.warning("build.log_damaged", error=error.message)
+            return 0, b""
+        found = _STORED.fullmatch(stored or b"0\n")
+        if found is None:
+            log.warning("build.log_damaged", error=f"{key} does not begin with a number.")
+            return 0, b""
+        return int(found[1]), found[2]
 
     def live(self, template: Template) -> BuildLog | None:
         return self._open.get((template.id, template.number))

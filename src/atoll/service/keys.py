@@ -40,6 +40,20 @@ class Keys:
         Keys made or removed by another process count within seconds. While the database is away,
         those that were known last are good for as long as other things are remembered.
         """
+        await self._refresh()
+        given = digest(secret)
+        found = None
+        for key in self._known:
+            if hmac.compare_digest(key.digest, given):
+                found = key
+        return found
+
+    async def exists(self, key_id: str) -> bool:
+        """Whether there is a key of this id; as current as `find`."""
+        await self._refresh()
+        return any(key.id == key_id for key in self._known)
+
+    async def _refresh(self) -> None:
         if not self._fresh:
             failures = self._failures
             async with self._reading:
@@ -48,12 +62,6 @@ class Keys:
                     raise _unavailable()
                 if not self._fresh:  # Nobody else has read them meanwhile.
                     await self._reload()
-        given = digest(secret)
-        found = None
-        for key in self._known:
-            if hmac.compare_digest(key.digest, given):
-                found = key
-        return found
 
     @property
     def _fresh(self) -> bool:

@@ -4,7 +4,7 @@ Signed links, by which others get or put one file of a session without a key.
 They lead to this server, or straight to the blob store where it has addresses of its own: then a
 file is brought there first, as one object beneath `exports/<session>/`, and what is put there
 beneath `uploads/<session>/` is brought into the workspace by a second link. When the blob store
-does not answer, they lead here.
+does not answer, they lead here. Those that lead here end with the API key that asked for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.errors import InvalidRequest, NotFound, TemporaryError
+from atoll.errors import Forbidden, InvalidRequest, NotFound, TemporaryError
 from atoll.service.signing import Grant
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.blobs.base import Blobs
     from atoll.service.files import Entry, Files
+    from atoll.service.keys import Keys
     from atoll.service.lives import Lives
     from atoll.service.signing import Signing
 
@@ -48,28 +49,49 @@ class SignedLink:
 
 
 class SignedLinks:
-    def __init__(self, files: Files, lives: Lives, signing: Signing, blobs: Blobs) -> None:
+    def __init__(
+        self, files: Files, lives: Lives, signing: Signing, blobs: Blobs, keys: Keys | None
+    ) -> None:
+        """`keys` are those that links are made with; null where no key is needed."""
         self._files = files
         self._lives = lives
         self._signing = signing
         self._blobs = blobs
+        self._keys = keys
 
-    def artifact(self, session_id: str, path: str) -> str:
+    def artifact(self, session_id: str, path: str, *, key_id: str | None) -> str:
         """A link to download a file of a session; without a look whether it is there."""
-        return self._own(Grant("GET", session_id, path, may_start=False), ARTIFACT_LIFE).url
+        grant = Grant("GET", session_id, path, may_start=False, key_id=key_id)
+        return self._own(grant, ARTIFACT_LIFE).url
 
-    def granted(self, token: str, method: str) -> Grant:
-        return self._signing.read(token, method)
+    async def granted(self, token: str, method: str) -> Grant:
+        grant = self._signing.read(token, method)
+        if (
+            self._keys is not None
+            and grant.key_id is not None
+            and not await self._keys.exists(grant.key_id)
+        ):
+            raise Forbidden(
+                "This link is no longer good: the API key that asked for it was removed.",
+                code="signed_url_revoked",
+            )
+        return grant
 
     def _own(self, grant: Grant, life: timedelta) -> SignedLink:
         token, end = self._signing.make(grant, life)
         return SignedLink(PREFIX + token, grant.method, end)
 
     async def get(
-        self, session_id: str, path: str, life: timedelta, *, filename: str | None = None
+        self,
+        session_id: str,
+        path: str,
+        life: timedelta,
+        *,
+        key_id: str | None,
+        filename: str | None = None,
     ) -> SignedLink:
         await self._check(session_id, path)
-        own = self._own(Grant("GET", session_id, path, filename), life)
+        own = self._own(Grant("GET", session_id, path, filename, key_id=key_id), life)
         try:
             # Before anything is brought there: most have no address of their own.
             if await self._blobs.presign("GET", f"exports/{session_id}/any", life) is None:
@@ -91,9 +113,11 @@ class SignedLinks:
                 await self._blobs.write(key, content)
         return key
 
-    async def put(self, session_id: str, path: str, life: timedelta, *, direct: bool) -> SignedLink:
+    async def put(
+        self, session_id: str, path: str, life: timedelta, *, key_id: str | None, direct: bool
+    ) -> SignedLink:
         await self._check(session_id, path)
-        own = self._own(Grant("PUT", session_id, path), life)
+        own = self._own(Grant("PUT", session_id, path, key_id=key_id), life)
         if not direct:
             return own
         key = f"uploads/{session_id}/{ids.secret()[:32]}"
@@ -104,7 +128,8 @@ class SignedLinks:
             return own
         if url is None:
             return own
-        complete = self._own(Grant("POST", session_id, path, upload=key), life)
+        grant = Grant("POST", session_id, path, upload=key, key_id=key_id)
+        complete = self._own(grant, life)
         return SignedLink(url, "PUT", own.expires_at, native=True, complete=complete.url)
 
     async def complete(self, grant: Grant) -> Entry:

@@ -1,10 +1,10 @@
 """
 Grants by which whoever has them may do one thing to one file for a while, without a key.
 
-A grant is a token that names the method, the session, the path, its end and what a download is
-called, and is signed with a key made of the database's secret: every replica can make and check
-them, and none is stored. Nothing else can be done with it, and it cannot be called back before its
-end. It is no API key and no instance's token, and neither of these is one.
+A grant is a token that names the method, the session, the path, its end, what a download is called
+and the API key that asked for it, and is signed with a key made of the database's secret: every
+replica can make and check them, and none is stored. Nothing else can be done with it. It is no API
+key and no instance's token, and neither of these is one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Grant:
     """The object that a POST brings into the workspace."""
     may_start: bool = True
     """Whether it starts a stopped session. Links in lists do not: a read key gets those."""
+    key_id: str | None = None
+    """The API key that asked for it; null where none is needed. For others to check."""
 
 
 class Signing:
@@ -53,8 +55,8 @@ class Signing:
         end = int((self._clock.now() + min(life, LONGEST)).timestamp())
         path = grant.path.encode("utf-8", "surrogateescape").decode("latin-1")
         fields = [grant.method, grant.session_id, path, end, grant.filename, grant.upload]
-        if not grant.may_start:
-            fields.append(False)
+        if not grant.may_start or grant.key_id is not None:
+            fields += [grant.may_start, grant.key_id]
         body = _text(json.dumps(fields, separators=(",", ":")).encode())
         return f"{body}.{self._signature(body)}", datetime.fromtimestamp(end, UTC)
 
@@ -69,6 +71,9 @@ class Signing:
             # Nobody else signed it; but a token of a later Atoll may have another shape.
             fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
             granted, session_id, path, end, filename, upload, *more = fields
+            # Those of an earlier Atoll have none of the last two, or only the first.
+            may_start = more[0] if more else True
+            key_id = more[1] if len(more) > 1 else None
             raw = path.encode("latin-1").decode("utf-8", "surrogateescape")
         except (ValueError, TypeError, AttributeError, binascii.Error):
             raise _invalid() from None
@@ -76,7 +81,7 @@ class Signing:
             raise Forbidden("This link has expired.", code="signed_url_expired")
         if method != granted:
             raise _invalid()
-        return Grant(granted, session_id, raw, filename, upload, may_start=not more)
+        return Grant(granted, session_id, raw, filename, upload, may_start, key_id)
 
     def _signature(self, body: str) -> str:
         return _text(hmac.new(self._key, body.encode(), hashlib.sha256).digest())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import UnlistableNames
+from atoll.blobs.base import Refused, UnlistableNames
 from atoll.drivers.base import NotEmptied
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
@@ -74,21 +74,21 @@ class Volumes:
         """Remove what an ended session had in a workspace that was mounted."""
         prefix = mounted_at(session)
         if prefix is not None and session.status.ended:
-            await self._empty(prefix)
+            await self._empty(prefix, later=True)
             try:
                 await self._driver.places.discard(prefix)
             except NotEmptied as error:
                 # Code of the session chose these names: nothing else may wait for it.
                 log.error("workspace.not_emptied", session_id=session.id, error=error.message)
 
-    async def _empty(self, prefix: str) -> None:
+    async def _empty(self, prefix: str, *, later: bool) -> None:
         """
         Remove in bulk what has ordinary keys, and leave the rest, directories above all, to those
         who know how a file system is kept in a bucket. One by one, all of it would take long.
         """
         try:
-            await self._blobs.remove_all(f"{prefix}/")
-        except UnlistableNames as error:
+            await self._blobs.remove_all(f"{prefix}/", later=later)
+        except (UnlistableNames, Refused) as error:
             log.info("prefix.not_listed", prefix=prefix, error=error.message)
 
     # Verbs
@@ -148,7 +148,8 @@ class Volumes:
         try:
             await self._check_unused(volume_id)
             if volume.kind == S3:
-                await self._empty(f"volumes/{volume_id}")
+                # Now or not at all: a volume that stays after a failure keeps its files.
+                await self._empty(f"volumes/{volume_id}", later=False)
             await self._driver.places.remove(volume)
         except AtollError:
             await self._store.volumes.add(volume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tracemalloc
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -354,9 +355,19 @@ async def test_errors_and_large_answers_are_given_again_too(
     assert world.blobs_kept() == (order == "large")
 
 
-async def test_an_answer_whose_blob_is_lost_is_told_to_be(client: Client, world: World) -> None:
-    await client.post("large")
-    await world.blobs.remove_all("requests/")
+@pytest.mark.parametrize("change", ["removed", "another", "huge"])
+async def test_an_answer_whose_blob_is_lost_or_changed_is_told_to_be(
+    client: Client, world: World, change: str
+) -> None:
+    first = await client.post("large")
+    [kept] = [path for path in (world.place / "blobs").rglob("*") if path.is_file()]
+    if change == "removed":
+        kept.unlink()
+    elif change == "another":
+        # Of the same length, as somebody with a right to write to the store could put it there.
+        kept.write_bytes(first.content[::-1])
+    else:
+        os.truncate(kept, 2**33)
     assert_problem(await client.post("large"), 500, "answer_lost")
 
 

@@ -125,7 +125,7 @@ class Remote(LocalObjects):
         self._check("remove", key)
         await super().remove(key)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         self._check("remove_all", prefix)
         await super().remove_all(prefix)
 
@@ -349,6 +349,21 @@ async def test_removals_wait_too_and_go_first(
     assert await spool.catch_up()
     assert [await remote.get(key) for key in old] == [None, b"new", None, None, b"old"]
     assert spool.waiting == (0, 0)
+
+
+async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
+    spool: Spool, remote: Remote, clock: MovedClock
+) -> None:
+    await spool.put("volumes/v/1", b"kept")
+    remote.away = True
+    with pytest.raises(TemporaryError):
+        await spool.remove("volumes/v/1", later=False)
+    with pytest.raises(TemporaryError):
+        await spool.remove_all("volumes/v/", later=False)
+    assert spool.waiting == (0, 0)
+    back(remote, clock)
+    assert await spool.catch_up()
+    assert await remote.get("volumes/v/1") == b"kept"
 
 
 async def test_a_list_is_full_though_removed_ones_are_left_out(

@@ -31,7 +31,7 @@ class Refusing(LocalObjects):
         super().__init__(directory)
         self._name = name
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         if self._name in prefix:
             raise UnlistableNames("The test says no.")
         await super().remove_all(prefix)

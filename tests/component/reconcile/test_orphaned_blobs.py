@@ -10,10 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from atoll import ids
 from atoll.blobs.base import PAGE
 from atoll.blobs.objects import LocalObjects
+from atoll.blobs.reach import Reach
 from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
 from atoll.coordination.memory import MemoryCoordination
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.blobs.base import Blobs
+    from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.anyio
 
@@ -176,6 +179,35 @@ async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
     assert await ground.keys() == {keys[-1]}, "an answer is kept for a while itself"
     await ground.later(DAY)
     assert await ground.keys() == set()
+
+
+async def test_objects_of_somebody_else_keep_no_orphan_and_not_the_store_away(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    prefix = secrets.token_hex(4)
+    settings, clock = s3.settings(prefix), MovedClock()
+    remote = S3Objects(settings)
+    blobs = Spool(remote, tmp_path / "spool", settings, clock, prefixes=("workspaces/",))
+    for key in ("workspaces/line\nbreak/x", "exports/with space/x", "exports/zz#", "requests/ü/x",
+                f"requests/{'n' * 250}/{'n' * 250}/{'n' * 250}"):  # fmt: skip
+        s3.plant(f"{prefix}/{key}", b"not ours")
+    async with made(tmp_path, blobs) as ground:
+        lost = ids.session_id()
+        keys = [f"exports/{lost}/a", f"uploads/{lost}/b", f"requests/{digest(b'1')}/holder"]
+        await ground.put(*keys)
+        assert [info.key for info in await blobs.list("exports/", limit=1)] == keys[:1]
+        with capture_logs() as logs:
+            await ground.later(3 * DAY)
+        assert [await blobs.head(key) for key in keys] == [None] * 3
+        assert [line["kind"] for line in logs if line["event"] == "orphan_sweep.not_listed"] == [
+            "workspaces/"
+        ]
+        # Somebody else's object that is to say whose all of this is.
+        s3.plant(f"{prefix}/{OWNER}", b"x" * 10_000)
+        await ground.put(keys[0])
+        await ground.later(3 * DAY)
+        assert await blobs.head(keys[0]) is not None
+    assert await Reach(remote, "workspaces/", settings, clock).probe()
 
 
 async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) -> None:

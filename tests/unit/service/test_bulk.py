@@ -71,7 +71,7 @@ class Shelf(Objects):
     async def remove(self, key: str, *, later: bool = True) -> None:
         self.objects.pop(key, None)
 
-    async def remove_all(self, prefix: str) -> None:
+    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
         for key in [key for key in self.objects if key.startswith(prefix)]:
             del self.objects[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -46,10 +47,19 @@ def test_a_grant_is_for_one_method(method: str) -> None:
     assert code(signing, token, method) == "signed_url_invalid"
 
 
-def test_replicas_of_one_database_take_each_other_s_grants_and_no_others() -> None:
+@pytest.mark.parametrize(
+    "grant",
+    [
+        GRANT,
+        replace(GRANT, may_start=False),
+        replace(GRANT, key_id="key_1"),
+        replace(GRANT, may_start=False, key_id="key_1"),
+    ],
+)
+def test_replicas_of_one_database_take_each_other_s_grants_and_no_others(grant: Grant) -> None:
     clock = MovedClock()
-    token, _ = Signing("secret", clock).make(GRANT, HOUR)
-    assert Signing("secret", clock).read(token, "GET") == GRANT
+    token, _ = Signing("secret", clock).make(grant, HOUR)
+    assert Signing("secret", clock).read(token, "GET") == grant
     assert code(Signing("another", clock), token) == "signed_url_invalid"
 
 

@@ -86,6 +86,12 @@ def services(request: Request) -> Services:
     return found
 
 
+def key_id_of(request: Request) -> str | None:
+    """The id of the API key of a request; null where none is needed."""
+    found: str | None = request.scope.get("atoll.key")
+    return found
+
+
 def absolute(request: Request, url: str) -> str:
     """An address of ours as others reach it; an error where that is not known."""
     found = absolute_or_none(request, url)

@@ -94,7 +94,9 @@ def _about(entry: Entry, filename: str | None) -> dict[str, str]:
 
 
 def _attachment(name: str) -> str:
-    return f"attachment; filename*=UTF-8''{quote(name, errors='replace')}"
+    # A name, never a path, and nothing that makes it look like another one.
+    safe = "".join("_" if char in "/\\" or not char.isprintable() else char for char in name)
+    return f"attachment; filename*=UTF-8''{quote(safe if safe.strip('.') else 'file', safe='')}"
 
 
 def archive(content: AsyncIterator[bytes], name: str, form: str) -> Response:

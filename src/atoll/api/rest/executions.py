@@ -11,7 +11,14 @@ from starlette.responses import StreamingResponse
 
 from atoll.api.rest import hot, sse
 from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
-from atoll.api.rest.context import Answer, absolute_or_none, page_answer, services, shown
+from atoll.api.rest.context import (
+    Answer,
+    absolute_or_none,
+    key_id_of,
+    page_answer,
+    services,
+    shown,
+)
 from atoll.api.rest.limits import key_of
 from atoll.api.rest.requests import Cancel, Inject, Resume
 from atoll.api.rest.schemas import (
@@ -145,7 +152,8 @@ def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
     base = absolute_or_none(request, "/")
     if base is None:
         return None
-    return lambda path: base.rstrip("/") + links.artifact(session_id, path)
+    key_id = key_id_of(request)
+    return lambda path: base.rstrip("/") + links.artifact(session_id, path, key_id=key_id)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})

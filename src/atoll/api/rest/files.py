@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import conditions, downloads, names, sse
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, absolute, page_answer, services
+from atoll.api.rest.context import Answer, absolute, key_id_of, page_answer, services
 from atoll.api.rest.multipart import parts
 from atoll.api.rest.requests import Chmod, Copy, Mkdir, Move, Presign, path_of
 from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
@@ -313,16 +313,16 @@ async def change_mode(request: Request, session_id: str, body: Chmod) -> Answer:
 @router.post("/presign", responses={200: {"model": LinkOut}})
 async def presign(request: Request, session_id: str, body: Presign) -> Answer:
     """
-    A link by which whoever has it can download or write this one file until it expires, without a
-    key. It cannot be revoked. Where blobs are on S3, a download's link is S3's own and gives the
-    file as it is now.
+    A link by which whoever has it can download or write this one file until it expires, or until
+    the key that asked for it is removed, without a key. Where blobs are on S3, a download's link is
+    S3's own, gives the file as it is now, and is good until it expires.
     """
     links, life = services(request).links, timedelta(seconds=body.expires_in)
-    path = path_of(body.path)
+    path, key_id = path_of(body.path), key_id_of(request)
     if body.method == "GET":
-        link = await links.get(session_id, path, life, filename=body.filename)
+        link = await links.get(session_id, path, life, key_id=key_id, filename=body.filename)
     else:
-        link = await links.put(session_id, path, life, direct=body.direct)
+        link = await links.put(session_id, path, life, key_id=key_id, direct=body.direct)
     return Answer(
         {
             "url": absolute(request, link.url),

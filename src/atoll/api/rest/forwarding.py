@@ -128,7 +128,7 @@ class Forwarding:
             return await self._peers.session_of_invocation(asked.id)
         if asked.kind is Kind.SIGNED:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            return self._links.granted(asked.id, method).session_id
+            return (await self._links.granted(asked.id, method)).session_id
         return None
 
     # HTTP

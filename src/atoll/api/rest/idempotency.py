@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.responses import Response
 
-from atoll.api.rest.exchange import HashedBody, HeldAnswer
+from atoll.api.rest.exchange import MAX_HELD, HashedBody, HeldAnswer
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.blobs.base import Oversized
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError, TooLarge
@@ -62,6 +62,7 @@ RECORD_SECONDS = 60.0
 RECORD_PAUSES = (0.2, 2.0)
 """The first and the longest pause, in seconds, while an answer cannot be recorded."""
 
+_NAMED = re.compile(r"-([0-9a-f]{64})$")
 _VALUE = re.compile(rb"[!-~]{1,255}")
 _COME_BACK = frozenset({429, 503})
 _UNCERTAIN = frozenset(
@@ -159,14 +160,25 @@ class Idempotency:
             raise _reused()
         content: bytes | None = found.body
         if found.kept is not None:
-            with contextlib.suppress(Oversized):  # Whatever is there, it is not the answer.
-                content = await self._blobs.get(found.kept)
+            content = await self._stored(found.kept)
         if content is None:
             raise PermanentError(
                 "The answer to this request was kept, and is lost. The request was done.",
                 code="answer_lost",
             )
         return Response(content, status, {**found.headers, REPLAYED: "true"})
+
+    async def _stored(self, key: str) -> bytes | None:
+        """An answer in the blob store; null when it is gone, or is not what was put there."""
+        try:
+            content = await self._blobs.get(key, limit=MAX_HELD)
+        except Oversized:
+            return None
+        named = _NAMED.search(key)
+        # Those of an earlier Atoll are not named by their content.
+        if content is None or named is None or await _digest(content) == named[1]:
+            return content
+        return None
 
     async def _take_over(self, found: KeyedRequest, body: HashedBody) -> KeyedRequest:
         """The claim of one that was not answered, as ours, unless somebody works on it."""
@@ -249,7 +261,7 @@ class Idempotency:
         content, kept = bytes(answer.body), None
         if len(content) > INLINE:
             # A replica that was given up and comes back must not write over another one's.
-            kept = f"requests/{_seed(claim).digest}/{claim.holder}"
+            kept = f"requests/{_seed(claim).digest}/{claim.holder}-{await _digest(content)}"
             await self._blobs.put(kept, content)
         headers = {name: text for name, text in answer.headers.items() if name not in _NOT_KEPT}
         await self._store.requests.answer(
@@ -262,6 +274,10 @@ class Idempotency:
                 kept=kept,
             )
         )
+
+
+async def _digest(content: bytes) -> str:
+    return (await asyncio.to_thread(hashlib.sha256, content)).hexdigest()
 
 
 def _seed(claim: KeyedRequest) -> Seed:

@@ -1,6 +1,6 @@
 """
 Routes of signed links. They need no key: the link itself says what may be done, and nothing else
-can be.
+can be. What follows a token is part of it, so that no redirect to another address has it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ router = APIRouter(prefix="/signed", tags=["signed links"])
 _OPEN: dict[str, Any] = {"security": []}
 
 
-@router.head("/{token}", include_in_schema=False)
+@router.head("/{token:anything}", include_in_schema=False)
 @router.get(
-    "/{token}",
+    "/{token:anything}",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {}}}},
     openapi_extra=_OPEN,
@@ -31,7 +31,7 @@ _OPEN: dict[str, Any] = {"security": []}
 async def get_signed(request: Request, token: str) -> Response:
     """Download the file that the link is for; ranges and conditions as with a key."""
     found = services(request)
-    grant = found.links.granted(token, "GET")
+    grant = await found.links.granted(token, "GET")
     may_start.set(grant.may_start)
     return await downloads.answer(
         request, found.files, grant.session_id, grant.path, filename=grant.filename
@@ -39,7 +39,7 @@ async def get_signed(request: Request, token: str) -> Response:
 
 
 @router.put(
-    "/{token}",
+    "/{token:anything}",
     status_code=201,
     responses={201: {"model": EntryOut}},
     openapi_extra={**_OPEN, **_body_of("application/octet-stream")},
@@ -47,13 +47,15 @@ async def get_signed(request: Request, token: str) -> Response:
 async def put_signed(request: Request, token: str) -> Answer:
     """Write the file that the link is for."""
     found = services(request)
-    grant = found.links.granted(token, "PUT")
+    grant = await found.links.granted(token, "PUT")
     entry = await found.files.write(grant.session_id, grant.path, _body(request))
     return Answer(_entry_out(entry), 201)
 
 
-@router.post("/{token}", status_code=201, responses={201: {"model": EntryOut}}, openapi_extra=_OPEN)
+@router.post(
+    "/{token:anything}", status_code=201, responses={201: {"model": EntryOut}}, openapi_extra=_OPEN
+)
 async def complete_signed(request: Request, token: str) -> Answer:
     """Bring what was put to the blob store by a native link into the workspace."""
     links = services(request).links
-    return Answer(_entry_out(await links.complete(links.granted(token, "POST"))), 201)
+    return Answer(_entry_out(await links.complete(await links.granted(token, "POST"))), 201)

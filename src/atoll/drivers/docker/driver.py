@@ -227,6 +227,8 @@ class DockerDriver:
         for name in ("_memory", "_relays"):
             if hasattr(self, name):
                 await getattr(self, name).close()
+        if hasattr(self, "_storage"):
+            await asyncio.to_thread(self._storage.places.close)
         await self._engine.close()
 
     # Templates

@@ -70,6 +70,8 @@ class NoPlaces:
 
     async def discard(self, prefix: str) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def _refusal(volume: Volume) -> InvalidRequest:
     return InvalidRequest(

@@ -2,14 +2,17 @@
 Prefixes of the blob store's bucket as directories of this node, by s3fs.
 
 s3fs runs outside every sandbox and is the only one that has the credentials: they are in a file
-that root alone can read, never on a command line. What it keeps of open files is on a file system
-of a size of its own where the node has images, so that no writer fills the node's disk. Blocking;
-callers use a thread.
+that root alone can read, never on a command line. Code inside decides how much work it has, so each
+has a control group of its own where the node has them, and what it keeps of open files is on a file
+system of a size of its own where the node has images; elsewhere it leaves room on the node's disk.
+Blocking; callers use a thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -17,8 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
+from atoll.drivers.local import cgroups
+
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from atoll.model.resources import Resources
 
 STAT_SECONDS = 10
 """How long s3fs believes what it knows of an object; another node may have changed it."""
@@ -26,6 +35,17 @@ STAT_ENTRIES = 20_000
 TRIES = 1
 """How often s3fs repeats a request that failed."""
 FUSE = Path("/dev/fuse")
+PROCESSES = 256
+"""Threads of one s3fs: one for each call of user code that waits, and those that ask S3."""
+OPEN_FILES = 4096
+"""Files that user code has open in one mount at most, about, and connections to S3."""
+DISK_RESERVE = 1024
+"""Megabytes of the node's disk that no s3fs uses which has no file system of its own."""
+END_SECONDS = 10.0
+GROUP = "mount-"
+"""What the name of a mount's control group begins with."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,13 +68,17 @@ class Bucket:
 
 
 class Buckets:
-    def __init__(self, program: str, node: Path, bucket: Bucket | None) -> None:
+    def __init__(self, program: str, node: Path, bucket: Bucket | None, limits: Resources) -> None:
+        """`limits` are those of each s3fs."""
         self._program = program
         self._bucket = bucket
         self._passwords = node / "s3fs.passwd"
+        self._limits = limits
+        self._groups: cgroups.Groups = cgroups.NoGroups()
 
-    def open(self) -> None:
+    def open(self, groups: cgroups.Groups) -> None:
         """Write the credentials down, for s3fs alone; whole, as other replicas start it too."""
+        self._groups = groups
         bucket = self._bucket
         if self.trouble() is not None or bucket is None or bucket.access_key_id is None:
             self._passwords.unlink(missing_ok=True)
@@ -80,11 +104,13 @@ class Buckets:
         return None
 
     def start(
-        self, prefix: str | None, target: Path, scratch: Path, log: int, uid: int | None
+        self, prefix: str | None, top: Path, output: int, uid: int | None, *, bounded: bool
     ) -> subprocess.Popen[bytes]:
         """
-        An s3fs that mounts the prefix, or the whole bucket. All in it belongs to `uid`, who alone
-        can see it; without one everybody can read and write it. It prints to the descriptor `log`.
+        An s3fs that mounts the prefix, or the whole bucket, at `files` in the directory `top`. All
+        in it belongs to `uid`, who alone can see it; without one everybody can read and write it.
+        It keeps open files in `scratch` there, which is `bounded` when it is a file system of its
+        own, and prints to the descriptor `output`. `end` has to be called with the name of `top`.
         """
         assert self._bucket is not None
         bucket = self._bucket
@@ -99,9 +125,11 @@ class Buckets:
             f"retries={TRIES}",
             f"stat_cache_expire={STAT_SECONDS}",
             f"max_stat_cache_size={STAT_ENTRIES}",
-            f"tmpdir={scratch}",
+            f"tmpdir={top / 'scratch'}",
             "dbglevel=crit",
         ]
+        if not bounded:
+            options.append(f"ensure_diskfree={DISK_RESERVE}")
         if bucket.path_style:
             options.append("use_path_request_style")
         if bucket.region is not None:
@@ -115,16 +143,38 @@ class Buckets:
             options.append(f"passwd_file={self._passwords}")
         elif "AWSACCESSKEYID" not in environment:
             options.append("iam_role=auto")
-        return subprocess.Popen(
-            [self._program, source, str(target), "-f", "-o", ",".join(options)],
+        group = GROUP + top.name
+        self._groups.make(group, self._limits)
+        process = subprocess.Popen(
+            [self._program, source, str(top / "files"), "-f", "-o", ",".join(options)],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             # It outlives the server, as the instances that use it do.
             start_new_session=True,
             cwd="/",
             env=environment,
         )
+        # No instance has the mount yet. One that ended at once is found by who waits for it.
+        with contextlib.suppress(ProcessLookupError):
+            cgroups.enter(self._groups, group, process.pid)
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+            # It would have the credentials in it.
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+        return process
+
+    def end(self, name: str) -> bool:
+        """
+        Remove the control group of a mount, with an s3fs that nobody wrote down; nothing happens
+        when there is none. False when a process does not end.
+        """
+        group = GROUP + name
+        if self._groups.memory_kills(group):
+            log.warning("mount.out_of_memory", name=name, memory=self._limits.memory)
+        return cgroups.emptied(self._groups, group, END_SECONDS)
+
+    def close(self) -> None:
+        self._groups.close()
 
     def _key(self, prefix: str) -> str:
         assert self._bucket is not None

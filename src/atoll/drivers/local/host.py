@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
-from atoll.drivers.local.buckets import FUSE
+from atoll.drivers.local.buckets import FUSE, GROUP
 from atoll.executor import kernel_memory
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     groups = find_groups(settings, node)
     for name in groups.names():
         with contextlib.suppress(cgroups.BusyGroup):
-            if groups.frozen(name):
-                # They were to end with their owner, and cannot while they stand still.
+            if groups.frozen(name) or name.startswith(GROUP):
+                # Instances were to end with their owner, and cannot while they stand still. An
+                # s3fs outlives it.
                 cgroups.emptied(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
@@ -200,7 +201,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             requirement="seccomp",
         )
     )
-    result.append(_bucket_mounts(settings))
+    result.append(_bucket_mounts(settings, groups))
     for name, program, package in (("node", "node", "nodejs"), ("bash", "bash", "bash")):
         path = shutil.which(program)
         result.append(
@@ -233,7 +234,7 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
     )
 
 
-def _bucket_mounts(settings: LocalSettings) -> Check:
+def _bucket_mounts(settings: LocalSettings, groups: cgroups.Groups) -> Check:
     name = "bucket mounts"
     if os.geteuid() != 0:
         detail = "only root can mount a bucket for others"
@@ -242,7 +243,10 @@ def _bucket_mounts(settings: LocalSettings) -> Check:
         return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
     if not FUSE.exists():
         return Check(name, False, f"{FUSE} is not there", "modprobe fuse")
-    return Check(name, True, "volumes and workspaces can be in the bucket of the blob store")
+    detail = "volumes and workspaces can be in the bucket of the blob store"
+    if "cgroup_memory" not in groups.provides:
+        detail += "; nothing limits the memory of s3fs"
+    return Check(name, True, detail)
 
 
 def _image_fix() -> str:

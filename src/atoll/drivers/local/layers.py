@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import builder, sources, workspaces
 from atoll.drivers.local.builder import SCRATCH
-from atoll.drivers.local.cgroups import BusyGroup, emptied
+from atoll.drivers.local.cgroups import BusyGroup, emptied, enter
 from atoll.drivers.local.mirror import Mirror
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.resources import Resources
@@ -257,7 +257,7 @@ class Layers:
 
             listening = asyncio.ensure_future(listen(process.stdout))
             try:
-                await asyncio.to_thread(_confine, ground.groups, name, process.pid)
+                await asyncio.to_thread(enter, ground.groups, name, process.pid)
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 await process.stdin.drain()
                 listener = await self._listener(ours)
@@ -307,12 +307,6 @@ class Layers:
         # Its processes end a moment after it; what does not, `open` finds.
         emptied(ground.groups, name, END_SECONDS)
         workspaces.remove_tree(making)
-
-
-def _confine(groups: Groups, name: str, pid: int) -> None:
-    for path in groups.join_files(name):
-        Path(path).write_text(str(pid))
-    groups.confine(name, pid)
 
 
 def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | PermanentError:

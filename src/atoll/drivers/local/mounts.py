@@ -174,24 +174,35 @@ class Mounts:
 
     def remove_prefix(self, prefix: str) -> None:
         """All that is beneath it, by way of a mount of it alone."""
-        name = f"empty-{os.getpid()}-{threading.get_ident()}"
-        with self._locked(name):
-            try:
-                self._mount(Place(name, prefix=prefix))
-                _empty(self.path(name))
-            finally:
-                self._unmount(name)
+        # An S3 server that was away for a moment fails once, and one that is away no mount.
+        emptied = self._emptied(prefix) or self._emptied(prefix)
         with self._whole_bucket() as root, contextlib.suppress(FileNotFoundError):
             try:
                 self._bounded(self._buckets.directory(prefix, root).rmdir)
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
+                if emptied and error.errno != errno.ENOTEMPTY:
                     raise
-                # S3 lists names in XML, which has no control characters.
+                # S3 lists names in XML, which has no control characters; and objects that others
+                # wrote may have names that no file can have.
                 raise NotEmptied(
                     f"{prefix} has objects left whose names cannot be listed. Remove them with a "
                     "tool of the S3 server, and try again."
                 ) from None
+
+    def _emptied(self, prefix: str) -> bool:
+        """False when s3fs could not list or remove something."""
+        name = f"empty-{os.getpid()}-{threading.get_ident()}"
+        with self._locked(name):
+            try:
+                self._mount(Place(name, prefix=prefix))
+                try:
+                    _empty(self.path(name))
+                except OSError as error:
+                    log.info("prefix.not_emptied", prefix=prefix, error=str(error))
+                    return False
+                return True
+            finally:
+                self._unmount(name)
 
     # One place
 
@@ -239,7 +250,7 @@ class Mounts:
         output = spawner.bounded_log()
         try:
             process = self._buckets.start(
-                place.prefix, top / "files", top / "scratch", output, place.uid
+                place.prefix, top, output, place.uid, bounded=self._scratch_size is not None
             )
             self._started = [known for known in self._started if known.poll() is None] + [process]
             state = {"pid": process.pid, "started": processes.start_time(process.pid)}
@@ -301,6 +312,10 @@ class Mounts:
             return
         unmount(self.path(name))
         self._end(top)
+        if not self._buckets.end(name):
+            # The directory stays, by which its group is found again.
+            log.warning("mount.does_not_end", name=name)
+            return
         unmount(top / "scratch")
         # Earlier versions kept a log there.
         for file in (STATE, "log", "scratch.image"):

@@ -16,11 +16,15 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atoll.drivers.local.buckets import Buckets
+import structlog
+
+from atoll.drivers.local.buckets import PROCESSES, Buckets
+from atoll.drivers.local.host import find_groups
 from atoll.drivers.local.mounts import Mounts, Place
 from atoll.drivers.local.volumes import Volumes
 from atoll.drivers.local.workspaces import BUCKET
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.model.resources import Resources
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from atoll.model.volume import Volume
     from atoll.settings import LocalSettings
 
+log = structlog.get_logger(__name__)
+
 Result = TypeVar("Result")
 BUCKET_THREADS = 8
 """Threads for what may wait for S3, apart from those that everything else shares."""
@@ -44,7 +50,13 @@ class Places:
     ) -> None:
         self._node = node
         self._settings = settings
-        self._buckets = Buckets(settings.s3fs, node, bucket)
+        limits = Resources(
+            cpu=settings.mount_cpu,
+            memory=settings.mount_memory,
+            disk=settings.mount_scratch,
+            max_processes=PROCESSES,
+        )
+        self._buckets = Buckets(settings.s3fs, node, bucket, limits)
         self._no_images: str | None = None
         self.mounts = node / "mounts"
         """The directory that all mounts are in."""
@@ -55,10 +67,13 @@ class Places:
     def open(self, *, images: str | None) -> None:
         """`images` is why there are none, if so. Blocking, as all before the verbs."""
         self._no_images = images
-        self._buckets.open()
+        self._buckets.open(find_groups(self._settings, self._node))
         self._mounts.open(self._settings.mount_scratch if images is None else None)
         self._volumes = Volumes(self._node / "volumes", images=images is None)
         self._volumes.open()
+
+    def close(self) -> None:
+        self._buckets.close()
 
     # Of one instance
 
@@ -231,4 +246,7 @@ def _translated(name: str) -> Iterator[None]:
     except (OSError, subprocess.SubprocessError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "node_full" if full else "volume_unavailable"
-        raise TemporaryError(f"{name}: {error}", code=code) from error
+        # The error names places of this node, which are not for clients.
+        log.warning("place.failed", name=name, error=str(error))
+        words = error.strerror if isinstance(error, OSError) else None
+        raise TemporaryError(f"{name}: {words or type(error).__name__}.", code=code) from error

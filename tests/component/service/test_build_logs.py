@@ -1,0 +1,36 @@
+"""What is left of a build's log when somebody else has written to the blob store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.blobs.objects import LocalObjects
+from atoll.service.build_logs import MAX_READ, BuildLogs
+from tests.contract.stores.store_entities import make_template
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("stored", "begin", "data"),
+    [
+        pytest.param(b"7\ntwo\nlines", 7, b"two\nlines", id="a log"),
+        pytest.param(b"", 0, b"", id="nothing"),
+        pytest.param(b"no number\nx", 0, b"", id="no number"),
+        pytest.param(b"-5\nx", 0, b"", id="negative"),
+        pytest.param(b"9" * 5000 + b"\nx", 0, b"", id="a number of 5000 digits"),
+        pytest.param(b"0\n" + bytes(MAX_READ), 0, b"", id="too large"),
+    ],
+)
+async def test_what_is_no_log_is_an_empty_one(
+    tmp_path: Path, stored: bytes, begin: int, data: bytes
+) -> None:
+    blobs, template = LocalObjects(tmp_path), make_template()
+    await blobs.put(f"templates/{template.id}/{template.number}.log", stored)
+    found = await BuildLogs(blobs, 1024).read(template)
+    assert (found.begin, bytes(found.data)) == (begin, data)
