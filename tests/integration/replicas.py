@@ -123,14 +123,15 @@ class Member(Server):
             self.paused = False
 
     def errors(self) -> list[str]:
-        """What it logged as an error, and what broke without being logged."""
-        lines = self.stderr().splitlines() if self.log_path.exists() else []
+        """What it logged as an error, and what broke without being logged, with tracebacks."""
+        log = self.stderr() if self.log_path.exists() else ""
+        # An entry begins with its time, and a traceback follows it.
         return [
-            line
-            for line in lines
-            if re.search(r"\[error |^Fatal|Exception in callback|never ", line)
+            entry
+            for entry in re.split(r"\n(?=\d{4}-\d\d-\d\dT)", log)
+            if re.search(r"\[error |^Fatal|Exception in callback|never ", entry, re.MULTILINE)
             # Uvicorn's word for requests that waited when a server ended.
-            and "graceful shutdown exceeded" not in line
+            and "graceful shutdown exceeded" not in entry
         ]
 
 

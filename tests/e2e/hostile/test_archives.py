@@ -227,6 +227,14 @@ def test_a_length_that_is_not_kept_to_leaves_nothing(
     target: Target, box: Box, announced: int
 ) -> None:
     before = everything(box)
+    left: list[Any] = []
+
+    def nothing_new() -> bool:
+        # What another case left may have been removed meanwhile.
+        left[:] = everything(box)
+        names, *content = left
+        return content == before[1:] and all(map(set.issuperset, map(set, before[0]), names))
+
     body = file("late", bytes(4000)) + END
     where = urlsplit(target.server.url)
     with socket.create_connection((where.hostname, where.port), timeout=30) as line:
@@ -239,5 +247,5 @@ def test_a_length_that_is_not_kept_to_leaves_nothing(
         line.shutdown(socket.SHUT_WR)
         while line.recv(65536):
             pass
-    eventually(lambda: everything(box) == before, "the removal of what was half unpacked")
+    eventually(nothing_new, lambda: f"the removal of what was half unpacked: {left}, {before}")
     box.assert_usable()
