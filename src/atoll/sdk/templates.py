@@ -15,7 +15,7 @@ from atoll.model.image import parse
 from atoll.sdk.decode import decode
 from atoll.sdk.events import messages
 from atoll.sdk.paths import segment
-from atoll.sdk.patience import Patience
+from atoll.sdk.patience import Patience, new_key
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class AsyncTemplates:
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
         given = {name: value for name, value in body.items() if value is not None}
-        return decode(TemplateInfo, await self._connection.call("POST", "templates", body=given))
+        answer = await self._connection.call_once("templates", key=new_key(), body=given)
+        return decode(TemplateInfo, answer)
 
     async def get(self, template_id: str) -> TemplateInfo:
         answer = await self._connection.call("GET", f"templates/{segment(template_id)}")
