@@ -49,8 +49,8 @@ chaos: $(STAMP)
 
 # Plays executor against the link and against a server, with what Hypothesis makes up.
 fuzz: $(STAMP)
-	@scripts/system-packages run
-	@exec $(BIN)/python -m tests.fuzz --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@scripts/system-packages $(if $(filter docker,$(TEST_DRIVER)),test-all,run)
+	@TEST_DRIVER=$(or $(TEST_DRIVER),local) exec $(BIN)/python -m tests.fuzz --seconds $(FOR) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ import hashlib
 import hmac
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import httpx
 import pytest
 
 from tests.servers import docker
-from tests.servers.images import PYTHON
+from tests.servers.images import PYTHON, make_archives
 
 CHOSEN = os.environ.get("TEST_DRIVER", "local")
 URL = os.environ.get("TEST_DOCKER_URL")
@@ -39,7 +41,8 @@ _NAMED = "`image` is an image of the engine there, and `python` a path inside it
 _AWAY = "bubblewrap is taken away; test_docker.py takes the engine away"
 _STARTED = "what started a container is the engine's, which ends the container with it"
 LOCAL_ONLY = {
-    "e2e/hostile/test_hostile_images.py": "its image is a directory of this machine",
+    "e2e/hostile/test_hostile_images.py": "it runs on every driver, whichever was chosen",
+    "e2e/hostile/test_package_images.py": f"{_NAMED}; test_docker_packages.py has such images",
     "e2e/hostile/test_host_files.py::test_a_template_cannot_name_a_place_of_the_host": _NAMED,
     "e2e/hostile/test_host_files.py::test_a_template_cannot_reach_out_by_a_link": _NAMED,
     "e2e/test_recovery.py::test_an_instance_does_without_the_process_that_started_it": _STARTED,
@@ -84,6 +87,21 @@ def why_not(path: str, name: str) -> str | None:
 def settings(url: str) -> dict[str, str]:
     """For a server that is to use the engine at `url`."""
     return {"ATOLL_DRIVER": "docker", "ATOLL_DOCKER__URL": url, "ATOLL_DOCKER__IMAGE": PYTHON}
+
+
+@contextmanager
+def chosen(place: Path) -> Iterator[None]:
+    """The driver that was chosen, for all servers that a program other than pytest starts."""
+    if CHOSEN == "local":
+        yield
+    elif URL is not None:
+        os.environ.update(settings(URL))
+        yield
+    else:
+        with docker.Dockerd(place) as engine:
+            make_archives(place).load(engine)
+            os.environ.update(settings(engine.url))
+            yield
 
 
 def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:

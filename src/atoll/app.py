@@ -36,7 +36,8 @@ from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
-from atoll.drivers.local import host
+from atoll.drivers.local import delegation, host
+from atoll.drivers.local.advice import without_root
 from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
@@ -666,6 +667,11 @@ def doctor(settings: Settings) -> list[Check]:
     return host.checks(settings.local, settings.data_dir / NODE)
 
 
+def advice(settings: Settings, checks: list[Check]) -> tuple[str, list[tuple[str, str]]]:
+    """What an ordinary user lacks, as a paragraph, and the ways to get it."""
+    return without_root(checks, *delegation.possible(settings.local))
+
+
 @asynccontextmanager
 async def keys(settings: Settings) -> AsyncIterator[Keys]:
     """The keys of a data directory, for its owner."""
@@ -734,6 +740,9 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     raise_open_files()
     configure_logging(settings.log_level, as_json=settings.log_json)
+    if settings.driver == "local":
+        # Before there are workers, which inherit the group.
+        delegation.acquire(settings.local, settings.data_dir / NODE)
     with server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
 

@@ -286,6 +286,11 @@ class LocalSettings(Group):
     """Where the control group file systems are mounted."""
     cgroup_name: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the control group that holds all instances."""
+    delegation: bool = True
+    """
+    Whether a server of an ordinary user asks the user's systemd for a delegated control group when
+    it has none (version 2). It then ends at the user's last logout, unless lingering is enabled.
+    """
     uid_base: int = Field(1_900_000_000, ge=100_000)
     """First host uid for instances, when Atoll runs as root."""
     uid_count: int = Field(200_000_000, ge=1000)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from atoll.executor import frames
+from tests import drivers
 from tests.e2e.hostile.conftest import Target
 from tests.e2e.hostile.host import MiB, resident
 from tests.fuzz import links, servers
@@ -34,11 +35,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long in all")
     parser.add_argument("--seed", type=int, help="the first seed; random when not given")
+    parser.add_argument("--runtime", default="", help="OCI runtime of a Docker engine: runsc")
+    parser.add_argument(
+        "--storage", default="auto", help="of a Docker engine: volumes, to reach it by relays"
+    )
     asked = parser.parse_args()
     first = random.randrange(1_000_000) if asked.seed is None else asked.seed
+    options = {"ATOLL_DOCKER__RUNTIME": asked.runtime, "ATOLL_DOCKER__STORAGE": asked.storage}
     with (
         tempfile.TemporaryDirectory(prefix="atoll-fuzz-") as place,
-        servers.hostile_server(Path(place)) as target,
+        drivers.chosen(Path(place)),
+        servers.hostile_server(Path(place), **options) as target,
     ):
         failed = _rounds(target, first, time.monotonic() + asked.seconds)
     print(f"{failed} rounds failed" if failed else "every request ended as it should")

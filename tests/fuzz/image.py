@@ -4,6 +4,10 @@ The interpreter of a hostile image: PID 1 of an instance, which speaks the proto
 It runs on the standard library of the image. What it says of itself is right, so that its instance
 is taken for a good one; the code of a run is executed here, with the stream at hand, and decides
 what the control plane is sent. A path that is `lie` makes each answer about files a lie.
+
+In a container it is the relay of its links too, which hands its standard streams to PID 1: the code
+of a run has the standard error of the relay as well. By other names it fails at its start: `mute`
+sends no hello, `silent` is never ready, and `loud` fills its standard output before it is.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +30,44 @@ RESULT: dict[str, Any] = {
     "sizes": {"1": 0, "2": 0}, "error": None, "artifacts": [], "artifacts_cut": False,
 }  # fmt: skip
 LIE = {"entry": {"path": 7, "size": "x"}, "entries": 5, "contexts": [[]], "processes": [None]}
+RELAY = "atoll-link"
+"""The last argument of a relay, and the abstract name that it connects to."""
+OWN_DIRECTORIES = ("/run/atoll/link", "/run/atoll/journal")
+"""Of a container: PID 1 may write there until the control plane has closed them."""
 
 
 class Connection:
-    def __init__(self, connection: socket.socket, zygote: int) -> None:
+    """By a socket, or by the standard streams of a relay: input, output and error."""
+
+    def __init__(self, connection: socket.socket, streams: list[int], zygote: int) -> None:
         self._socket = connection
+        self._streams = streams
         self._zygote = zygote
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self._write(self._streams[1] if self._streams else self._socket.fileno(), data)
+
+    def error(self, data: bytes) -> None:
+        self._write(self._streams[2], data)
+
+    @staticmethod
+    def _write(target: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(target, view) :]
 
     def frame(self, stream: int, kind: int, payload: bytes) -> None:
         self.send(HEADER.pack(len(payload), stream, kind) + payload)
 
     def say(self, stream: int, kind: int, value: Any) -> None:
         self.frame(stream, kind, json.dumps(value).encode())
+
+    def hang_up(self) -> None:
+        """A relay ends with its connection."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        while self._streams:
+            os.close(self._streams.pop())
 
     def serve(self) -> None:
         try:
@@ -52,12 +80,13 @@ class Connection:
                 elif kind == OPEN:
                     self._request(stream, json.loads(payload))
         except OSError:
-            pass  # The control plane hung up.
+            self.hang_up()  # The control plane did so first.
 
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            piece = self._socket.recv(size - len(data))
+            source = self._streams[0] if self._streams else self._socket.fileno()
+            piece = os.read(source, size - len(data))
             if not piece:
                 raise OSError("closed")
             data += piece
@@ -81,19 +110,61 @@ class Connection:
             self.say(stream, END, {})
 
 
+def relay() -> None:
+    """Hand the standard streams over, and last as long as they are used."""
+    with socket.socket(socket.AF_UNIX) as held:
+        held.connect(f"\0{RELAY}")
+        socket.send_fds(held, [b"\n"], [0, 1, 2])
+        held.recv(1)
+
+
+def contained(name: str) -> tuple[socket.socket, bool]:
+    """In a container: the socket to listen on, and whether relays connect to it."""
+    config = json.loads(sys.stdin.readline())
+    while name == "silent":
+        time.sleep(3600)
+    while name == "loud":
+        os.write(1, b"x" * 65_536)
+    for directory in filter(os.path.isdir, OWN_DIRECTORIES):
+        _litter(Path(directory))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(config["listen"])
+    listener.listen(64)
+    os.write(1, b"ready\n")
+    return listener, config["peer"] is not None
+
+
+def _litter(directory: Path) -> None:
+    """One file of each kind; a journal still has those of the instance before."""
+    if (directory / "directory").exists():
+        return
+    (directory / "link").symlink_to("/etc/passwd")
+    (directory / "directory").mkdir()
+    os.mkfifo(directory / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(directory / "socket"))
+
+
 def main() -> None:
-    listener = socket.socket(fileno=json.loads(sys.argv[-1])["listen_fd"])
+    name, last = Path(sys.argv[0]).name, sys.argv[-1]
+    if last == RELAY:
+        relay()
+        return
+    if last == "-":
+        listener, relayed = contained(name)
+    else:
+        listener, relayed = socket.socket(fileno=json.loads(last)["listen_fd"]), False
     zygote = os.fork()
     while zygote == 0:
         time.sleep(3600)
-    if Path(sys.argv[0]).name == "mute":
-        _kept = listener.accept()
-        while True:
-            time.sleep(3600)
     listener.setblocking(True)
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=Connection(connection, zygote).serve, daemon=True).start()
+        streams = socket.recv_fds(connection, 1, 3)[1] if relayed else []
+        made = Connection(connection, streams, zygote)
+        while name == "mute":
+            time.sleep(3600)
+        threading.Thread(target=made.serve, daemon=True).start()
 
 
 if __name__ == "__main__":

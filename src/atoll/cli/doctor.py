@@ -26,9 +26,15 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
         ]
         output.table(("", "CHECK", ""), rows)
         for check in checks:
-            if not check.ok and check.fix:
+            if not check.ok and check.fix and not check.unprivileged:
                 output.line("")
                 output.line(f"{check.name}: to fix it, run")
                 output.line(f"    {check.fix}")
+        paragraph, ways = app.advice(chosen, checks)
+        if paragraph:
+            output.line("")
+            output.paragraph(paragraph)
+        for name, words in ways:
+            output.paragraph(words, f"    {name:<9}")
     if any(check.essential and not check.ok for check in checks):
         raise typer.Exit(1)

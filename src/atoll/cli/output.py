@@ -7,7 +7,9 @@ shown instead of obeyed. (A program's own output, in `run` and `exec`, is passed
 
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +41,15 @@ def as_json(value: Any, indent: int | None = 2) -> None:
 
 def line(text: str) -> None:
     typer.echo(one_line(text))
+
+
+def paragraph(text: str, title: str = "") -> None:
+    """Text folded to the width of a terminal; below its first line it is indented by a title."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+    for folded in textwrap.wrap(
+        one_line(text), width, initial_indent=title, subsequent_indent=" " * len(title)
+    ):
+        typer.echo(folded)
 
 
 def removed(ids: list[str], *, json: bool) -> None:

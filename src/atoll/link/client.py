@@ -46,6 +46,10 @@ KEPT_FREE = 256
 """Of the streams that an executor takes, so many are for what runs."""
 _VITAL = frozenset({"run", "attach", "cancel", "answer", "release", "shutdown"})
 _RUNS = ("run", "attach")
+MAX_UNSENT = 32 * 1024 * 1024
+"""Bytes that wait for an executor to read them, beyond which it is given no other request."""
+CLOSE_SECONDS = 2.0
+"""For an executor to read what it was sent before a connection was closed."""
 LOOKS = 5
 """How often the link is looked at in the time after which silence means that it is lost."""
 
@@ -123,6 +127,8 @@ class Link(asyncio.Protocol):
         self._heard = False
         """Whether anything came since it was last looked at."""
         self._look: asyncio.TimerHandle | None = None
+        self._abort: asyncio.TimerHandle | None = None
+        """Ends a connection that was closed, and whose other end does not read."""
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.violation: ProtocolViolation | None = None
         """Why this side ended the connection, if it was for that."""
@@ -189,6 +195,8 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._flush()
             self._transport.close()
+            if self._abort is None and not self.closed.done():
+                self._abort = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     # asyncio.Protocol
 
@@ -203,8 +211,9 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._writable.set()
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._abort):
+            if timer is not None:
+                timer.cancel()
         lost = self.violation or LinkLost("The connection to the executor was lost.")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
@@ -331,9 +340,13 @@ class Link(asyncio.Protocol):
 
     # Streams
 
+    @property
+    def _unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def _write(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
-            raise LinkLost("The connection to the executor was lost.")
+            raise self.violation or LinkLost("The connection to the executor was lost.")
         if self._later:
             data = bytes(self._later) + data
             self._later.clear()
@@ -347,8 +360,11 @@ class Link(asyncio.Protocol):
 
     def _open(self, op: str, request: dict[str, Any], *, vital: bool = True) -> _Stream:
         """One too many would end the connection, and with it all that is under way."""
-        if len(self._streams) >= MAX_STREAMS - KEPT_FREE and not (vital and op in _VITAL):
-            raise LinkCrowded("Too much is under way with this session at once.")
+        if not (vital and op in _VITAL):
+            if len(self._streams) >= MAX_STREAMS - KEPT_FREE:
+                raise LinkCrowded("Too much is under way with this session at once.")
+            if self._unsent > MAX_UNSENT:
+                raise LinkCrowded("The session does not read the requests that it was sent.")
         self._last = self._last % 0xFFFF_FFFE + 1
         stream = _Stream(self._last, op, self._loop)
         self._write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
@@ -645,7 +661,8 @@ class Link(asyncio.Protocol):
                     stream.sent += len(piece)
                     self._write(frames.encode(stream.number, frames.DATA, bytes(piece)))
                     view = view[len(piece) :]
-                    await self._writable.wait()
+                    async with asyncio.timeout(patience):
+                        await self._writable.wait()
                 if stream.done.done():
                     break
             if not stream.done.done():

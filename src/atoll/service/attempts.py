@@ -79,6 +79,10 @@ class Superseded(Exception):
     """Another replica sees to it now."""
 
 
+class StaleRecord(Superseded):
+    """The record has changed since it was read or written here, maybe by this replica itself."""
+
+
 class Elsewhere(Exception):
     """Its session is on another node now, where somebody sees to it."""
 
@@ -218,7 +222,8 @@ class Attempts:
             # While it waited others took this replica for lost, and may have taken it over.
             running.losses = self._leases.losses
             raise LeaseLost(f"Execution {execution.id} may be another replica's.")
-        running.execution = execution
+        # Its version may be newer by now: that it runs is recorded beside this (`_note`).
+        running.execution = dataclasses.replace(execution, version=running.execution.version)
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
@@ -233,7 +238,7 @@ class Attempts:
             if error.code == "run_is_over":
                 raise Superseded from error
             if error.code == "busy":
-                running.execution = dataclasses.replace(execution, started_at=None)
+                running.execution = dataclasses.replace(running.execution, started_at=None)
                 if not running.stopped:
                     running.in_line = True
                     await self._let_end(live, str(error.message))
@@ -242,12 +247,12 @@ class Attempts:
                 return _without(error)
             if error.code == "stale":
                 # Not begun: the session has been changed since this replica read it.
-                running.execution = dataclasses.replace(execution, started_at=None)
+                running.execution = dataclasses.replace(running.execution, started_at=None)
                 await self._lives.renew(live)
                 return None
             if error.code == "leaving":
                 # Not begun, and the instance goes: the one that takes its place runs it.
-                running.execution = dataclasses.replace(execution, started_at=None)
+                running.execution = dataclasses.replace(running.execution, started_at=None)
                 await asyncio.wait([live.link.closed], timeout=LEAVING_SECONDS)
                 return None
             return lost(
@@ -265,7 +270,7 @@ class Attempts:
                 dataclasses.replace(execution, instance_id=live.instance.id)
             )
         except Conflict:
-            raise Superseded from None
+            raise StaleRecord from None
 
     async def _let_end(self, live: Live, execution_id: str) -> None:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
@@ -301,7 +306,12 @@ class Attempts:
         except LinkLost:
             return await self._after_loss(running, live, deadline)
         except ExecutorError:
-            running.execution = execution
+            # Only these: that it runs may have been recorded meanwhile, with a new version.
+            running.execution = dataclasses.replace(
+                running.execution,
+                instance_id=execution.instance_id,
+                started_at=execution.started_at,
+            )
             if execution.instance_id not in (None, live.instance.id):
                 return _not_found(running)
             return None

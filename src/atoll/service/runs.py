@@ -29,7 +29,7 @@ from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
-from atoll.service.attempts import AWAY, Elsewhere, Superseded, cut_short
+from atoll.service.attempts import AWAY, Elsewhere, StaleRecord, Superseded, cut_short
 from atoll.service.backoff import Backoff
 from atoll.service.leases import LeaseLost
 from atoll.service.running import Queue, Running
@@ -344,6 +344,12 @@ class Runs:
                     if not await self._still_ours(running):
                         self._give_up(running)
                         return
+                except StaleRecord:
+                    if not await self._caught_up(running):
+                        self._give_up(running)
+                        return
+                    running.may_have_begun |= running.execution.started_at is not None
+                    await backoff.pause()
                 except Superseded:
                     self._give_up(running)
                     return
@@ -431,7 +437,7 @@ class Runs:
             event = execution_event(following, "retried", self._clock.now())
             following = await self._store.executions.save(following, event=event)
         except Conflict:
-            raise Superseded from None
+            raise StaleRecord from None
         pause = retry.delay(
             following.retry_count,
             first=self._settings.retry_backoff,
@@ -501,6 +507,23 @@ class Runs:
         """After a lease was lost: the record tells whose the execution is."""
         stored = await self._ends.stored(running.execution.id)
         return stored is not None and not stored.status.ended and self._is_ours(stored)
+
+    async def _caught_up(self, running: Running) -> bool:
+        """
+        Take the version of the record, if it is this replica's: a write whose answer was lost is
+        repeated then. False when another replica owns the execution, or it has ended.
+        """
+        execution = running.execution
+        stored = await self._ends.stored(execution.id)
+        if (
+            stored is None
+            or stored.status.ended
+            or not self._is_ours(stored)
+            or self._running.get(execution.id) is not running
+        ):
+            return False
+        running.execution = dataclasses.replace(execution, version=stored.version)
+        return True
 
     def _is_ours(self, stored: Execution) -> bool:
         return stored.holder == self._leases.replica

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.executor import frames
-from atoll.link import credit, messages, output, validation
-from atoll.link.client import Link, LinkLost, ProtocolViolation
+from atoll.link import client, credit, messages, output, validation
+from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
 from atoll.settings import LinkSettings
 from tests.executors import job
 from tests.fuzz.hostile import (
@@ -259,6 +261,62 @@ async def test_a_zygote_that_is_replaced_before_the_hello_is_no_violation(tmp_pa
     link.close()
     await link.closed
     server.close()
+
+
+@asynccontextmanager
+async def deaf(place: Path) -> AsyncIterator[Link]:
+    """To an executor that reads nothing after the hello."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read(1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(frames.encode_json(0, frames.HELLO, HELLO))
+
+    path = str(place / "link.sock")
+    server = await asyncio.start_unix_server(greet, path)
+    patience = LinkSettings(read_timeout=timedelta(seconds=0.1))
+    try:
+        yield await Link.connect(path, patience, timeout=timedelta(seconds=20))
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_no_upload_waits_for_ever_for_an_executor_that_does_not_read(tmp_path: Path) -> None:
+    async with asyncio.timeout(20), deaf(tmp_path) as link:
+        ended = await asyncio.gather(
+            *(request(link, "write", Heard()) for _ in range(4)), return_exceptions=True
+        )
+        assert [type(error) for error in ended] == [LinkLost] * 4
+        link.close()
+
+
+async def test_what_waits_for_an_executor_that_does_not_read_has_a_bound(tmp_path: Path) -> None:
+    size = 4 * 1024 * 1024
+    async with asyncio.timeout(20), deaf(tmp_path) as link:
+        for _ in range(9):
+            with pytest.raises(LinkLost):
+                await link.call("stat", path="x" * size)
+        with pytest.raises(LinkCrowded):
+            await link.call("stat", path="x")
+        # What ends it is sent all the same.
+        with pytest.raises(LinkLost):
+            await link.call("cancel", id="exec_1")
+        link.close()
+
+
+async def test_a_closed_link_is_over_though_its_executor_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CLOSE_SECONDS", 0.05, raising=False)
+    async with deaf(tmp_path) as link:
+        with pytest.raises(LinkLost):
+            await link.call("stat", path="x" * 2**20)
+        link.close()
+        await asyncio.wait_for(asyncio.shield(link.closed), 20)
 
 
 HELLOS: dict[str, dict[str, Any]] = {

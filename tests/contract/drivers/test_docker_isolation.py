@@ -14,6 +14,7 @@ import pytest
 
 from atoll import ids
 from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.errors import PermanentError
 from atoll.link.client import LinkLost
 from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
@@ -381,6 +382,22 @@ async def test_labels_of_an_image_do_not_make_an_instance_of_what_is_none(
         finally:
             node.engine.remove(made)
     assert precious.is_dir()
+
+
+async def test_an_image_with_a_very_large_configuration_has_no_instances(node: Node) -> None:
+    """An engine repeats the labels of an image with each container, whenever it lists them."""
+    made = node.engine.create(PYTHON)
+    try:
+        about = {"container": made, "repo": "atoll-test/wordy", "tag": "1"}
+        labels = {"Labels": {"words": "x" * 300_000}}
+        node.engine.ask("POST", "/commit", params=about, json=labels)
+    finally:
+        node.engine.remove(made)
+    wanted = spec(template=template(image="atoll-test/wordy:1"))
+    with pytest.raises(PermanentError) as refused:
+        await node.driver.ensure(wanted)
+    assert refused.value.code == "image_refused"
+    assert await node.driver.handles() == []
 
 
 async def test_what_ran_before_the_seal_cannot_keep_it_open_nor_lead_elsewhere(

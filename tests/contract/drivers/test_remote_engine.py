@@ -228,6 +228,19 @@ for one in held:
     except OSError: pass
 """
 
+FLOOD = f"""
+import os, socket
+for _ in range(3): os.fork()
+print('flooding', flush=True)
+held = []
+while True:
+    one = socket.socket(socket.AF_UNIX)
+    one.setblocking(False)
+    try: one.connect(chr(0) + '{links.NAME}')
+    except OSError: pass
+    held.append(one)
+    del held[:-50]
+"""
 TOUCH = f"""
 import ctypes, os, sys
 (relay,) = {RELAYS}
@@ -257,6 +270,21 @@ async def test_user_code_is_not_heard_by_the_executor_whatever_it_shows(node: No
     assert await printed(node.driver, again, "print('well')") == "well"
     link.close()
     again.close()
+
+
+@on(*RELAYED)
+async def test_user_code_that_floods_the_executor_s_socket_keeps_no_link_out(node: Node) -> None:
+    handle, link = await started(node.driver, spec())
+    wanted, heard = job(node.driver, FLOOD), FirstWord()
+    running = asyncio.create_task(link.run(wanted, heard))
+    await asyncio.wait_for(heard.came.wait(), 30)
+    other = await node.driver.connect(handle)
+    assert await other.call("stat", path=".")
+    other.close()
+    await link.call("cancel", id=wanted["id"], grace=0.0)
+    await running
+    assert await printed(node.driver, link, "print('well')") == "well"
+    link.close()
 
 
 @on("remote")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests import drivers
 from tests.e2e.chaos.torment import torment
-from tests.servers.docker import Dockerd
-from tests.servers.images import make_archives
 
 ROUND = 20.0
 """Seconds of one plan."""
@@ -29,22 +24,10 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=1, help="servers; several need Redis")
     asked = parser.parse_args()
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
-    with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as place, _driver(Path(place)):
+    with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as place, drivers.chosen(Path(place)):
         failed = _rounds(seed, asked)
     print(f"{failed} plans failed" if failed else "nothing was lost, nothing was done twice")
     return 1 if failed else 0
-
-
-@contextmanager
-def _driver(place: Path) -> Iterator[None]:
-    """The one that was chosen, for all servers."""
-    if drivers.CHOSEN == "local":
-        yield
-        return
-    with Dockerd(place) as engine:
-        make_archives(place).load(engine)
-        os.environ.update(drivers.settings(engine.url))
-        yield
 
 
 def _rounds(seed: int, asked: argparse.Namespace) -> int:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.drivers.docker.links import NAME
 from tests.e2e.hostile.conftest import SMALL, attackable
 from tests.e2e.hostile.host import MiB, resident
+from tests.e2e.hostile.test_files_api import try_link
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -20,11 +22,21 @@ if TYPE_CHECKING:
     from tests.e2e.hostile.host import Box
     from tests.servers.docker import Dockerd
 
-OPENED = """
+OPENED = f"""
 import os
-for pid in (1, os.getppid()):
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{number}"
+def is_relay(pid):
+    with open(f"/proc/{{pid}}/cmdline") as file:
+        return file.read().endswith("{NAME}\\0")
+relays = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_relay(pid)]
+assert relays
+def descriptors(pid):
+    try:
+        return os.listdir(f"/proc/{{pid}}/fd")
+    except PermissionError:
+        return []
+for pid in (1, os.getppid(), *relays):
+    for number in descriptors(pid):
+        path = f"/proc/{{pid}}/fd/{{number}}"
         if os.path.isdir(path):
             continue  # The workspace, which is user code's own.
         for flags in (os.O_RDWR, os.O_RDONLY, os.O_WRONLY):
@@ -36,8 +48,8 @@ for pid in (1, os.getppid()):
                 fd = os.open(path, flags | os.O_NONBLOCK)
             except OSError:
                 continue
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            if name.startswith("/") and name != "/dev/null":
+            name = os.readlink(f"/proc/self/fd/{{fd}}")
+            if pid in relays or name.startswith("/") and name != "/dev/null":
                 print(pid, name, flags)
             os.close(fd)
 """
@@ -161,6 +173,11 @@ def test_a_time_out_ends_daemons_too(box: Box) -> None:
     assert box.run(DAEMON, timeout=3)["status"] == "timeout"
     pid = box.client.get(f"{box.files}/daemon").text
     assert box.printed(f"import os; print(os.path.exists('/proc/{pid}'))") == "False"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/1/environ", "/tmp/x"])
+def test_the_files_api_follows_no_link_that_leads_out(box: Box, path: str) -> None:
+    try_link(box, path)
 
 
 @pytest.mark.parametrize(

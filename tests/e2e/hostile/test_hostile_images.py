@@ -1,21 +1,33 @@
-"""An image whose interpreter is no interpreter: PID 1 sends the control plane what it likes."""
+"""
+An image whose interpreter is no interpreter: PID 1 sends the control plane what it likes.
+
+What the control plane makes of a message is the same with every driver, and is tested on one. What
+differs is the way that the bytes take, and how an instance is started and ended: by a socket
+(`docker`), by a relay in the container (`remote`), and by one in a kernel of its own (`gvisor`).
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 
+from tests import drivers
 from tests.e2e.hostile.host import Box, MiB, eventually, living, resident
 from tests.fuzz.hostile import Said, scripts
 from tests.fuzz.servers import hostile_server, play
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.e2e.hostile.conftest import Target
+    from tests.servers.docker import Dockerd
 
 HEADER = "struct.pack('!IB', number, 1)"
 ATTACKS = {
@@ -40,10 +52,52 @@ MORE = {
 }
 
 
+ERRORS = "standard error"
+BYTES = {
+    "bytes of output": ATTACKS["400 MB of output"],
+    "announces": MORE["a frame that never ends"],
+    ERRORS: "while True: link.error(b'x' * 65536)",
+}
+"""For each way that bytes take, by what is said of it; the last is of relays alone."""
+ENGINES = ("docker", "remote", "gvisor")
+RELAYED = ("remote", "gvisor")
+START_TIMEOUT = 10
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory, bubblewrap: str) -> Iterator[Target]:
-    with hostile_server(tmp_path_factory.mktemp("images"), start_timeout=10) as target:
+    with hostile_server(tmp_path_factory.mktemp("images"), START_TIMEOUT) as target:
         yield target
+
+
+@pytest.fixture(scope="module")
+def engines(
+    dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Target]]:
+    """Servers with an engine by kind, each started by the first test that needs it."""
+    over_tls = {
+        f"ATOLL_DOCKER__{name.upper()}": str(value) for name, value in dockerd.over_tls.items()
+    }
+    kinds = {"docker": {}, "remote": over_tls, "gvisor": {"ATOLL_DOCKER__RUNTIME": "runsc"}}
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        for name, value in drivers.settings(dockerd.url).items():
+            patch.setenv(name, value)
+
+        @cache
+        def started(kind: str) -> Target:
+            home = tmp_path_factory.mktemp(kind)
+            return stack.enter_context(hostile_server(home, START_TIMEOUT, **kinds[kind]))
+
+        yield started
+
+
+@pytest.fixture(params=ENGINES)
+def contained(
+    request: pytest.FixtureRequest, engines: Callable[[str], Target]
+) -> tuple[str, Target]:
+    if request.param == "gvisor":
+        request.getfixturevalue("runsc")
+    return request.param, engines(request.param)
 
 
 @pytest.fixture
@@ -53,11 +107,13 @@ def box(hostile: Target) -> Iterator[Box]:
     hostile.client.delete(box.url)
 
 
-def attacked(hostile: Target, box: Box, code: str) -> None:
+def attacked(hostile: Target, box: Box, code: str, why: str = "") -> None:
+    """`why` is of the message: a run that only lasts too long has the same cause."""
     before, instance = resident(hostile.pid), box.pid_1
     result = box.run(code)
     assert (result["status"], result["cause"]) == ("failed", "protocol"), result
     assert result["error"]["code"] == "protocol"
+    assert why in result["error"]["message"]
     assert result["exit_code"] is None
     shown = hostile.client.get(f"/api/v1/executions/{result['execution_id']}").json()
     assert [attempt["cause"] for attempt in shown["attempts"]] == ["protocol"]
@@ -105,3 +161,59 @@ def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]
     play(box, script)
     assert resident(hostile.pid) - before < 64 * MiB
     assert hostile.client.delete(box.url).is_success
+
+
+# Other ways
+
+
+def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_path: Path) -> None:
+    with hostile_server(tmp_path, START_TIMEOUT, "unprivileged") as target:
+        box = target.box(template_id="python3")
+        for why, code in BYTES.items():
+            if why != ERRORS:
+                attacked(target, box, code, why)
+
+
+def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(
+    contained: tuple[str, Target],
+) -> None:
+    kind, target = contained
+    box = target.box(template_id="python3")
+    for why, code in BYTES.items():
+        if kind in RELAYED or why != ERRORS:
+            attacked(target, box, code, why)
+    assert target.client.delete(box.url).is_success
+
+
+def test_no_container_is_left_of_an_image_that_does_not_start(
+    engines: Callable[[str], Target], dockerd: Dockerd, runsc: str
+) -> None:
+    """All at once: each is given the time in which an executor has to start."""
+    cases = {
+        **{(kind, "mute"): "did not answer" for kind in ENGINES},
+        ("docker", "silent"): "did not answer",
+        ("docker", "loud"): "bytes before it was ready",
+    }
+    servers = {kind: engines(kind) for kind in ENGINES}
+    before = {kind: resident(server.pid) for kind, server in servers.items()}
+    containers = {one["Id"] for one in dockerd.containers()}
+
+    def create(case: tuple[str, str]) -> dict[str, Any]:
+        kind, name = case
+        answer = servers[kind].client.post("/api/v1/sessions", json={"template_id": name})
+        assert answer.is_server_error, answer.text
+        problem: dict[str, Any] = answer.json()
+        return problem
+
+    with ThreadPoolExecutor() as pool:
+        problems = list(pool.map(create, cases))
+    for (case, words), problem in zip(cases.items(), problems, strict=True):
+        assert words in problem["detail"], (case, problem)
+        # That would have it started on other nodes too.
+        assert problem["code"] != "engine_unavailable", case
+    for kind, server in servers.items():
+        assert resident(server.pid) - before[kind] < 64 * MiB, kind
+    eventually(
+        lambda: {one["Id"] for one in dockerd.containers()} <= containers,
+        "the removal of the containers",
+    )

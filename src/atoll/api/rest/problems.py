@@ -56,6 +56,7 @@ _BY_CODE = {
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
     "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "image_refused": HTTPStatus.UNPROCESSABLE_ENTITY,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "protocol_violation": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,

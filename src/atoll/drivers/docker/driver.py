@@ -83,7 +83,9 @@ REMAPPED_UIDS = range(10_000, 60_000)
 """Where the engine gives users in containers other numbers, it has 65,536 of them, usually."""
 READY = b"ready\n"
 MOST_SAID = 4000
-"""Bytes of what a container says before it is ready."""
+"""Bytes that are kept of what a container writes before it is ready."""
+MAX_BEFORE_READY = 1024 * 1024
+"""Bytes that it may write before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 IS_SO_ALREADY = 304
@@ -420,14 +422,23 @@ class DockerDriver:
         )
         container = self._engine.docker.containers.container(container_id)
         stream = container.attach(stdin=True, stdout=True, stderr=True)
+        patience = self._link_settings.start_timeout
+        deadline = asyncio.get_running_loop().time() + patience.total_seconds()
         try:
             with translated():
-                async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
-                    # Attached first: what it says is heard from the start.
+                async with asyncio.timeout_at(deadline):
+                    # Attached first: nothing of what it writes is missed.
                     await stream._init()
                     await container.start()
                     await stream.write_in(json.dumps(config).encode() + b"\n")
-                    await self._await_ready(spec.instance_id, stream)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._await_ready(spec.instance_id, stream)
+                except TimeoutError:
+                    # Not the engine's fault: another node would not do better with this image.
+                    raise LinkLost(
+                        f"The executor of instance {spec.instance_id} did not answer in {patience}."
+                    ) from None
         except BaseException:
             await end(stream)
             raise
@@ -437,11 +448,18 @@ class DockerDriver:
             await end(stream)
 
     async def _await_ready(self, instance_id: str, stream: Stream) -> None:
-        said = b""
+        said, size = b"", 0
         while (message := await stream.read_out()) is not None:
             if message.stream == 1 and message.data == READY:
                 return
             said = (said + message.data)[-MOST_SAID:]
+            size += len(message.data)
+            if size > MAX_BEFORE_READY:
+                raise PermanentError(
+                    f"Instance {instance_id} wrote over {MAX_BEFORE_READY} bytes before it was "
+                    "ready.",
+                    code="instance_failed",
+                )
         # Of an engine that hung up this is not known, and asking it says so.
         with contextlib.suppress(_Settled):
             await self._call(f"containers/{_name(instance_id)}/wait")

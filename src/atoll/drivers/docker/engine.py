@@ -42,6 +42,12 @@ REMOVE_LOOK = 0.05
 API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
 PORT, TLS_PORT = 2375, 2376
 NO_SPACE = "no space left on device"
+LONGEST_LINE = 4 * 1024 * 1024
+"""Bytes of one message of the engine: it has in it what a command printed, or an image's labels."""
+
+
+class LineTooLong(ValueError):
+    """A message of the engine is longer than `LONGEST_LINE`."""
 
 
 class Dialled(asyncio.Protocol):
@@ -196,6 +202,20 @@ class Engine:
                     return None
         except TemporaryError as error:
             return error.message
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Messages of the engine, as they come. A line that is too long for aiohttp would end them."""
+    rest = b""
+    async for piece in response.content.iter_any():
+        *found, rest = (rest + piece).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise LineTooLong("the engine sends a line without end")
+        for line in found:
+            if line.strip():
+                yield line
+    if rest.strip():
+        yield rest
 
 
 async def end(stream: Stream) -> None:

@@ -27,7 +27,14 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.contexts import packed
-from atoll.drivers.docker.engine import NO_SPACE, UNAVAILABLE, UNREACHABLE, translated
+from atoll.drivers.docker.engine import (
+    NO_SPACE,
+    UNAVAILABLE,
+    UNREACHABLE,
+    LineTooLong,
+    lines,
+    translated,
+)
 from atoll.drivers.docker.progress import Progress
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.image import HUB, parse
@@ -60,8 +67,13 @@ HUB_KEY = "https://index.docker.io/v1/"
 PROBE = "atoll-probe-"
 NAMES = ("python3", "python")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-LONGEST_MESSAGE = 4 * 1024 * 1024
-"""Bytes of one message of the engine, which has a line that a command printed in it."""
+MAX_CONFIG = 256 * 1024
+"""
+Bytes of an image's configuration. The engine repeats the labels with each container of the image,
+whenever it lists containers.
+"""
+MAX_PLACES = 64
+"""Directories of an image's PATH in which an interpreter is looked for."""
 LAST_LINES = 20
 """Of what a build printed, in the error."""
 BUILD_FAILED = "build_failed"
@@ -92,6 +104,8 @@ class Image:
     """Names with the digests of its manifests, of the registries that it came from."""
     tags: tuple[str, ...] = ()
     """All its names."""
+    config_size: int = 0
+    """Bytes of its configuration: labels, environment and the like."""
 
 
 class Images:
@@ -135,7 +149,7 @@ class Images:
     async def _look_for(self, image: Image, wanted: str) -> str | None:
         names = (wanted,) if wanted else NAMES
         places = [part for part in image.env.get("PATH", DEFAULT_PATH).split(":") if part]
-        paths = [wanted] if wanted.startswith("/") else _joined(places, names)
+        paths = [wanted] if wanted.startswith("/") else _joined(places[:MAX_PLACES], names)
         with translated():
             async with self._probe(image) as container:
                 for path in paths:
@@ -382,19 +396,12 @@ class Images:
             path, "POST", params=dict(params), data=data, headers=headers, timeout=patience
         ) as response:
             try:
-                rest = b""
-                async for piece in response.content.iter_any():
-                    *lines, rest = (rest + piece).split(b"\n")
-                    if len(rest) > LONGEST_MESSAGE:
-                        raise PermanentError(
-                            "A command of the Dockerfile prints a line without end.",
-                            code=BUILD_FAILED,
-                        )
-                    for line in lines:
-                        if line.strip():
-                            yield json.loads(line)
-                if rest.strip():
-                    yield json.loads(rest)
+                async for line in lines(response):
+                    yield json.loads(line)
+            except LineTooLong:
+                raise PermanentError(
+                    "A command of the Dockerfile prints a line without end.", code=BUILD_FAILED
+                ) from None
             finally:
                 # Not given back to be used again: what is not read yet ends with it.
                 response.close()
@@ -476,4 +483,5 @@ def _image(told: Mapping[str, Any]) -> Image:
         size=int(told.get("Size") or 0),
         digests=tuple(told.get("RepoDigests") or ()),
         tags=tuple(told.get("RepoTags") or ()),
+        config_size=len(json.dumps(config)),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.docker import containers
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.engine import lines, translated
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Memory:
                     async with self._engine.query(
                         "events", params={"filters": json.dumps(filters)}, timeout=None
                     ) as response:
-                        async for line in response.content:
+                        async for line in lines(response):
                             self._hear(json.loads(line))
             except (AtollError, ValueError) as error:
                 log.info("engine.events_lost", error=str(error))

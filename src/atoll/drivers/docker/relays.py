@@ -20,7 +20,7 @@ from atoll.drivers.docker.containers import NODE_LABEL
 from atoll.drivers.docker.engine import API, Dialled, translated
 from atoll.drivers.docker.links import NAME, RELAY_UID
 from atoll.errors import AtollError, TemporaryError
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link, LinkLost, ProtocolViolation
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -33,6 +33,8 @@ LOOK_SECONDS = 2.0
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.relay import main; main()"
 MOST_HEAD = 16_384
 MOST_SAID = 1000
+MAX_STDERR = 65_536
+"""Bytes of a relay's standard error, which cost no credit. A relay of ours writes a line."""
 _FRAME = struct.Struct(">BxxxL")
 _STDERR = 2
 
@@ -144,14 +146,14 @@ class Hijacked(Dialled, asyncio.Transport):
     ways: nothing is kept here but the head of a frame.
     """
 
-    def __init__(self, path: str, body: dict[str, Any], protocol: asyncio.Protocol) -> None:
+    def __init__(self, path: str, body: dict[str, Any], link: Link) -> None:
         super().__init__()
         content = json.dumps(body).encode()
         self._request = (
             f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         ).encode() + content
-        self._protocol = protocol
+        self._link = link
         self._lower: asyncio.Transport | None = None
         self._head = bytearray()
         """Of the answer, then of the next frame."""
@@ -160,6 +162,8 @@ class Hijacked(Dialled, asyncio.Transport):
         self._is_error = False
         self._said = b""
         """The end of what the process wrote to its standard error."""
+        self._errors = 0
+        """Bytes that it wrote there."""
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine has agreed."""
 
@@ -187,9 +191,17 @@ class Hijacked(Dialled, asyncio.Transport):
             piece, view = view[: self._left], view[self._left :]
             self._left -= len(piece)
             if self._is_error:
-                self._said = (self._said + piece)[-MOST_SAID:]
+                self._take_error(piece)
             else:
-                self._protocol.data_received(bytes(piece))
+                self._link.data_received(bytes(piece))
+
+    def _take_error(self, piece: memoryview) -> None:
+        self._said = (self._said + piece)[-MOST_SAID:]
+        self._errors += len(piece)
+        if self._errors > MAX_STDERR:
+            self._link.violated(
+                ProtocolViolation(f"A relay wrote over {MAX_STDERR} bytes to its standard error.")
+            )
 
     def _answered(self, data: bytes) -> bytes:
         """Look for the end of the answer's head; what is behind it."""
@@ -204,7 +216,7 @@ class Hijacked(Dialled, asyncio.Transport):
             message = rest.decode(errors="replace")[:MOST_SAID]
             self._refused(DockerError(status, message))
             return b""
-        self._protocol.connection_made(self)
+        self._link.connection_made(self)
         self.begun.set_result(None)
         return rest
 
@@ -219,19 +231,22 @@ class Hijacked(Dialled, asyncio.Transport):
         elif self.begun.exception() is None:
             if self._said:
                 log.info("relay.ended", said=self._said.decode(errors="replace").strip())
-            self._protocol.connection_lost(error)
+            self._link.connection_lost(error)
 
     def pause_writing(self) -> None:
-        self._protocol.pause_writing()
+        self._link.pause_writing()
 
     def resume_writing(self) -> None:
-        self._protocol.resume_writing()
+        self._link.resume_writing()
 
     # Towards the link
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert self._lower is not None
         self._lower.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._lower is None else self._lower.get_write_buffer_size()
 
     def is_closing(self) -> bool:
         return self._lower is None or self._lower.is_closing()

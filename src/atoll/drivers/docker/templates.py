@@ -18,7 +18,8 @@ import structlog
 
 from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import dockerfiles
-from atoll.errors import InvalidRequest, TemporaryError
+from atoll.drivers.docker.images import MAX_CONFIG
+from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.image import ImageInfo, parse
 from atoll.model.template import IMAGE, Layer, runtime_feature
 
@@ -118,9 +119,19 @@ class ImageTemplates:
             ) from None
 
     async def find(self, template: Template) -> Image:
-        """Its image, for an instance; `TemporaryError`, `image_missing`, when it is not here."""
+        """
+        Its image, for an instance; `TemporaryError`, `image_missing`, when it is not here, and
+        `PermanentError`, `image_refused`, when its configuration is too large.
+        """
         if await self.built(template):
             found = await self._images.held(self._name(template))
+            if found is not None and found.config_size > MAX_CONFIG:
+                raise PermanentError(
+                    f"The configuration of the image of template {template.id} (labels, "
+                    f"environment and the like) has {found.config_size} bytes. At most "
+                    f"{MAX_CONFIG} are allowed.",
+                    code="image_refused",
+                )
             if found is not None:
                 return found
         raise TemporaryError(

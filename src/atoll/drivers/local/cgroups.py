@@ -48,6 +48,8 @@ APART = frozenset({"memory", "pids"})
 """Controllers that hold user code apart from the supervisor."""
 GONE = (errno.ENOENT, errno.ENODEV)
 """Said of a group that is not there, and by one that was removed since it was opened."""
+LEAF = "server"
+"""The group of a server in a scope that was delegated to it."""
 ADOPTIONS = 100
 """How often processes that fork are looked for again."""
 
@@ -170,7 +172,7 @@ def _text(path: str) -> bytes:
         return b""
 
 
-def _wait_until(reached: Callable[[], bool | None], seconds: float) -> bool:
+def wait_until(reached: Callable[[], bool | None], seconds: float) -> bool:
     """False when the time is over, or when it will not be reached any more, which None tells."""
     deadline = time.monotonic() + seconds
     pause = 0.0002
@@ -180,6 +182,21 @@ def _wait_until(reached: Callable[[], bool | None], seconds: float) -> bool:
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
     return True
+
+
+def own_path(own: str) -> str:
+    """The group in the unified hierarchy, of the text of /proc/self/cgroup."""
+    return next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/")
+
+
+def enter_leaf(root: Path, own: str, pid: int) -> None:
+    """
+    Move a process from its group to one below, of which it is the only one. In version 2 a group
+    that has processes cannot have controllers in the groups below it.
+    """
+    leaf = root / own_path(own).strip("/") / LEAF
+    leaf.mkdir(exist_ok=True)
+    _write(leaf / "cgroup.procs", pid)
 
 
 def kill_all(groups: Groups, name: str) -> None:
@@ -335,7 +352,7 @@ class VersionOne:
 
         with _if_there():
             _write(group / "freezer.state", "FROZEN")
-        if _wait_until(reached, seconds):
+        if wait_until(reached, seconds):
             return True
         self.thaw(name)
         return False
@@ -452,7 +469,7 @@ class VersionTwo:
 
         with _if_there():
             _write(self._top / name / "cgroup.freeze", 1)
-        if _wait_until(reached, seconds):
+        if wait_until(reached, seconds):
             return True
         self.thaw(name)
         return False
@@ -548,10 +565,9 @@ def find(root: Path, name: str, own: str) -> Groups:
 
 def _version_two(root: Path, name: str, own: str) -> VersionTwo | None:
     """Below the root as root; else below the highest group above ours that was delegated to us."""
-    path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/")
     places = [root]
     if not os.access(root / "cgroup.subtree_control", os.W_OK):
-        here = root / path.strip("/")
+        here = root / own_path(own).strip("/")
         chain = [here, *here.parents]
         above = [p for p in chain if p == root or root in p.parents]
         places = [p for p in reversed(above) if _delegated(p)]

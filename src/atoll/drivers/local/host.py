@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux whose overlays take directories with other owners than they have."""
+OWN_GROUP = Path("/proc/self/cgroup")
+DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
 LEFTOVER_SECONDS = 5.0
 """For processes that stood still when their owner died, to end."""
 
@@ -44,11 +46,17 @@ class Check:
     """Without it no instance can be made."""
     requirement: str = ""
     """The name in `template.REQUIREMENTS` that it stands for."""
+    unprivileged: bool = False
+    """Missing because Atoll runs as an ordinary user."""
 
 
-def find_groups(settings: LocalSettings, node: Path) -> cgroups.Groups:
-    """The control groups of the instances of this node directory, apart from any other's."""
-    own = Path("/proc/self/cgroup").read_text()
+def find_groups(settings: LocalSettings, node: Path, own: str | None = None) -> cgroups.Groups:
+    """
+    The control groups of the instances of this node directory, apart from any other's. `own` is the
+    text of /proc/self/cgroup.
+    """
+    if own is None:
+        own = OWN_GROUP.read_text()
     tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
     return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
 
@@ -130,12 +138,11 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             else "instances share your uid; the namespaces alone keep them apart",
             "" if root else "sudo atoll serve",
             requirement="own_uid",
+            unprivileged=not root,
         )
     )
     missing = (
-        "systemd-run --user --scope -p Delegate=yes atoll serve"
-        if (settings.cgroup_root / "cgroup.controllers").exists()
-        else "sudo atoll serve"
+        DELEGATING if (settings.cgroup_root / "cgroup.controllers").exists() else "sudo atoll serve"
     )
     for name, fallback in (
         ("memory", "watched every 100 ms and limited per process"),
@@ -151,6 +158,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
                 f"{name} is limited by the kernel" if given else f"{name} is {fallback}",
                 "" if given else missing,
                 requirement=requirement,
+                unprivileged=not (given or root),
             )
         )
     result.append(_socket_buffers(groups, missing))
@@ -166,6 +174,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             f"(no file system images: {trouble})",
             "" if images else _image_fix(),
             requirement="disk_quota",
+            unprivileged=not (images or root),
         )
     )
     trouble = layer_trouble(node)
@@ -177,6 +186,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             if trouble is None
             else f"no template can have them: {trouble}",
             "" if root else "sudo atoll serve",
+            unprivileged=not root,
         )
     )
     filtered = seccomp.program() is not None
@@ -216,7 +226,8 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
     except kernel_memory.TooMany:
         pass  # Of this machine's own: reported they are.
     if not groups.limits_sockets:
-        return Check(name, False, "watched every 100 ms", fix)
+        unprivileged = os.geteuid() != 0
+        return Check(name, False, "watched every 100 ms", fix, unprivileged=unprivileged)
     return Check(
         name, True, "TCP and UDP are limited by the kernel, netlink is watched every 100 ms"
     )
@@ -225,7 +236,8 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
 def _bucket_mounts(settings: LocalSettings) -> Check:
     name = "bucket mounts"
     if os.geteuid() != 0:
-        return Check(name, False, "only root can mount a bucket for others", "sudo atoll serve")
+        detail = "only root can mount a bucket for others"
+        return Check(name, False, detail, "sudo atoll serve", unprivileged=True)
     if shutil.which(settings.s3fs) is None:
         return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
     if not FUSE.exists():

@@ -1,0 +1,108 @@
+"""Attempts that are lost with their instance, while the record of the execution changes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll import ids
+from atoll.clock import SystemClock
+from atoll.errors import TemporaryError
+from atoll.model.execution import Execution, ExecutionStatus
+from tests.component.service.test_session_records import create
+from tests.contract.stores.store_entities import make_execution
+from tests.parts import ME, Parts, parts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atoll.link.client import Link
+    from atoll.model.event import Event
+    from atoll.model.instance import Handle
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 30
+
+
+@asynccontextmanager
+async def adoptable(place: Path) -> AsyncIterator[tuple[Parts, Execution]]:
+    """A running session, and an execution of it that began in an instance which is gone."""
+    clock = SystemClock()
+    async with parts(place, clock) as found:
+        await found.driver.open()
+        await found.templates.ensure_default()
+        session = await create(found.sessions, ids.session_id())
+        execution = make_execution(
+            id=ids.execution_id(clock.now()),
+            session_id=session.id,
+            status=ExecutionStatus.RUNNING,
+            created_at=clock.now(),
+            started_at=clock.now(),
+            instance_id="inst_gone",
+            holder=ME,
+        )
+        await found.store.executions.add(execution)
+        try:
+            yield found, execution
+        finally:
+            await found.sessions.delete(session.id)
+            await found.tasks.settle(SECONDS)
+            await found.driver.close()
+
+
+async def ended(found: Parts, execution: Execution) -> Execution:
+    """The record, when the execution that is adopted now has ended."""
+    running = found.runs.start(execution, 1, adopted=True)
+    async with asyncio.timeout(SECONDS):
+        await running.done
+    stored = await found.store.executions.get(execution.id)
+    assert stored is not None
+    return stored
+
+
+async def test_one_that_is_recorded_as_running_while_its_session_is_reached_is_retried(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with adoptable(tmp_path) as (found, execution):
+        connect, save = found.driver.connect, found.store.executions.save
+        recorded = asyncio.Event()
+
+        async def connect_late(handle: Handle) -> Link:
+            await recorded.wait()
+            return await connect(handle)
+
+        async def saved(changed: Execution, *, event: Event | None = None) -> Execution:
+            stored = await save(changed, event=event)
+            recorded.set()
+            return stored
+
+        monkeypatch.setattr(found.driver, "connect", connect_late)
+        monkeypatch.setattr(found.store.executions, "save", saved)
+        found.lives.let_go(execution.session_id)
+        stored = await ended(found, execution)
+        assert stored.status is ExecutionStatus.COMPLETED
+        assert stored.retry_count == 1
+
+
+async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with adoptable(tmp_path) as (found, execution):
+        save = found.store.executions.save
+
+        async def cut_off(changed: Execution, *, event: Event | None = None) -> Execution:
+            stored = await save(changed, event=event)
+            if changed.retry_count and changed.status is ExecutionStatus.PENDING:
+                monkeypatch.setattr(found.store.executions, "save", save)
+                raise TemporaryError("cut off", code="database_unavailable")
+            return stored
+
+        monkeypatch.setattr(found.store.executions, "save", cut_off)
+        stored = await ended(found, execution)
+        assert stored.status is ExecutionStatus.COMPLETED
+        assert stored.retry_count == 1
