@@ -32,6 +32,7 @@ _READ_ONLY = (
     "message",
     "attempts",
     "installed_packages",
+    "pre_installed_packages",
     "image_digest",
     "entrypoint",
     "command",
@@ -58,7 +59,6 @@ class AsyncTemplates:
         template_id: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -94,7 +94,7 @@ class AsyncTemplates:
         """
         body = {"name": name, "id": template_id}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            image, base_image, python, preload, env, pool_size, pool_max,
             require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
         if context is not None:
@@ -120,7 +120,6 @@ class AsyncTemplates:
         name: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -146,7 +145,7 @@ class AsyncTemplates:
         stored = await self._connection.call("GET", path)
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            image, base_image, python, preload, env, pool_size, pool_max,
             require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
         if context is not None:
@@ -255,7 +254,6 @@ class AsyncTemplates:
 def _changes(
     image: str | None,
     base_image: str | None,
-    packages: Sequence[str] | None,
     python: str | None,
     preload: Sequence[str] | None,
     env: Mapping[str, str] | None,
@@ -271,7 +269,6 @@ def _changes(
     return {
         "image": image,
         "base_image": base_image,
-        "pre_installed_packages": None if packages is None else list(packages),
         "python": python,
         "preload": None if preload is None else list(preload),
         "env": None if env is None else dict(env),
