@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -71,30 +72,29 @@ def test_a_question_of_a_context_is_answered_by_a_callback(session: Session) -> 
 
 
 def test_an_interrupt_from_another_thread_keeps_the_variables(session: Session) -> None:
-    context = session.context()
-    context.run("x = 1")
-
     def interrupt() -> None:
         eventually(lambda: "began" in [entry.name for entry in session.files.list()])
         context.interrupt()
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    result = context.run("open('began', 'w').close()\nimport time; time.sleep(60)")
-    thread.join()
-    assert result.error is not None
-    assert result.error.name == "KeyboardInterrupt"
-    assert context.run("x").results[0].text == "1"
+    with session.context() as context:
+        context.run("x = 1")
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        result = context.run("open('began', 'w').close()\nimport time; time.sleep(60)")
+        thread.join()
+        assert result.error is not None
+        assert result.error.name == "KeyboardInterrupt"
+        assert context.run("x").results[0].text == "1"
 
 
 def test_a_dead_context_is_restarted(session: Session) -> None:
-    context = session.context()
-    context.run("import os; os._exit(1)")
-    with pytest.raises(Conflict) as caught:
-        context.run("1")
-    assert caught.value.code == "context_dead"
-    assert context.restart().state == "idle"
-    assert context.run("1").results[0].text == "1"
+    with session.context() as context:
+        context.run("import os; os._exit(1)")
+        with pytest.raises(Conflict) as caught:
+            context.run("1")
+        assert caught.value.code == "context_dead"
+        assert context.restart().state == "idle"
+        assert context.run("1").results[0].text == "1"
 
 
 async def test_the_asynchronous_client_has_contexts_too(server: Server) -> None:
@@ -129,3 +129,31 @@ def test_the_command_line_has_contexts(session: Session, server: Server, tmp_pat
     assert atoll("restart", session.id, context) == context
     assert atoll("delete", session.id, context) == context
     assert json.loads(atoll("list", session.id, "--json")) == []
+
+
+async def test_a_context_can_be_had_with_and_without_a_block(server: Server) -> None:
+    async with AsyncAtoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
+        async with session.context() as context:
+            assert (await context.run("1")).results[0].text == "1"
+        async with await session.context() as context:
+            assert (await context.run("2")).results[0].text == "2"
+        context = await session.context()
+        await context.delete()
+        assert [found async for found in session.contexts()] == []
+
+
+def test_a_context_that_is_left_open_is_warned_about(session: Session) -> None:
+    def leave_open() -> None:
+        session.context()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match=r"<Context .* was left open"):
+        leave_open()
+
+
+def test_a_key_is_for_one_run_with_and_without_callbacks(session: Session) -> None:
+    with session.context() as context:
+        context.run("n = 0")
+        first = context.run("n += 1\nn", idempotency_key=context.id)
+        again = context.run("n += 1\nn", on_result=lambda shown: None, idempotency_key=context.id)
+        assert first.results[0].text == again.results[0].text == "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -14,11 +14,12 @@ from tests.harness import Server
 from tests.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
+T = TypeVar("T")
 COUNT = "for n in range(1000): print(n, flush=True)\n"
 NUMBERS = "".join(f"{n}\n" for n in range(1000))
 
@@ -101,6 +102,84 @@ async def test_a_stream_goes_on_when_the_server_is_killed_and_started_again(
             assert said == NUMBERS == event.result.stdout
             assert sequences == sorted(set(sequences))
             await session.delete()
+
+
+async def test_calls_wait_for_a_server_that_is_away(bubblewrap: str, tmp_path: Path) -> None:
+    """Each is made while the server is down, and succeeds when it is back."""
+    server = Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0")
+    with server:
+        async with AsyncAtoll(server.url, api_key=server.key) as atoll:
+            session, doomed = await atoll.session(), await atoll.session()
+            server.stop(signal.SIGKILL)
+            async with asyncio.TaskGroup() as calls:
+                run = calls.create_task(session.run("print(6 * 7)"))
+                invoked = calls.create_task(session.invoke(code="print(7)"))
+                written = calls.create_task(session.files.write("a.txt", "text"))
+                created = calls.create_task(as_coroutine(atoll.sessions.create()))
+                deleted = calls.create_task(doomed.delete())
+                calls.create_task(asyncio.to_thread(server.start))
+            assert run.result().stdout == "42\n"
+            assert (await invoked.result().result()).stdout == "7\n"
+            assert written.result().size == 4
+            assert deleted.result().status == "terminated"
+            assert (await created.result().run("print(1)")).ok
+            await created.result().delete()
+            await session.delete()
+
+
+async def as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
+    bubblewrap: str, tmp_path: Path
+) -> None:
+    server = Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0")
+    code = "open('runs', 'a').write('x')\n" + until("go") + "print(open('runs').read())"
+    with server:
+        async with (
+            AsyncAtoll(server.url, api_key=server.key) as atoll,
+            atoll.session() as session,
+        ):
+            async for change in session.files.watch():
+                if change.kind == "watching":
+                    running = asyncio.create_task(session.run(code))
+                if change.path == "runs":
+                    break
+            server.stop(signal.SIGKILL)
+            await asyncio.to_thread(server.start)
+            await session.files.write("go", "")
+            assert (await running).stdout == "x\n"
+
+
+@pytest.mark.parametrize("first", ["run", "submit", "stream", "callback"])
+def test_a_key_is_for_one_run_however_it_is_waited_for(atoll: Atoll, first: str) -> None:
+    code = "open('runs', 'a').write('x'); print(open('runs').read())"
+    with atoll.session() as session:
+        key = f"key-{session.id}"
+        match first:
+            case "run":
+                session.run(code, idempotency_key=key)
+            case "submit":
+                session.submit(code, idempotency_key=key).wait()
+            case "stream":
+                list(session.stream(code, idempotency_key=key))
+            case _:
+                session.run(code, on_stdout=lambda text: None, idempotency_key=key)
+        assert session.run(code, idempotency_key=key).stdout == "x\n"
+        assert session.submit(code, idempotency_key=key).wait().stdout == "x\n"
+        assert session.run(code, on_event=lambda event: None, idempotency_key=key).stdout == "x\n"
+
+
+@pytest.mark.parametrize("other", [{"code": "2"}, {"code": "1", "stdin": "in"}, {"event": 5}])
+def test_an_execution_id_stands_for_one_piece_of_work(atoll: Atoll, other: dict[str, Any]) -> None:
+    with atoll.session() as session:
+        mine = f"mine-{session.id}"
+        session.run("1", execution_id=mine)
+        assert session.run("1", timeout=7, execution_id=mine).ok
+        with pytest.raises(Conflict) as raised:
+            session.run(**{"code": "1", **other}, execution_id=mine)
+        assert raised.value.code == "execution_id_in_use"
 
 
 def test_what_waits_in_line_is_told_so(atoll: Atoll) -> None:

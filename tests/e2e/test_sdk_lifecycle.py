@@ -98,22 +98,22 @@ def test_what_runs_when_a_session_is_stopped_is_cancelled(session: Session) -> N
 
 
 def test_a_paused_session_keeps_its_memory_and_wakes_when_needed(session: Session) -> None:
-    context = session.context()
-    context.run("x = 41").check()
-    if not can_pause(session):
-        pytest.skip("instances of this node cannot be paused")
-    assert session.info.expires_at is not None
+    with session.context() as context:
+        context.run("x = 41").check()
+        if not can_pause(session):
+            pytest.skip("instances of this node cannot be paused")
+        assert session.info.expires_at is not None
 
-    assert context.run("print(x + 1, end='')").check().stdout == "42"
+        assert context.run("print(x + 1, end='')").check().stdout == "42"
 
-    assert session.refresh().status == "running"
-    session.pause()
-    assert [one.id for one in session.contexts()] == [context.id]
-    session.pause()
-    assert session.resume().status == "running"
-    session.stop()
-    with pytest.raises(NotFound):
-        context.run("x")
+        assert session.refresh().status == "running"
+        session.pause()
+        assert [one.id for one in session.contexts()] == [context.id]
+        session.pause()
+        assert session.resume().status == "running"
+        session.stop()
+        with pytest.raises(NotFound):
+            context.run("x")
 
 
 def test_a_session_is_not_paused_while_something_runs_in_it(session: Session) -> None:

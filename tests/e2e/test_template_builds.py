@@ -143,6 +143,14 @@ def test_a_template_has_its_python_packages_preloaded(api: Api, make: Make) -> N
     assert "greet==1.2" in log_of(api, template["id"])
 
 
+def test_packages_by_their_other_name_are_installed_too(api: Api, make: Make) -> None:
+    template = make(pre_installed_packages=["greet==1.0"])
+    assert template["python_packages"] == template["pre_installed_packages"] == ["greet==1.0"]
+    assert in_a_session(api, template["id"], "import greet; print(greet.version)") == "1.0\n"
+    both = {"name": "Both", "python_packages": ["greet"], "pre_installed_packages": ["lower"]}
+    problem(api.http.post(f"{V1}/templates", json=both), 422, "invalid_request")
+
+
 def test_a_sessions_own_packages_come_on_top_of_the_templates(api: Api, make: Make) -> None:
     template = make(python_packages=["greet==1.0"])
     other = {"name": "greet", "version": "==1.2"}
@@ -315,7 +323,7 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> None:
-    made = server.atoll("template", "build", "by-cli", "--python", "greet==1.0")
+    made = server.atoll("template", "build", "by-cli", "--python-package", "greet==1.0")
     assert (made.returncode, made.stdout) == (0, "by-cli version 1\n"), made.stderr
     assert made.stderr.endswith("Ready.\n")
 
@@ -325,7 +333,7 @@ def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> 
     slip = server.atoll("template", "build", "by-cil")
     assert slip.returncode == 1
     assert "template_not_found" in slip.stderr
-    failed = server.atoll("template", "build", "by-cli", "--python", "not-on-the-index")
+    failed = server.atoll("template", "build", "by-cli", "--python-package", "not-on-the-index")
     assert failed.returncode == 1
     assert "build_failed" in failed.stderr
 

@@ -48,7 +48,6 @@ def test_a_template_is_made_read_and_removed(api: Api, make: Make) -> None:
         name="Mine",
         env={"A": "1"},
         preload=["json"],
-        pre_installed_packages=["numpy"],
         default_resources={"memory": "256Mi"},
         pool_size=0,
     )

@@ -97,11 +97,20 @@ def create(
             "stdin."
         ),
     ] = None,
-    base_image: Annotated[str | None, typer.Option(help="What the image was made from.")] = None,
-    package: Annotated[
-        list[str] | None, typer.Option(help="A Python package that it has; may be repeated.")
+    base_image: Annotated[
+        str | None,
+        typer.Option(
+            help="What packages are installed on: a root file system directory, or template:ID."
+        ),
     ] = None,
-    python: Annotated[str | None, typer.Option(help="Interpreter.")] = None,
+    python_package: Annotated[
+        list[str] | None,
+        typer.Option(help="A Python package to install (PEP 508); may be repeated."),
+    ] = None,
+    debian_package: Annotated[
+        list[str] | None, typer.Option(help="A Debian package to install; may be repeated.")
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="Path of the interpreter.")] = None,
     preload: Annotated[
         list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
     ] = None,
@@ -133,7 +142,8 @@ def create(
             template_id=template_id,
             image=image,
             base_image=base_image,
-            packages=package,
+            python_packages=python_package,
+            debian_packages=debian_package,
             python=python,
             preload=preload,
             env=variables or None,
@@ -176,12 +186,11 @@ def build(
         str | None,
         typer.Option(help="Root file system directory on the node, or template:ID."),
     ] = None,
-    debian: Annotated[
+    debian_package: Annotated[
         list[str] | None, typer.Option(help="A Debian package; may be repeated.")
     ] = None,
     python_package: Annotated[
-        list[str] | None,
-        typer.Option("--python", help="A Python package (PEP 508); may be repeated."),
+        list[str] | None, typer.Option(help="A Python package (PEP 508); may be repeated.")
     ] = None,
     preload: Annotated[
         list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
@@ -203,7 +212,7 @@ def build(
     """
     options = {
         "base_image": base,
-        "debian_packages": debian,
+        "debian_packages": debian_package,
         "python_packages": python_package,
         "preload": preload,
         "pool_size": pool_size,

@@ -8,7 +8,7 @@ the end of one whose instance was lost, by no fault of the code, as often as tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,17 @@ class Request:
     mode: Mode = Mode.ASYNC
     metadata: dict[str, str] = field(default_factory=dict)
     """What the invoker wants to find with it again; never much."""
+
+    def same_work(self, other: Request) -> bool:
+        """Whether both run the same thing with the same input, however they are waited for."""
+        return all(getattr(self, name) == getattr(other, name) for name in _WORK)
+
+
+_WORK = tuple(
+    item.name
+    for item in fields(Request)
+    if item.name not in ("timeout", "stdin_open", "mode", "metadata")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,6 @@ class Template:
     image: str = ""
     """Root file system directory, or an image by name; empty for the node's own."""
     base_image: str = ""
-    pre_installed_packages: tuple[str, ...] = ()
-    """Python packages that the image has, by name; told, not installed."""
     require: tuple[str, ...] = ()
     """Names of `REQUIREMENTS`; `security_context.require` on the wire."""
     python: str = ""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.feed import AsyncEvents
+from atoll.sdk.hints import CLIENT_NAMES, Hints
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.opening import Opening
 from atoll.sdk.pools import AsyncPools
-from atoll.sdk.sessions import AsyncSessions, end
+from atoll.sdk.sessions import AsyncSessions
 from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
@@ -19,14 +20,14 @@ from atoll.sdk.webhooks import AsyncWebhooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.values import Mount
 
 
-class AsyncAtoll:
+class AsyncAtoll(Hints):
     """
     Sandboxes, of a server or of this process.
 
@@ -35,6 +36,8 @@ class AsyncAtoll:
     inside this process, and `settings` are that one's settings. `timeout` is how long the
     server may take to answer one request, in seconds; it does not limit how long code runs.
     """
+
+    OTHER_NAMES = CLIENT_NAMES
 
     def __init__(
         self,
@@ -104,8 +107,7 @@ class AsyncAtoll:
     def __repr__(self) -> str:
         return f"<Atoll at {self._connection.target.name}>"
 
-    @asynccontextmanager
-    async def session(
+    def session(
         self,
         template: str | None = None,
         *,
@@ -129,9 +131,12 @@ class AsyncAtoll:
         idle_timeout: int | None = None,
         archive_after: int | None = None,
         delete_after: int | None = None,
-    ) -> AsyncIterator[AsyncSession]:
-        """A session for the length of an `async with`; see `sessions.create` for the arguments."""
-        session = await self._sessions.create(
+    ) -> Opening[AsyncSession]:
+        """
+        A session for the length of an `async with`; see `sessions.create` for the arguments.
+        Without a block, delete it yourself.
+        """
+        creating = self._sessions.create(
             template,
             timeout=timeout,
             cpu=cpu,
@@ -154,12 +159,11 @@ class AsyncAtoll:
             archive_after=archive_after,
             delete_after=delete_after,
         )
-        try:
-            yield session
-        except BaseException as error:
-            await end(session, error)
-            raise
-        await end(session, None)
+
+        async def make() -> AsyncSession:
+            return (await creating)._for_a_block()
+
+        return Opening("atoll.session", make)
 
     async def open(self) -> None:
         """Start what has to be started; the first request does it too."""

@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from atoll.sdk.transport import ASGIApp
 
 _CONNECT_TIMEOUT = 5.0
+_REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+
+
+class ServerAway(TemporaryError):
+    """The server could not be reached, or the connection broke before its answer was complete."""
+
+    code = "server_unreachable"
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+        """Whether the server may have received the request."""
 
 
 class Connection:
@@ -76,8 +88,46 @@ class Connection:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
+        once: bool = False,
     ) -> Any:
-        """The answer's JSON; `wait` is how long the server was asked to take, in seconds."""
+        """
+        The answer's JSON; `wait` is how long the server was asked to take, in seconds.
+
+        While a server that has answered before is away, for 30 s at most, the request is sent again
+        if that is safe: it was never sent, its method may be repeated, or the server does it `once`
+        however often it is sent.
+        """
+        streamed = content is not None and not isinstance(content, bytes)
+        repeatable = (once or method in _REPEATABLE) and not streamed
+        patience = Patience()
+        while True:
+            try:
+                return await self.try_call(
+                    method,
+                    path,
+                    body=body,
+                    content=content,
+                    query=query,
+                    headers=headers,
+                    wait=wait,
+                )
+            except ServerAway as error:
+                if not self.answered or (error.sent and not repeatable):
+                    raise
+                await patience.endure(error)
+
+    async def try_call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0.0,
+    ) -> Any:
+        """Like `call`, but sent only once."""
         async with self.stream(
             method, path, body=body, content=content, query=query, headers=headers, wait=wait
         ) as response:
@@ -94,22 +144,23 @@ class Connection:
             ) from None
 
     async def call_once(
-        self, path: str, *, key: str | None = None, body: Any, wait: float = 0.0
+        self,
+        path: str,
+        *,
+        key: str | None = None,
+        body: Any,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0.0,
     ) -> Any:
         """
-        The answer to a POST that the server does once, as often as it gets this key or, without
-        one, the id in the body: when the line breaks it is sent again, and a server that is started
-        again meanwhile is waited for.
+        The answer to a POST that the server does once, however often it gets this key or, without
+        one, the id in the body.
         """
-        headers = {} if key is None else {"idempotency-key": key}
+        given = {**(headers or {}), **({} if key is None else {"idempotency-key": key})}
         patience = Patience()
         while True:
             try:
-                return await self.call("POST", path, body=body, headers=headers, wait=wait)
-            except TemporaryError as error:
-                if error.code != "server_unreachable" or not self.answered:
-                    raise
-                await patience.endure(error)
+                return await self.call("POST", path, body=body, headers=given, wait=wait, once=True)
             except Conflict as error:
                 if error.code != "idempotency_in_flight":
                     raise
@@ -151,6 +202,10 @@ class Connection:
                 if not response.is_success:
                     raise error_of(response.status_code, response.headers, await response.aread())
                 yield response
+        except httpx.ConnectTimeout as error:
+            raise ServerAway(
+                f"{self.target.name} did not accept a connection in time.", sent=False
+            ) from error
         except httpx.TimeoutException as error:
             raise TemporaryError(
                 f"{self.target.name} did not answer {method} {path} within "
@@ -164,10 +219,10 @@ class Connection:
                     "Set SSL_CERT_FILE to the authority that signed it.",
                     code="certificate_untrusted",
                 ) from error
-            raise TemporaryError(
+            raise ServerAway(
                 f"No server answers at {self.target.name}: {str(error) or type(error).__name__}. "
                 "Start one with `atoll serve`, or name another one (ATOLL_URL).",
-                code="server_unreachable",
+                sent=not isinstance(error, httpx.ConnectError),
             ) from error
 
     async def socket(self, path: str, query: Mapping[str, str]) -> Socket:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from atoll.errors import NotFound
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import execute_body
+from atoll.sdk.opening import warn_left_open
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import quietly
 from atoll.sdk.values import ContextInfo
@@ -35,10 +37,20 @@ class AsyncContext:
     It is deleted when a `with` block of it is left, and in any case with its session.
     """
 
-    def __init__(self, connection: Connection, session: AsyncSession, info: ContextInfo) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        session: AsyncSession,
+        info: ContextInfo,
+        *,
+        scoped: bool = False,
+    ) -> None:
         self._connection = connection
         self._session = session
         self._info = info
+        self._scoped = scoped
+        """Whether it is meant for a `with` block."""
+        self._deleted = False
         self._path = f"sessions/{segment(info.session_id)}/contexts/{segment(info.id)}"
 
     @property
@@ -65,10 +77,13 @@ class AsyncContext:
         if error is not None:
             await quietly(self.delete())
             return
-        try:
+        with suppress(NotFound):
             await self.delete()
-        except NotFound:
-            return
+
+    def __del__(self) -> None:
+        # What was not made completely has no such attribute. With its session it ends too.
+        if self.__dict__.get("_scoped") and not self._deleted and self._session._is_open:
+            warn_left_open(self)
 
     async def run(
         self,
@@ -127,6 +142,7 @@ class AsyncContext:
 
     async def delete(self) -> None:
         """End it; what runs is cancelled."""
+        self._deleted = True
         await self._connection.call("DELETE", self._path)
 
     async def _post(self, verb: str) -> ContextInfo:

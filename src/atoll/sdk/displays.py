@@ -1,14 +1,15 @@
 """
 What a context showed: one thing in all the forms that it has.
 
-It was made by code in a sandbox. A notebook is given the forms that can do nothing there (text,
-images, JSON); HTML, SVG and scripts would run in its page, so who trusts them shows them by hand.
+It was made by code in a sandbox, so a notebook is given nothing that could run in its page: text is
+escaped, images (SVG too) are image elements, and HTML is in a frame without scripts or network.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import html
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ HTML, JSON, TEXT = "text/html", "application/json", "text/plain"
 MARKDOWN, LATEX = "text/markdown", "text/latex"
 
 _HARMLESS = (TEXT, PNG, JPEG, JSON)
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_FRAME = '<iframe sandbox="" srcdoc="{}" style="width:100%;height:20em;resize:vertical;border:0">'
 _SUFFIXES = {
     ".png": PNG,
     ".jpg": JPEG,
@@ -38,7 +41,7 @@ _SUFFIXES = {
 """By which form a file of that name is written; in the order of preference for one without."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Display:
     """Something shown by `display()`, or the value of the last expression (`type` "result")."""
 
@@ -78,6 +81,10 @@ class Display:
     @property
     def json(self) -> Any:
         return self.data.get(JSON)
+
+    def __repr__(self) -> str:
+        forms = [f"{mime} ({len(str(value)):,})" for mime, value in self.data.items()]
+        return f"<Display {self.type}: {', '.join(forms) or 'nothing'}>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """
@@ -124,3 +131,26 @@ class Display:
             image = self._bytes(mime)
             forms[mime] = None if image is None else base64.b64encode(image).decode()
         return {mime: forms[mime] for mime in _HARMLESS if forms[mime] is not None}
+
+    def _repr_html_(self) -> str:
+        """The best form for a page; what could do something there is shut in."""
+        for mime in (PNG, JPEG):
+            if (image := self._bytes(mime)) is not None:
+                return _image(mime, image)
+        if self.html is not None:
+            policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            return _FRAME.format(html.escape(policy + self.html)) + "</iframe>"
+        if self.svg is not None:
+            return _image(SVG, self.svg.encode("utf-8", "replace"))
+        for text in (self.text, self.markdown, self.latex):
+            if text is not None:
+                return preformatted(text)
+        return preformatted(json.dumps(self.json, indent=2))
+
+
+def preformatted(text: str, style: str = "") -> str:
+    return f'<pre style="{style}">{html.escape(text)}</pre>' if text else ""
+
+
+def _image(mime: str, content: bytes) -> str:
+    return f'<img src="data:{mime};base64,{base64.b64encode(content).decode()}">'

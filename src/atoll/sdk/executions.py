@@ -88,7 +88,7 @@ class AsyncExecution:
         while True:
             some = _WAIT if deadline is None else max(0.0, min(_WAIT, deadline - now()))
             try:
-                answer = await self._connection.call(
+                answer = await self._connection.try_call(
                     "GET", f"{self._path}/result", query={"wait": round(some, 3)}, wait=some
                 )
                 return decode(Result, answer)
@@ -144,7 +144,7 @@ class AsyncExecution:
         which is no error: the status says how it ended."""
         body = {} if reason is None else {"reason": reason}
         try:
-            return await self._post("cancel", body)
+            return await self._post("cancel", body, once=True)
         except Conflict as error:
             if error.code != "execution_ended":
                 raise
@@ -214,10 +214,9 @@ class AsyncExecution:
             if not pieces:
                 return status
 
-    async def _post(self, verb: str, body: dict[str, Any]) -> Status:
-        return decode(
-            Status, await self._connection.call("POST", f"{self._path}/{verb}", body=body)
-        )
+    async def _post(self, verb: str, body: dict[str, Any], *, once: bool = False) -> Status:
+        path = f"{self._path}/{verb}"
+        return decode(Status, await self._connection.call("POST", path, body=body, once=once))
 
     @asynccontextmanager
     async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:

@@ -75,7 +75,9 @@ class AsyncInvocation:
         no error."""
         body = {} if reason is None else {"reason": reason}
         try:
-            answer = await self._connection.call("POST", f"{self._path}/cancel", body=body)
+            answer = await self._connection.call(
+                "POST", f"{self._path}/cancel", body=body, once=True
+            )
         except Conflict as error:
             # Ended by itself, just now or before.
             if error.code not in ("invocation_ended", "execution_ended"):

@@ -39,7 +39,7 @@ async def become(connection: Connection, path: str, verb: str, wait: float | Non
         left = _ONE_WAIT if until is None else min(_ONE_WAIT, max(0.0, until - loop.time()))
         try:
             answer = await connection.call(
-                "POST", f"{path}/{verb}", query={"wait": f"{left:g}"}, wait=left
+                "POST", f"{path}/{verb}", query={"wait": f"{left:g}"}, wait=left, once=True
             )
         except TemporaryError as error:
             if error.code != _IN_LINE:

@@ -5,6 +5,7 @@ What to do when a wait is interrupted: by a server that is away, or by the calle
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +41,11 @@ class Patience:
             raise error
         await asyncio.sleep(self._pause)
         self._pause = min(self._pause * 2, 2.0)
+
+
+def new_key() -> str:
+    """An idempotency key for one request, so that it may be sent again."""
+    return secrets.token_hex(16)
 
 
 async def undoable(action: Coroutine[None, None, T], undo: Callable[[T], Awaitable[object]]) -> T:

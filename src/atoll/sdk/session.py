@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from atoll import ids
 from atoll.errors import InvalidRequest, NotFound
 from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.contexts import AsyncContext
@@ -13,10 +15,12 @@ from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
+from atoll.sdk.hints import SESSION_NAMES, Hints
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
 from atoll.sdk.lifecycle import become, change_body
+from atoll.sdk.opening import Opening, warn_left_open
 from atoll.sdk.paths import segment
-from atoll.sdk.patience import quietly, undoable
+from atoll.sdk.patience import new_key, quietly, undoable
 from atoll.sdk.secrets import AsyncSecrets
 from atoll.sdk.values import (
     Artifact,
@@ -33,6 +37,7 @@ from atoll.sdk.values import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+    from types import TracebackType
 
     from atoll.sdk.callbacks import ApprovalCallback, EventCallback, OutputCallback
     from atoll.sdk.connection import Connection
@@ -46,15 +51,20 @@ _LEFT = "Its caller left."
 """The reason of a cancellation that nobody asked for in words."""
 
 
-class AsyncSession:
+class AsyncSession(Hints):
     """
-    A sandbox that lives until it is deleted or its time is over. At rest (stopped, archived) it has
-    its files and uses neither memory nor CPU time; what is asked of it starts it again.
+    A sandbox that lives until it is deleted or its time is over. A `with` block deletes it at its
+    end. At rest (stopped, archived) it has its files and uses neither memory nor CPU time; what is
+    asked of it starts it again.
     """
+
+    OTHER_NAMES = SESSION_NAMES
 
     def __init__(self, connection: Connection, info: SessionInfo) -> None:
         self._connection = connection
         self._info = info
+        self._scoped = False
+        self._deleted = False
         self._path = f"sessions/{segment(info.id)}"
         self._files = AsyncFiles(connection, self._path)
         self._secrets = AsyncSecrets(connection, self._path)
@@ -78,8 +88,40 @@ class AsyncSession:
         """Variables whose values nobody is shown."""
         return self._secrets
 
+    def _for_a_block(self) -> Self:
+        """Warn if it is neither deleted nor the subject of a `with` block."""
+        self._scoped = True
+        return self
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it may be there, as far as this object knows; embedded ones end with the host."""
+        embedded = self._connection.target.url is None
+        return not self._deleted and not (embedded and self._connection.closed)
+
     def __repr__(self) -> str:
         return f"<Session {self._info.id} {self._info.status}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            # It must not be hidden by one of ours.
+            await quietly(self.delete())
+            return
+        with suppress(NotFound):
+            await self.delete()
+
+    def __del__(self) -> None:
+        # What was not made completely has no such attribute.
+        if self.__dict__.get("_scoped") and self._is_open:
+            warn_left_open(self)
 
     async def run(
         self,
@@ -117,8 +159,9 @@ class AsyncSession:
         `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
         returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
 
-        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
-        it is asked for: by this call, which then survives a connection that breaks, and by others.
+        A connection that breaks does not matter, nor a server that is away for less than 30 s. With
+        an `execution_id` of your own, or an `idempotency_key`, it is run once, however many calls
+        ask for it.
         """
         body = execute_body(
             code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
@@ -277,25 +320,26 @@ class AsyncSession:
         given = {name: value for name, value in body.items() if value is not None}
         return (await self._invoke(given, idempotency_key, "async")).execution
 
-    async def context(
+    def context(
         self,
         language: str = "python",
         *,
         cwd: str | None = None,
         idempotency_key: str | None = None,
-    ) -> AsyncContext:
+    ) -> Opening[AsyncContext]:
         """
         A new context, whose runs find what earlier ones left behind; python is the only `language`
-        that has them. It begins in `cwd`, by default the workspace.
+        that has them. It begins in `cwd`, by default the workspace. A `with` block deletes it at
+        its end.
         """
+        return Opening("session.context", lambda: self._new_context(language, cwd, idempotency_key))
+
+    async def _new_context(self, language: str, cwd: str | None, key: str | None) -> AsyncContext:
         body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
         path = f"{self._path}/contexts"
-        if idempotency_key is None:
-            creation = self._connection.call("POST", path, body=body)
-        else:
-            creation = self._connection.call_once(path, key=idempotency_key, body=body)
+        creation = self._connection.call_once(path, key=key or new_key(), body=body)
         answer = await undoable(creation, lambda answer: self._context(answer).delete())
-        return self._context(answer)
+        return AsyncContext(self._connection, self, decode(ContextInfo, answer), scoped=True)
 
     async def contexts(self) -> AsyncIterator[AsyncContext]:
         """The contexts that it has, oldest first."""
@@ -326,7 +370,9 @@ class AsyncSession:
 
     async def checkpoint(self) -> Checkpoint:
         """Save its files now; that is done when this returns."""
-        answer = await self._connection.call("POST", f"{self._path}/checkpoint", wait=_SAVE_WAIT)
+        answer = await self._connection.call(
+            "POST", f"{self._path}/checkpoint", wait=_SAVE_WAIT, once=True
+        )
         return decode(Checkpoint, answer)
 
     async def last_checkpoint(self) -> Checkpoint | None:
@@ -377,6 +423,7 @@ class AsyncSession:
             f"{self._path}/dependencies",
             body=body,
             wait=float(timeout or INSTALL_TIMEOUT),
+            once=True,
         )
         return decode(Packages, answer)
 
@@ -498,17 +545,15 @@ class AsyncSession:
             delete_after=delete_after,
         )
         path = f"{self._path}/clone"
-        if idempotency_key is None:
-            creation = self._connection.call("POST", path, body=body, wait=_SAVE_WAIT)
-        else:
-            creation = self._connection.call_once(
-                path, key=idempotency_key, body=body, wait=_SAVE_WAIT
-            )
+        creation = self._connection.call_once(
+            path, key=idempotency_key or new_key(), body=body, wait=_SAVE_WAIT
+        )
         answer = await undoable(creation, lambda answer: self._cloned(answer).delete())
         return self._cloned(answer)
 
     async def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
+        self._deleted = True
         self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
         return self._info
 
@@ -555,16 +600,19 @@ class AsyncSession:
         return AsyncExecution(self._connection, answer["execution_id"])
 
     async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
-        body = {**body, "wait": wait} if wait else body
         return await self._once(f"{self._path}/execute", body, key, wait)
 
     async def _once(
         self, path: str, body: dict[str, Any], key: str | None, wait: float = 0.0
     ) -> Any:
-        """What has a key or an id of its own may be sent again."""
-        if key is not None or "execution_id" in body or "invocation_id" in body:
-            return await self._connection.call_once(path, key=key, body=body, wait=wait)
-        return await self._connection.call("POST", path, body=body, wait=wait)
+        """Without a key it gets an id, which costs the server nothing, so it may be sent again."""
+        if key is None and "execution_id" not in body and "invocation_id" not in body:
+            body = {**body, "execution_id": ids.execution_id(datetime.now(UTC))}
+        # In a header: how long this client waits is no part of the request that a key stands for.
+        headers = {"prefer": f"wait={wait:g}"} if wait else {}
+        return await self._connection.call_once(
+            path, key=key, body=body, headers=headers, wait=wait
+        )
 
     async def _cancel(self, answer: Any) -> None:
         if answer["status"] == "submitted":

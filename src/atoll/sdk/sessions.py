@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from atoll.errors import NotFound
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
+from atoll.sdk.opening import Opening
 from atoll.sdk.paths import segment
-from atoll.sdk.patience import quietly, undoable
+from atoll.sdk.patience import undoable
 from atoll.sdk.session import AsyncSession
 from atoll.sdk.values import SessionInfo
 
@@ -26,7 +26,7 @@ class AsyncSessions:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def create(
+    def create(
         self,
         template: str | None = None,
         *,
@@ -52,9 +52,10 @@ class AsyncSessions:
         archive_after: int | None = None,
         delete_after: int | None = None,
         idempotency_key: str | None = None,
-    ) -> AsyncSession:
+    ) -> Opening[AsyncSession]:
         """
-        A new session, ready to run code.
+        A new session, ready to run code, which lives until its time is over, or for the length of a
+        `with` block.
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
@@ -107,12 +108,13 @@ class AsyncSessions:
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0
-        if idempotency_key is None:
-            creation = self._connection.call("POST", "sessions", body=given, wait=wait)
+        return Opening("sessions.create", lambda: self._create(given, wait, idempotency_key))
+
+    async def _create(self, body: dict[str, Any], wait: float, key: str | None) -> AsyncSession:
+        if key is None:
+            creation = self._connection.call("POST", "sessions", body=body, wait=wait)
         else:
-            creation = self._connection.call_once(
-                "sessions", key=idempotency_key, body=given, wait=wait
-            )
+            creation = self._connection.call_once("sessions", key=key, body=body, wait=wait)
         answer = await undoable(creation, lambda answer: self.delete(answer["id"]))
         return AsyncSession(self._connection, decode(SessionInfo, answer))
 
@@ -133,14 +135,3 @@ class AsyncSessions:
         """End a session; its record and the results stay readable."""
         answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
         return decode(SessionInfo, answer)
-
-
-async def end(session: AsyncSession, error: BaseException | None) -> None:
-    """Delete a session that is left with `error`, which must not be hidden by one of ours."""
-    if error is not None:
-        await quietly(session.delete())
-        return
-    try:
-        await session.delete()
-    except NotFound:
-        return

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
 from atoll.sdk.client import AsyncAtoll
+from atoll.sdk.hints import CLIENT_NAMES, SESSION_NAMES, Hints
 from atoll.sdk.portal import Portal
 
 if TYPE_CHECKING:
@@ -644,15 +645,18 @@ class Context:
         self._portal.call(self._async.delete)
 
 
-class Session:
+class Session(Hints):
     """
-    A sandbox that lives until it is deleted or its time is over. At rest (stopped, archived) it has
-    its files and uses neither memory nor CPU time; what is asked of it starts it again.
+    A sandbox that lives until it is deleted or its time is over. A `with` block deletes it at its
+    end. At rest (stopped, archived) it has its files and uses neither memory nor CPU time; what is
+    asked of it starts it again.
     """
 
     def __init__(self, inner: AsyncSession, portal: Portal) -> None:
         self._async = inner
         self._portal = portal
+
+    OTHER_NAMES = SESSION_NAMES
 
     @property
     def id(self) -> str:
@@ -675,6 +679,17 @@ class Session:
 
     def __repr__(self) -> str:
         return repr(self._async)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.call(self._async.__aexit__, kind, error, trace)
 
     def run(
         self,
@@ -712,8 +727,9 @@ class Session:
         `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
         returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
 
-        With an `execution_id` of your own, or an `idempotency_key`, it is run once, however often
-        it is asked for: by this call, which then survives a connection that breaks, and by others.
+        A connection that breaks does not matter, nor a server that is away for less than 30 s. With
+        an `execution_id` of your own, or an `idempotency_key`, it is run once, however many calls
+        ask for it.
         """
         return self._portal.call(
             self._async.run,
@@ -915,7 +931,8 @@ class Session:
     ) -> Context:
         """
         A new context, whose runs find what earlier ones left behind; python is the only `language`
-        that has them. It begins in `cwd`, by default the workspace.
+        that has them. It begins in `cwd`, by default the workspace. A `with` block deletes it at
+        its end.
         """
         return Context(
             self._portal.call(
@@ -1145,7 +1162,8 @@ class Sessions:
         idempotency_key: str | None = None,
     ) -> Session:
         """
-        A new session, ready to run code.
+        A new session, ready to run code, which lives until its time is over, or for the length of a
+        `with` block.
 
         `timeout` is its life in seconds. `cpu` is in cores (1, 0.5, "500m"), `memory` and `disk` in
         bytes or like "512Mi". What is left out comes from the template, and from the server's
@@ -1230,7 +1248,6 @@ class Templates:
         template_id: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -1270,7 +1287,6 @@ class Templates:
             template_id=template_id,
             image=image,
             base_image=base_image,
-            packages=packages,
             python=python,
             preload=preload,
             env=env,
@@ -1302,7 +1318,6 @@ class Templates:
         name: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -1330,7 +1345,6 @@ class Templates:
             name=name,
             image=image,
             base_image=base_image,
-            packages=packages,
             python=python,
             preload=preload,
             env=env,
@@ -1564,7 +1578,7 @@ class Pools:
         yield from self._portal.iterate(self._async.list())
 
 
-class Atoll:
+class Atoll(Hints):
     """
     Sandboxes, of a server or of this process.
 
@@ -1573,6 +1587,8 @@ class Atoll:
     inside this process, and `settings` are that one's settings. `timeout` is how long the
     server may take to answer one request, in seconds; it does not limit how long code runs.
     """
+
+    OTHER_NAMES = CLIENT_NAMES
 
     def __init__(
         self,
@@ -1636,7 +1652,6 @@ class Atoll:
     def __repr__(self) -> str:
         return repr(self._async)
 
-    @contextmanager
     def session(
         self,
         template: str | None = None,
@@ -1661,10 +1676,14 @@ class Atoll:
         idle_timeout: int | None = None,
         archive_after: int | None = None,
         delete_after: int | None = None,
-    ) -> Iterator[Session]:
-        """A session for the length of an `with`; see `sessions.create` for the arguments."""
-        with self._portal.context(
-            self._async.session(
+    ) -> Session:
+        """
+        A session for the length of an `with`; see `sessions.create` for the arguments.
+        Without a block, delete it yourself.
+        """
+        return Session(
+            self._portal.call(
+                self._async.session,
                 template,
                 timeout=timeout,
                 cpu=cpu,
@@ -1686,9 +1705,9 @@ class Atoll:
                 idle_timeout=idle_timeout,
                 archive_after=archive_after,
                 delete_after=delete_after,
-            )
-        ) as value:
-            yield Session(value, self._portal)
+            ),
+            self._portal,
+        )
 
     def open(self) -> None:
         """Start what has to be started; the first request does it too."""

@@ -15,7 +15,7 @@ from atoll.model.image import parse
 from atoll.sdk.decode import decode
 from atoll.sdk.events import messages
 from atoll.sdk.paths import segment
-from atoll.sdk.patience import Patience
+from atoll.sdk.patience import Patience, new_key
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _READ_ONLY = (
     "message",
     "attempts",
     "installed_packages",
+    "pre_installed_packages",
     "image_digest",
     "entrypoint",
     "command",
@@ -58,7 +59,6 @@ class AsyncTemplates:
         template_id: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -94,7 +94,7 @@ class AsyncTemplates:
         """
         body = {"name": name, "id": template_id}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            image, base_image, python, preload, env, pool_size, pool_max,
             require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
         if context is not None:
@@ -102,7 +102,8 @@ class AsyncTemplates:
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
         given = {name: value for name, value in body.items() if value is not None}
-        return decode(TemplateInfo, await self._connection.call("POST", "templates", body=given))
+        answer = await self._connection.call_once("templates", key=new_key(), body=given)
+        return decode(TemplateInfo, answer)
 
     async def get(self, template_id: str) -> TemplateInfo:
         answer = await self._connection.call("GET", f"templates/{segment(template_id)}")
@@ -119,7 +120,6 @@ class AsyncTemplates:
         name: str | None = None,
         image: str | None = None,
         base_image: str | None = None,
-        packages: Sequence[str] | None = None,
         python: str | None = None,
         preload: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -145,7 +145,7 @@ class AsyncTemplates:
         stored = await self._connection.call("GET", path)
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
         changes = _changes(
-            image, base_image, packages, python, preload, env, pool_size, pool_max,
+            image, base_image, python, preload, env, pool_size, pool_max,
             require, debian_packages, python_packages, runtime, dockerfile, registry,
         )  # fmt: skip
         if context is not None:
@@ -254,7 +254,6 @@ class AsyncTemplates:
 def _changes(
     image: str | None,
     base_image: str | None,
-    packages: Sequence[str] | None,
     python: str | None,
     preload: Sequence[str] | None,
     env: Mapping[str, str] | None,
@@ -270,7 +269,6 @@ def _changes(
     return {
         "image": image,
         "base_image": base_image,
-        "pre_installed_packages": None if packages is None else list(packages),
         "python": python,
         "preload": None if preload is None else list(preload),
         "env": None if env is None else dict(env),

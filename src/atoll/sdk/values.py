@@ -11,9 +11,14 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 from typing import Any, Literal
 
 from atoll.errors import AtollError
-from atoll.sdk.displays import Display  # noqa: TC001 - the same
+from atoll.sdk.displays import Display, preformatted
 
 _TAIL = 20
+_SHORT = 80
+
+
+def short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}… ({len(text):,} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Notice:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SessionInfo:
     """A session as the server saw it when it answered."""
 
@@ -140,6 +145,9 @@ class SessionInfo:
     stale: bool = False
     """The server's database is away: this is what was known last."""
 
+    def __repr__(self) -> str:
+        return f"<SessionInfo {self.id} {self.status}, {self.template_id} on {self.runtime_node}>"
+
 
 @dataclass(frozen=True, slots=True)
 class ContextInfo:
@@ -175,7 +183,7 @@ class ErrorInfo:
     traceback: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """How an execution ended, with its output."""
 
@@ -213,12 +221,34 @@ class Result:
             raise ExecutionFailed(self)
         return self
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """For a notebook: the last image that was shown, else the last thing."""
-        images = [shown for shown in self.results if shown.png or shown.jpeg]
-        for shown in [*self.results, *images][-1:]:
-            return {"text/plain": repr(self), **shown._repr_mimebundle_()}
-        return {"text/plain": repr(self)}
+    def __repr__(self) -> str:
+        parts = [f"exit code {self.exit_code}"] if self.exit_code else []
+        if self.error is not None:
+            parts.append(short(f"{self.error.name or self.error.code}: {self.error.message}"))
+        parts += [
+            f"{name}={short(repr(value))}"
+            for name, value in (("stdout", self.stdout), ("stderr", self.stderr))
+            if value
+        ]
+        if self.return_value is not None:
+            parts.append(f"return_value={short(repr(self.return_value))}")
+        if self.results:
+            parts.append(f"results={short(repr(list(self.results)))}")
+        if self.artifacts:
+            parts.append(f"artifacts={short(repr(list(self.artifacts)))}")
+        return f"<Result {', '.join([f'{self.status} in {self.execution_time:.3g} s', *parts])}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook, as a cell's output: stdout, stderr, then what was shown or returned."""
+        parts = [preformatted(self.stdout), preformatted(self.stderr, "color:#b00")]
+        parts += [shown._repr_html_() for shown in self.results]
+        if self.return_value is not None:
+            parts.append(preformatted(repr(self.return_value)))
+        if self.error is not None:
+            error = self.error.traceback or f"{self.error.code}: {self.error.message}"
+            if error.strip() not in self.stderr:
+                parts.append(preformatted(error, "color:#b00"))
+        return "".join(parts) or preformatted(repr(self))
 
 
 class ExecutionFailed(AtollError):
@@ -337,7 +367,7 @@ class Artifact:
     """The last one that made or changed it, in a session's list."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExecutionInfo:
     """An execution's whole record."""
 
@@ -379,6 +409,10 @@ class ExecutionInfo:
     """The server's database is away: this is what was known last."""
     started_at: datetime | None = None
     completed_at: datetime | None = None
+
+    def __repr__(self) -> str:
+        work = repr(self.code if self.code is not None else list(self.command or ()))
+        return f"<ExecutionInfo {self.id} {self.status} in {self.session_id}: {short(work)}>"
 
 
 @dataclass(frozen=True, slots=True)

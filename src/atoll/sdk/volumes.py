@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from atoll.sdk.decode import decode
 from atoll.sdk.paths import segment
+from atoll.sdk.patience import new_key
 from atoll.sdk.values import VolumeInfo
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class AsyncVolumes:
         """
         body = {"id": volume_id, "size": None if size is None else str(size), "kind": kind}
         given = {name: value for name, value in body.items() if value is not None}
-        return decode(VolumeInfo, await self._connection.call("POST", "volumes", body=given))
+        answer = await self._connection.call_once("volumes", key=new_key(), body=given)
+        return decode(VolumeInfo, answer)
 
     async def get(self, volume_id: str) -> VolumeInfo:
         answer = await self._connection.call("GET", f"volumes/{segment(volume_id)}")

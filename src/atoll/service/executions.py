@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from atoll import ids
-from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+)
 from atoll.link.client import ExecutorError
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
@@ -112,10 +119,21 @@ class Executions:
         # which would otherwise take it for a stray.
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
         async with lock:
-            known = await self._known(execution_id, session_id, invocation_id)
-            if known is not None:
-                return known
-            return await self._record(session_id, request, execution_id, invocation_id, after)
+            if self._runs.get(execution_id) is None:
+                try:
+                    return await self._record(
+                        session_id, request, execution_id, invocation_id, after
+                    )
+                except AtollError:
+                    # A repeated request finds what the first one made, also where nothing new may
+                    # be submitted any more.
+                    known = await self._known(execution_id, session_id, request, invocation_id)
+                    if known is None:
+                        raise
+                    return known
+            known = await self._known(execution_id, session_id, request, invocation_id)
+            assert known is not None
+            return known
 
     async def _record(
         self,
@@ -182,7 +200,7 @@ class Executions:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
         except Conflict as error:
-            known = await self._known(execution_id, session_id, invocation_id)
+            known = await self._known(execution_id, session_id, request, invocation_id)
             if known is None:
                 raise Overtaken(
                     f"Invocation {execution.invocation_id} has another execution already.",
@@ -198,8 +216,9 @@ class Executions:
         return self._runs.start(execution, capacity)
 
     async def _known(
-        self, execution_id: str, session_id: str, invocation_id: str | None
+        self, execution_id: str, session_id: str, request: Request, invocation_id: str | None
     ) -> Running | None:
+        """The execution with this id; `Conflict` when it is not what is asked for now."""
         running = self._runs.get(execution_id)
         execution = None if running is None else running.execution
         if execution is None:
@@ -215,6 +234,7 @@ class Executions:
                 f"Execution {execution_id} is one of another invocation.",
                 code="execution_id_in_use",
             )
+        await self._check_same_work(execution, request)
         if running is not None:
             return running
         if execution.holder == self._leases.replica and not execution.status.ended:
@@ -224,6 +244,18 @@ class Executions:
             execution = await self._store.executions.save(execution)
             return self._runs.start(execution, capacity or 1, adopted=True)
         return self._runs.stand_in(await self._bulk.fetch(execution))
+
+    async def _check_same_work(self, execution: Execution, request: Request) -> None:
+        try:
+            first = await self._bulk.request_of(execution)
+        except PermanentError:
+            return  # The blob store has lost it: there is nothing to compare with.
+        if not first.same_work(request):
+            raise Conflict(
+                f"Execution {execution.id} exists, with other code, command or input. Use a new id "
+                "for new work.",
+                code="execution_id_in_use",
+            )
 
     async def get(
         self, execution_id: str, *, remembered: Remembered[Execution] | None = None

@@ -283,7 +283,8 @@ class Outside:
         body = await request.json()
         self.bodies.append(body)
         running = self.begin(request.path_params["id"], body)
-        if (result := await self.finished(running, body.get("wait", 0))) is not None:
+        preferred = request.headers.get("prefer", "wait=0").removeprefix("wait=")
+        if (result := await self.finished(running, float(preferred))) is not None:
             return JSONResponse(result)
         submitted = {"execution_id": running.id, "status": "submitted", "submitted_at": NOW}
         return JSONResponse(submitted, 202)

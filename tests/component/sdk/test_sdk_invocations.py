@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import pytest
 
@@ -50,6 +51,7 @@ def test_bytes_are_sent_with_their_type(atoll: Atoll, outside: Outside) -> None:
         "language": "python",
         "input_base64": "/wA=",
         "content_type": "image/png",
+        "execution_id": ANY,
     }
     assert outside.bodies[-1] == {
         "session_id": session.id,
@@ -59,6 +61,7 @@ def test_bytes_are_sent_with_their_type(atoll: Atoll, outside: Outside) -> None:
         "input": "text",
         "cwd": "sub",
         "env": {"A": "b"},
+        "execution_id": ANY,
     }
 
 

@@ -40,14 +40,42 @@ def test_what_has_a_key_is_sent_again_until_there_is_an_answer(
     assert outside.keys == ["s", "s"]
 
 
-def test_what_has_no_key_is_sent_once(atoll: Atoll, outside: Outside) -> None:
-    session = atoll.sessions.create()
+def test_what_has_neither_a_key_nor_an_id_is_sent_once(atoll: Atoll, outside: Outside) -> None:
+    atoll.sessions.create()
     outside.keys.clear()
     outside.lost_answers = 1
     with pytest.raises(TemporaryError) as raised:
-        session.run("1")
+        atoll.sessions.create()
     assert raised.value.code == "server_unreachable"
     assert outside.keys == [None]
+
+
+def test_what_is_run_has_an_id_and_is_sent_again(atoll: Atoll, outside: Outside) -> None:
+    session = atoll.sessions.create()
+    outside.keys.clear()
+    outside.bodies.clear()
+    outside.lost_answers = 2
+    assert session.run("1").stdout == "1"
+    session.invoke(code="2")
+    assert outside.keys == [None] * 4
+    first, second = (body["execution_id"] for body in outside.bodies)
+    assert first != second
+
+
+@pytest.mark.parametrize("method", ["run", "submit", "on_stdout"])
+def test_how_a_result_is_waited_for_is_no_part_of_the_request(
+    atoll: Atoll, outside: Outside, method: str
+) -> None:
+    """A key may be used by any of them: the server compares the bodies."""
+    session = atoll.sessions.create()
+    outside.bodies.clear()
+    if method == "submit":
+        session.submit("1", idempotency_key="k")
+    elif method == "run":
+        session.run("1", idempotency_key="k")
+    else:
+        session.run("1", on_stdout=print, idempotency_key="k")
+    assert outside.bodies == [{"code": "1", "language": "python"}]
 
 
 def test_a_server_that_was_never_there_is_not_waited_for() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from itertools import islice
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_what_was_not_given_is_left_to_the_server(atoll: Atoll, outside: Outside
         session.run(command=["ls", "-l"], cwd="sub")
         session.submit("x", language="shell", args=["a"], stdin="in", env={"K": "v"}, timeout=2)
     assert outside.bodies[1:] == [
-        {"command": ["ls", "-l"], "cwd": "sub", "wait": 1.0},
+        {"command": ["ls", "-l"], "cwd": "sub", "execution_id": ANY},
         {
             "code": "x",
             "language": "shell",
@@ -63,6 +64,7 @@ def test_what_was_not_given_is_left_to_the_server(atoll: Atoll, outside: Outside
             "stdin": "in",
             "env": {"K": "v"},
             "timeout": 2,
+            "execution_id": ANY,
         },
     ]
 

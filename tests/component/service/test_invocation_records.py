@@ -77,7 +77,7 @@ async def test_one_whose_first_execution_another_replica_records_is_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
-        theirs = invoked(session_id=session.id, holder=OTHER)
+        theirs = invoked(session_id=session.id, holder=OTHER, request=REQUEST)
         meanwhile(monkeypatch, found, found.store.executions.add(theirs))
 
         running = await invocations.submit(

@@ -373,7 +373,6 @@ templates = st.builds(
     default_resources=resources,
     image=texts,
     base_image=texts,
-    pre_installed_packages=tuples_of_text,
     require=tuples_of_text,
     python=texts,
     preload=tuples_of_text,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll import Display, InvalidRequest, Result
+from atoll.sdk.values import ErrorInfo
 
 PIXEL = b"\x89PNG pixel"
 RICH = Display(
@@ -83,9 +84,48 @@ def test_a_notebook_is_given_no_image_that_is_none() -> None:
     assert set(shown["image/png"]) <= set(string.ascii_letters + string.digits + "+/=")
 
 
-def test_a_result_shows_its_last_image() -> None:
-    text = Display("result", {"text/plain": "last"})
-    bundle = Result("exec_1", "success", results=(RICH, text))._repr_mimebundle_()
-    assert bundle["image/png"] == RICH.data["image/png"]
-    assert Result("e", "success", results=(text,))._repr_mimebundle_() == {"text/plain": "last"}
-    assert set(Result("e", "success")._repr_mimebundle_()) == {"text/plain"}
+def test_a_result_is_shown_like_the_output_of_a_cell() -> None:
+    table = Display("display", {"text/html": "<table></table><script>x</script>"})
+    result = Result(
+        "exec_1", "success", stdout="a <b>\n", stderr="warning\n", results=(RICH, table)
+    )
+    page = result._repr_html_()
+    places = [page.index(text) for text in ("a &lt;b&gt;", "warning", "<img src", "<iframe")]
+    assert places == sorted(places)
+
+
+def test_html_is_shown_in_a_frame_where_nothing_runs_or_is_loaded() -> None:
+    page = Display("display", {"text/html": '"><script>alert(1)</script>'})._repr_html_()
+    assert page.startswith('<iframe sandbox="" srcdoc="')
+    assert "<script>" not in page
+    assert "default-src &#x27;none&#x27;" in page
+
+
+def test_an_svg_is_shown_as_an_image() -> None:
+    page = Display("display", {"image/svg+xml": "<svg onload='alert(1)'/>"})._repr_html_()
+    assert page.startswith('<img src="data:image/svg+xml;base64,')
+    assert "alert" not in page
+
+
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        (Result("e", "success", stdout="1\n"), r"<Result success in 0 s, stdout='1\n'>"),
+        (
+            Result("e", "failed", exit_code=1, error=ErrorInfo("exception", "no", "ValueError")),
+            "<Result failed in 0 s, exit code 1, ValueError: no>",
+        ),
+        (
+            Result("e", "success", return_value={"a": 1}),
+            "<Result success in 0 s, return_value={'a': 1}>",
+        ),
+    ],
+)
+def test_a_result_is_described_in_a_line(result: Result, line: str) -> None:
+    assert repr(result) == line
+
+
+def test_a_large_figure_is_not_in_the_description() -> None:
+    figure = Display("display", {"image/png": "A" * 24_000, "text/plain": "<Figure>"})
+    assert repr(figure) == "<Display display: image/png (24,000), text/plain (8)>"
+    assert len(repr(Result("e", "success", stdout="x" * 5000, results=(figure,) * 50))) < 500

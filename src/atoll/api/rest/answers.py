@@ -292,7 +292,7 @@ def template_out(template: Template) -> dict[str, Any]:
         "name": template.name,
         "image": template.image,
         "base_image": template.base_image,
-        "pre_installed_packages": list(template.pre_installed_packages),
+        "pre_installed_packages": list(build.python_packages),
         "default_resources": resources_out(template.default_resources),
         "security_context": {"require": list(template.require)},
         "python": template.python,

@@ -8,6 +8,7 @@ behaviour.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.api.rest.context import Services
 
 MANY_ERRORS = 1000
+_WAIT = re.compile(rb"wait=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
 PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
@@ -50,13 +52,22 @@ async def execute(
         body.request(found.settings.execution.timeout.total_seconds()),
         execution_id=body.execution_id or seeded,
     )
-    if body.wait:
-        execution = await found.executions.await_end(running, body.wait)
+    wait = body.wait or preferred_wait(scope)
+    if wait:
+        execution = await found.executions.await_end(running, wait)
         if execution.outcome is not None:
             if may_be_large(size_of(execution.outcome)):
                 offer_short_answer(scope, submitted_out(execution), 202)
             return 200, result_out(execution, execution.outcome)
     return 202, submitted_out(running.execution)
+
+
+def preferred_wait(scope: Scope) -> float:
+    """Seconds of `Prefer: wait=…` (RFC 7240); 0 when there are none."""
+    for name, value in scope["headers"]:
+        if name == b"prefer" and (match := _WAIT.fullmatch(value)):
+            return float(match[1])
+    return 0.0
 
 
 class HotRoutes:

@@ -789,7 +789,9 @@ class TemplateIn(Wire):
         "when empty. On nodes with Docker.",
         examples=["runc", "runsc"],
     )
-    pre_installed_packages: Annotated[list[str], Field(max_length=1000)] = []
+    pre_installed_packages: Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)] = (
+        Field([], description="Another name of `python_packages`.")
+    )
     default_resources: ResourcesIn = ResourcesIn()
     security_context: SecurityContext = SecurityContext()
     python: str = Field(
@@ -808,11 +810,19 @@ class TemplateIn(Wire):
         "many as the server allows, and none at all if `pool_size` is 0.",
     )
 
+    @model_validator(mode="after")
+    def _one_name_for_packages(self) -> Self:
+        given = {tuple(self.python_packages), tuple(self.pre_installed_packages)} - {()}
+        if len(given) > 1:
+            raise ValueError("pre_installed_packages: give python_packages alone")
+        return self
+
     def build(self) -> Build | None:
-        if not self.debian_packages and not self.python_packages:
+        python_packages = self.python_packages or self.pre_installed_packages
+        if not self.debian_packages and not python_packages:
             return None
         return Build(
-            debian_packages=tuple(self.debian_packages), python_packages=tuple(self.python_packages)
+            debian_packages=tuple(self.debian_packages), python_packages=tuple(python_packages)
         )
 
 

@@ -33,7 +33,6 @@ def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
         default_resources=body.default_resources.over(found.templates.base_resources),
         image=body.image,
         base_image=body.base_image,
-        pre_installed_packages=tuple(body.pre_installed_packages),
         require=tuple(body.security_context.require),
         python=body.python,
         preload=tuple(body.preload),

@@ -218,7 +218,8 @@ def _row(template: Template) -> dict[str, Any]:
         "name": encode(template.name),
         "image": encode(template.image),
         "base_image": encode(template.base_image),
-        "pre_installed_packages": encode(template.pre_installed_packages),
+        # Not used any more; earlier versions, which may run beside this one, read it.
+        "pre_installed_packages": encode(()),
         "requirements": encode(template.require),
         "python": encode(template.python),
         "preload": encode(template.preload),
@@ -274,7 +275,6 @@ def _template(row: Row) -> Template:
         default_resources=Resources(row["cpu"], row["memory"], row["disk"], row["max_processes"]),
         image=decode(row["image"]),
         base_image=decode(row["base_image"]),
-        pre_installed_packages=tuple(decode(row["pre_installed_packages"])),
         require=tuple(decode(row["requirements"])),
         python=decode(row["python"]),
         preload=tuple(decode(row["preload"])),

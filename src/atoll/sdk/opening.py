@@ -1,0 +1,72 @@
+"""
+What is made by `await`, or for the length of an `async with`.
+
+    session = await atoll.session()
+    async with atoll.session() as session: ...
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from types import TracebackType
+
+
+class Closable(Protocol):
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Opening(Generic[T]):
+    """Something that is not made yet."""
+
+    def __init__(self, call: str, make: Callable[[], Awaitable[T]]) -> None:
+        self._call = call
+        """How it was asked for, for messages."""
+        self._make = make
+        self._made: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> T:
+        self._made = await self._make()
+        return await self._made.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._made is not None
+        await self._made.__aexit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<{self._call}(…), to be awaited>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"Await it first: `await {self._call}(…)`, or `async with {self._call}(…) as …:`.",
+                name=name,
+                obj=self,
+            )
+
+
+def warn_left_open(thing: object) -> None:
+    message = f"{thing!r} was left open: use `with`, or call delete()."
+    warnings.warn(message, ResourceWarning, stacklevel=2, source=thing)

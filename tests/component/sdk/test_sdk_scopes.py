@@ -1,0 +1,89 @@
+"""Sessions and contexts with and without a `with` block, and names of other sandboxes."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from atoll import AsyncAtoll, Atoll
+    from tests.component.sdk.outside import Outside
+
+
+def deleted(outside: Outside) -> list[str]:
+    return [path for method, path in outside.requests if method == "DELETE"]
+
+
+def test_a_session_can_be_used_with_and_without_a_block(atoll: Atoll, outside: Outside) -> None:
+    session = atoll.session()
+    assert session.run("1").stdout == "1"
+    session.delete()
+    with atoll.session() as session:
+        assert session.run("2").stdout == "2"
+    with atoll.sessions.create() as session:
+        assert session.run("3").stdout == "3"
+    assert len(deleted(outside)) == 3
+
+
+@pytest.mark.anyio
+async def test_so_it_is_in_asynchronous_code(async_atoll: AsyncAtoll, outside: Outside) -> None:
+    session = await async_atoll.session()
+    assert (await session.run("1")).stdout == "1"
+    await session.delete()
+    async with async_atoll.session() as session:
+        assert (await session.run("2")).stdout == "2"
+    async with async_atoll.sessions.create() as session:
+        assert (await session.run("3")).stdout == "3"
+    async with await async_atoll.sessions.create() as session:
+        assert (await session.run("4")).stdout == "4"
+    assert len(deleted(outside)) == 4
+
+
+@pytest.mark.anyio
+async def test_what_was_not_awaited_says_so(async_atoll: AsyncAtoll) -> None:
+    opening = async_atoll.session()
+    with pytest.raises(AttributeError, match=r"`await atoll\.session\(…\)`"):
+        opening.run  # type: ignore[attr-defined] # noqa: B018
+    await (await opening).delete()
+
+
+def test_what_is_left_open_is_warned_about(atoll: Atoll) -> None:
+    def leave_open() -> None:
+        atoll.session()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match=r"<Session .* was left open"):
+        leave_open()
+
+
+def test_what_was_closed_or_made_to_last_is_not_warned_about(
+    atoll: Atoll, recwarn: pytest.WarningsRecorder
+) -> None:
+    atoll.sessions.create()
+    with atoll.session() as session:
+        session.run("1")
+    session = atoll.session()
+    session.delete()
+    del session
+    gc.collect()
+    assert not [found for found in recwarn if found.category is ResourceWarning]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("run_code", r"run\(code\)"),
+        ("kill", r"delete\(\)"),
+        ("commands", r"run\(command=\[…\]\)"),
+        ("set_timeout", r"extend\(seconds\)"),
+    ],
+)
+def test_names_of_other_sandboxes_lead_to_ours(atoll: Atoll, name: str, instead: str) -> None:
+    with atoll.session() as session:
+        with pytest.raises(AttributeError, match=f"'Session' .*{name}.* Use {instead}"):
+            getattr(session, name)
+        with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+            session.nonsense  # type: ignore[attr-defined] # noqa: B018
+        assert not hasattr(session, "nonsense")
