@@ -544,7 +544,9 @@ def test_requests_during_a_stop_work_or_are_refused_clearly(
             if response.status_code == 200:
                 assert response.content == b"here"
             else:
-                problem(response, 503, "session_not_ready")
+                # Refused, or cut off in the middle.
+                assert response.status_code == 503, response.text
+                assert response.json()["code"] in ("session_not_ready", "link_lost")
                 assert int(response.headers["retry-after"]) >= 1
     assert sh(api, session, "cat kept") == "here"
 
