@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,12 +14,11 @@ from tests.harness import Server
 from tests.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
-T = TypeVar("T")
 COUNT = "for n in range(1000): print(n, flush=True)\n"
 NUMBERS = "".join(f"{n}\n" for n in range(1000))
 
@@ -115,7 +114,7 @@ async def test_calls_wait_for_a_server_that_is_away(bubblewrap: str, tmp_path: P
                 run = calls.create_task(session.run("print(6 * 7)"))
                 invoked = calls.create_task(session.invoke(code="print(7)"))
                 written = calls.create_task(session.files.write("a.txt", "text"))
-                created = calls.create_task(as_coroutine(atoll.sessions.create()))
+                created = calls.create_task(atoll.sessions.create())
                 deleted = calls.create_task(doomed.delete())
                 calls.create_task(asyncio.to_thread(server.start))
             assert run.result().stdout == "42\n"
@@ -125,10 +124,6 @@ async def test_calls_wait_for_a_server_that_is_away(bubblewrap: str, tmp_path: P
             assert (await created.result().run("print(1)")).ok
             await created.result().delete()
             await session.delete()
-
-
-async def as_coroutine(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 async def test_a_run_whose_server_dies_in_the_middle_is_run_once(

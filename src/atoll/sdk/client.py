@@ -163,7 +163,7 @@ class AsyncAtoll(Hints):
         async def make() -> AsyncSession:
             return (await creating)._for_a_block()
 
-        return Opening("atoll.session", make)
+        return Opening("atoll.session", make())
 
     async def open(self) -> None:
         """Start what has to be started; the first request does it too."""

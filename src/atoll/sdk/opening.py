@@ -8,10 +8,11 @@ What is made by `await`, or for the length of an `async with`.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Generator
     from types import TracebackType
 
 
@@ -29,20 +30,29 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-class Opening(Generic[T]):
-    """Something that is not made yet."""
+class Opening(Coroutine[Any, Any, T]):
+    """Something that is not made yet. It is a coroutine, so it can be a task as well."""
 
-    def __init__(self, call: str, make: Callable[[], Awaitable[T]]) -> None:
+    def __init__(self, call: str, making: Coroutine[Any, Any, T]) -> None:
         self._call = call
         """How it was asked for, for messages."""
-        self._make = make
+        self._making = making
         self._made: T | None = None
 
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._make().__await__()
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._making.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._making.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._making.throw(*error)
+
+    def close(self) -> None:
+        self._making.close()
 
     async def __aenter__(self) -> T:
-        self._made = await self._make()
+        self._made = await self._making
         return await self._made.__aenter__()
 
     async def __aexit__(

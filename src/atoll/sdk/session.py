@@ -332,7 +332,7 @@ class AsyncSession(Hints):
         that has them. It begins in `cwd`, by default the workspace. A `with` block deletes it at
         its end.
         """
-        return Opening("session.context", lambda: self._new_context(language, cwd, idempotency_key))
+        return Opening("session.context", self._new_context(language, cwd, idempotency_key))
 
     async def _new_context(self, language: str, cwd: str | None, key: str | None) -> AsyncContext:
         body = {"language": language, **({} if cwd is None else {"cwd": cwd})}

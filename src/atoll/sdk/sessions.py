@@ -108,7 +108,7 @@ class AsyncSessions:
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0
-        return Opening("sessions.create", lambda: self._create(given, wait, idempotency_key))
+        return Opening("sessions.create", self._create(given, wait, idempotency_key))
 
     async def _create(self, body: dict[str, Any], wait: float, key: str | None) -> AsyncSession:
         if key is None:
