@@ -162,11 +162,11 @@ def test_the_system_s_certificates_are_used_by_default(
 ) -> None:
     if shutil.which("bwrap") is None:
         missing("bwrap is not installed")
-    [store, *_] = [path for path in SYSTEM_STORES if os.path.exists(path)] or [None]
+    store = next((path for path in SYSTEM_STORES if os.path.exists(path)), None)
     if store is None:
         missing("this system has no certificates")
     # A system whose administrator has added the company's CA.
-    system = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(ca_file), str(store)]
+    system = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(ca_file), store]
 
     done = set_up(clone, venv, *system, PIP_INDEX_URL=index.url)
 
