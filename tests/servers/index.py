@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import io
 import json
+import ssl
 import tarfile
 import threading
 import zipfile
@@ -114,7 +115,13 @@ class Held:
 
 
 class Index:
-    def __init__(self, *, html: bool = False, password: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        html: bool = False,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.html = html
         self.password = password
         self.packages: dict[str, dict[str, bytes]] = {}
@@ -125,6 +132,12 @@ class Index:
         self.held: dict[str, Held] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            # The handshake is made by the thread of the connection: a client may refuse it.
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), daemon=True
         )
@@ -147,7 +160,7 @@ class Index:
     @property
     def url(self) -> str:
         user = "" if self.password is None else f"reader:{self.password}@"
-        return f"http://{user}127.0.0.1:{self.port}/simple/"
+        return f"{self._scheme}://{user}127.0.0.1:{self.port}/simple/"
 
     def add(self, name: str, version: str = "1.0", **about: Any) -> Self:
         """A wheel."""
@@ -246,7 +259,7 @@ class Index:
             do_HEAD = do_GET
 
             def handle(self) -> None:
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
                     super().handle()
 
             def log_message(self, format: str, *args: Any) -> None: ...

@@ -20,6 +20,7 @@ from atoll.api.rest import (
     files,
     invocations,
     nodes,
+    pages,
     pools,
     probes,
     problems,
@@ -59,7 +60,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         title="Atoll",
         version=__version__,
         description="Runs the code that AI agents write: isolated, at once, on machines you own.",
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         strict_content_type=False,
         exception_handlers={
@@ -72,6 +73,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     app.state.services = found
     app.state.registry = registry
     app.include_router(probes.router)
+    app.include_router(pages.router)
     for module in (
         sessions,
         dependencies,

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from atoll.api.rest import pages
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.json_size import at_most
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from atoll.service.keys import Keys
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json", "/docs/oauth2-redirect"})
+OPEN_PATHS = pages.PATHS | {"/health", "/ready", "/openapi.json"}
 FORM = b"application/x-www-form-urlencoded"
 KEY_PROTOCOL = "atoll.key."
 EVENTS = "/api/v1/events"
@@ -32,7 +33,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 class Authentication:
     """
-    A key on every request but the probes, the documentation and signed links. None at all when
+    A key on every request but the probes, the pages and signed links. None at all when
     `keys` is none.
     """
 
