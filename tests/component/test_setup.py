@@ -17,6 +17,7 @@ import trustme
 from tests.missing import missing
 from tests.servers.index import Index
 
+pytestmark = pytest.mark.slow
 SETUP = Path(__file__).parents[2] / "scripts" / "setup"
 SYSTEM_STORES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
