@@ -217,7 +217,7 @@ class Getting:
                         "The file was changed while it was downloaded, and the line broke; begin "
                         "again.",
                         code="file_changed",
-                    ) from error
+                    ) from None
                 raise
 
     def _headers(self, at: int, begun: bool) -> dict[str, str]:
