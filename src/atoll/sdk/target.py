@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atoll.errors import InvalidRequest
+from atoll.sdk.arguments import check_text
 
 _API_PATH = "/api/v1"
 
@@ -48,7 +49,7 @@ def find(
     data_dir: str | os.PathLike[str] | None,
     settings: dict[str, Any],
 ) -> Target:
-    _check_text(url=url, api_key=api_key)
+    check_text(url=url, api_key=api_key)
     origin = "url" if url is not None else "ATOLL_URL"
     url = url if url is not None else os.environ.get("ATOLL_URL") or None
     if url is None:
@@ -127,11 +128,3 @@ def _allowed(key: str, origin: str) -> str:
             f"The API key in {origin} has characters that no key has.", code="invalid_key"
         )
     return key
-
-
-def _check_text(**values: object) -> None:
-    for name, value in values.items():
-        if value is not None and not isinstance(value, str):
-            raise InvalidRequest(
-                f"{name} must be a string, not {type(value).__name__}.", field=name
-            )
