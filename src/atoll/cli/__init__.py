@@ -1,10 +1,10 @@
 """
 The command line: `atoll`.
 
-Every command says what went wrong in one line on stderr and ends with 1, or 2 for a wrong usage;
-with `--json` what it says on stdout is JSON. Modules here import little at the top, so that
-`atoll --help` and completion are quick: the client and the server are loaded by the commands that
-use them.
+Every command says what went wrong in one line on stderr and ends with 1, or 2 for a wrong usage.
+With `--json` what it prints on stdout is JSON, and an error on stderr is a JSON object. Modules
+here import little at the top, so that `atoll --help` and completion are quick: the client and the
+server are loaded by the commands that use them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,15 @@ def events(
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print JSON, an event a line.",
+            callback=output.errors_as_json,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Print what changed of sessions, executions, nodes and templates, oldest first."""
     chosen = split(types)

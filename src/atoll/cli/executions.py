@@ -96,7 +96,12 @@ def events(
     after: Annotated[int, typer.Option(min=0, help="Those behind the one of this number.")] = 0,
     url: Url = None,
     api_key: ApiKey = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line each.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print JSON, a line each.", callback=output.errors_as_json, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Show what happens to it, event by event, until it ends. Ctrl-C leaves it running."""
     from json import dumps

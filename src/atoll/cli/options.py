@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import output
+
 if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON, errors too (on stderr).",
+        callback=output.errors_as_json,
+        is_eager=True,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option("--url", help=f"The server; else ATOLL_URL, else {DEFAULT_URL}.", metavar="URL"),

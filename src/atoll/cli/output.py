@@ -10,7 +10,8 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,11 +33,20 @@ def _indented(text: str) -> str:
     return visible(text).rstrip().replace("\n", "\n    ")
 
 
-def as_json(value: Any, indent: int | None = 2) -> None:
+_errors_as_json: ContextVar[bool] = ContextVar("errors_as_json", default=False)
+
+
+def errors_as_json(wanted: bool) -> bool:
+    """How `error` writes from now on; the callback of every `--json` option."""
+    _errors_as_json.set(wanted)
+    return wanted
+
+
+def as_json(value: Any, indent: int | None = 2, *, err: bool = False) -> None:
     text = json.dumps(value, default=plain, indent=indent, ensure_ascii=False)
     # JSON allows some of what could steer a terminal; outside of strings there is none of it.
     shown = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    typer.echo("".join(shown))
+    typer.echo("".join(shown), err=err)
 
 
 def line(text: str) -> None:
@@ -61,7 +71,11 @@ def removed(ids: list[str], *, json: bool) -> None:
         line(one)
 
 
-def error(message: str, code: str) -> None:
+def error(message: str, code: str, details: Mapping[str, Any] | None = None) -> None:
+    """A line for people, or with `--json` an object."""
+    if _errors_as_json.get():
+        as_json({"code": code, "message": message, "details": dict(details or {})}, None, err=True)
+        return
     typer.echo(f"error: {_indented(message)} ({one_line(code)})", err=True)
 
 

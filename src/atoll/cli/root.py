@@ -28,17 +28,35 @@ from atoll.cli import (
 )
 from atoll.errors import AtollError
 
+# Typer exports only subclasses of it.
+UsageError: Any = typer.BadParameter.__base__
+_JSON = "atoll.json"
+
 
 class Commands(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # A usage error may be raised before the option is read.
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_JSON] = "--json" in args[:end]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
+        output.errors_as_json(False)
         try:
             value = super().invoke(ctx)
             # Here and not at exit, where a broken pipe could no longer be caught.
             sys.stdout.flush()
             return value
         except AtollError as error:
-            output.error(error.message, error.code)
+            output.error(error.message, error.code, error.details)
             raise typer.Exit(1) from None
+        except UsageError as error:
+            if not ctx.meta[_JSON]:
+                raise
+            output.errors_as_json(True)
+            used = ctx if error.ctx is None else error.ctx
+            output.error(error.format_message(), "usage", {"command": used.command_path})
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:

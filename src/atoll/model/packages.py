@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -135,6 +136,8 @@ class EnvironmentInfo:
 def parsed(dependency: Dependency) -> Requirement:
     """Raises `InvalidRequest` for anything but a name, extras and versions of PEP 440."""
     shown = dependency.requirement[:120]
+    if names_location(f"{dependency.name}{dependency.version}"):
+        raise _invalid(LOCATION)
     try:
         # Each by itself: together, a part of one can be taken for the other's.
         requirement = Requirement(dependency.name)
@@ -147,8 +150,6 @@ def parsed(dependency: Dependency) -> Requirement:
             f"{dependency.version[:120]!r}, for {dependency.name[:120]}, says nothing of versions "
             f"in the way of PEP 440, like {_EXAMPLE}."
         ) from None
-    if requirement.url is not None:
-        raise _invalid(f"{shown!r} names an address; packages come from the server's index.")
     if requirement.marker is not None:
         raise _invalid(f"{shown!r} has an environment marker; leave it out.")
     if requirement.specifier != ANY_VERSION:
@@ -157,6 +158,19 @@ def parsed(dependency: Dependency) -> Requirement:
         raise _invalid(f"{shown!r} compares versions as text; use ==.")
     requirement.specifier = specifier
     return requirement
+
+
+# Without the text: an address may have a password in it.
+LOCATION = (
+    "A URL, repository or file cannot be installed. Packages come from the server's index: "
+    'write a name and versions, like "requests" or "requests>=2.31,<3".'
+)
+_LOCATION = re.compile(r"[/\\@]|\.(?:whl|zip|tar\.gz)\s*$")
+
+
+def names_location(requirement: str) -> bool:
+    """Whether it is a URL, a repository or a file, none of which can be installed."""
+    return _LOCATION.search(requirement) is not None
 
 
 _EXAMPLE = '"==1.4.2" or ">=2.31,<3"'
@@ -168,12 +182,14 @@ def _invalid(words: str) -> InvalidRequest:
 
 def read(text: str) -> Dependency:
     """A requirement as it is written in one piece, like `requests>=2.31,<3`."""
+    if names_location(text):
+        raise _invalid(LOCATION)
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         raise _invalid(f"{text[:120]!r} is not a requirement (PEP 508).") from None
-    if requirement.url is not None or requirement.marker is not None:
-        raise _invalid(f"{text[:120]!r} has an address or a marker; leave it out.")
+    if requirement.marker is not None:
+        raise _invalid(f"{text[:120]!r} has an environment marker; leave it out.")
     extras = ",".join(sorted(requirement.extras))
     name = f"{requirement.name}[{extras}]" if extras else requirement.name
     return Dependency(name, str(requirement.specifier))

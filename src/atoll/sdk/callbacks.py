@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, TemporaryError
+from atoll.sdk.arguments import check_functions
 from atoll.sdk.displays import Display
 from atoll.sdk.values import Answer, Approval, Event, Result
 
@@ -39,6 +40,15 @@ class Callbacks:
     on_event: EventCallback | None = None
     on_approval: ApprovalCallback | None = None
     on_display: DisplayCallback | None = None
+
+    def __post_init__(self) -> None:
+        check_functions(
+            on_stdout=self.on_stdout,
+            on_stderr=self.on_stderr,
+            on_event=self.on_event,
+            on_approval=self.on_approval,
+            on_result=self.on_display,
+        )
 
     def __bool__(self) -> bool:
         return any(vars(self).values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from atoll.sdk.arguments import check_numbers
 from atoll.sdk.connection import Connection
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.feed import AsyncEvents
@@ -48,6 +49,7 @@ class AsyncAtoll(Hints):
         timeout: float = 30.0,
         **settings: Any,
     ) -> None:
+        check_numbers(timeout=timeout)
         self._connection = Connection(find(url, api_key, data_dir, settings), timeout)
         self._sessions = AsyncSessions(self._connection)
         self._templates = AsyncTemplates(self._connection)

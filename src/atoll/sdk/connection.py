@@ -19,11 +19,13 @@ import httpx
 from atoll.errors import Conflict, InvalidRequest, PermanentError, TemporaryError
 from atoll.sdk.patience import Patience
 from atoll.sdk.problems import error_of
+from atoll.sdk.schemes import mismatch, no_answer, refused_scheme
 from atoll.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping
 
+    from atoll.errors import AtollError
     from atoll.sdk.sockets import Socket
     from atoll.sdk.target import Target
     from atoll.sdk.transport import ASGIApp
@@ -200,30 +202,31 @@ class Connection:
             ) as response:
                 self.answered = True
                 if not response.is_success:
-                    raise error_of(response.status_code, response.headers, await response.aread())
+                    raise await self._refusal(response)
                 yield response
-        except httpx.ConnectTimeout as error:
+        except httpx.ConnectTimeout:
             raise ServerAway(
                 f"{self.target.name} did not accept a connection in time.", sent=False
-            ) from error
-        except httpx.TimeoutException as error:
+            ) from None
+        except httpx.TimeoutException:
             raise TemporaryError(
                 f"{self.target.name} did not answer {method} {path} within "
                 f"{self._timeout + wait:g} s.",
                 code="server_timeout",
-            ) from error
+            ) from None
         except httpx.TransportError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise TemporaryError(
-                    f"The certificate of {self.target.name} is not trusted: {error}. "
-                    "Set SSL_CERT_FILE to the authority that signed it.",
-                    code="certificate_untrusted",
-                ) from error
-            raise ServerAway(
-                f"No server answers at {self.target.name}: {str(error) or type(error).__name__}. "
-                "Start one with `atoll serve`, or name another one (ATOLL_URL).",
-                sent=not isinstance(error, httpx.ConnectError),
-            ) from error
+            sent = not isinstance(error, httpx.ConnectError)
+            raise (
+                await mismatch(self.target, error, probe=sent and not self.answered)
+                or ServerAway(no_answer(self.target, error), sent=sent)
+            ) from None
+
+    async def _refusal(self, response: httpx.Response) -> AtollError:
+        body = await response.aread()
+        status, headers = response.status_code, response.headers
+        return refused_scheme(self.target, status, headers, body) or error_of(
+            status, headers, body, self.target.key_origin
+        )
 
     async def socket(self, path: str, query: Mapping[str, str]) -> Socket:
         """A WebSocket."""
@@ -285,4 +288,4 @@ def _json(body: Any) -> bytes:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return text.encode()
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"This cannot be sent as JSON: {error}", code="not_json") from error
+        raise InvalidRequest(f"This cannot be sent as JSON: {error}", code="not_json") from None

@@ -194,7 +194,7 @@ class AsyncConsole:
             except (KeyError, TypeError, ValueError) as error:
                 raise PermanentError(
                     f"The server says what is no message of a console: {error}", code="bad_answer"
-                ) from error
+                ) from None
             if event is not None:
                 await self._events.put(event)
 

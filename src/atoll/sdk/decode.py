@@ -35,7 +35,7 @@ def decode(kind: type[T], data: Any) -> T:
     except (AttributeError, TypeError, ValueError) as error:
         raise PermanentError(
             f"The server's answer is not a {kind.__name__}: {error}", code="bad_answer"
-        ) from error
+        ) from None
 
 
 def named(encoded: str) -> str:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from atoll.errors import InvalidRequest
+from atoll.sdk.arguments import check_strings, wrong_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     Dependency = str | Mapping[str, str]
     """`"requests==2.31.0"`, or `{"name": "requests", "version": "==2.31.0"}`."""
 
 INSTALL_TIMEOUT = 300
 """Seconds that the server gives an installation for which none are named."""
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?)\s*(.*?)\s*", re.DOTALL)
+_ELSEWHERE = re.compile(r"[/\\@]|\.(?:whl|zip|tar\.gz)\s*$")
+"""In addresses and paths, and in no requirement that the server's index could meet."""
+_REQUIREMENT = re.compile(
+    r"\s*([A-Za-z0-9][A-Za-z0-9._-]*\s*(?:\[[^\]]*\])?)\s*([(<>=!~;].*?)?\s*", re.DOTALL
+)
 
 
 def dependencies_body(dependencies: str | Sequence[Dependency]) -> list[dict[str, str]]:
     if isinstance(dependencies, str):
         dependencies = [dependencies]
-    return [_body(each) for each in dependencies]
+    if isinstance(dependencies, Mapping) or not isinstance(dependencies, Iterable):
+        raise wrong_type("dependencies", "a list of strings", dependencies)
+    return [_body(index, each) for index, each in enumerate(dependencies)]
 
 
-def _body(dependency: Dependency) -> dict[str, str]:
-    if not isinstance(dependency, str):
+def _body(index: int, dependency: Dependency) -> dict[str, str]:
+    if isinstance(dependency, Mapping):
+        named: dict[str, Any] = {f"dependencies[{index}]": dependency}
+        check_strings(**named)
         return dict(dependency)
-    found = _REQUIREMENT.fullmatch(dependency)
+    if not isinstance(dependency, str):
+        raise wrong_type(f"dependencies[{index}]", "a string", dependency)
+    found = None if _ELSEWHERE.search(dependency) else _REQUIREMENT.fullmatch(dependency)
     if found is None:
+        # Without the text: an address may have a password in it.
         raise InvalidRequest(
-            f'dependencies: {dependency!r} is not like "requests" or "requests>=2.31,<3".'
+            f"dependencies[{index}] is not the name of a package. URLs, repositories and files "
+            "cannot be installed. Packages come from the server's index: write a name and "
+            'versions, like "requests" or "requests>=2.31,<3".',
+            field=f"dependencies[{index}]",
         )
     name, version = found.groups()
     name = "".join(name.split())

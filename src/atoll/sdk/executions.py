@@ -7,7 +7,14 @@ import base64
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.errors import Conflict, TemporaryError
+from atoll.sdk.arguments import (
+    check_numbers,
+    check_strings,
+    check_text,
+    check_words,
+    wrong_type,
+)
 from atoll.sdk.consoles import AsyncConsole, opened
 from atoll.sdk.decode import decode
 from atoll.sdk.events import events
@@ -82,6 +89,7 @@ class AsyncExecution:
     async def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
+        check_numbers(wait=wait)
         now = asyncio.get_running_loop().time
         deadline = None if wait is None else now() + wait
         patience = Patience()
@@ -189,12 +197,15 @@ class AsyncExecution:
         """Give it a message, which the code reads with `atoll_session.messages()`. Raises
         `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
         when it leaves too many unread."""
+        check_text(message=message)
         return await self._post("inject", {"message": message})
 
     async def write(self, data: str | bytes, *, eof: bool = False) -> Status:
         """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
         Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
         `stdin_closed`."""
+        if not isinstance(data, str | bytes | bytearray | memoryview):
+            raise wrong_type("data", "bytes or a string", data)
         raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
         pieces = [raw[start : start + _PIECE] for start in range(0, len(raw), _PIECE)] or [b""]
         if not raw and not eof:
@@ -251,6 +262,23 @@ class AsyncExecutions:
             yield decode(ExecutionInfo, item)
 
 
+def check_run(
+    code: Any,
+    language: Any,
+    command: Any,
+    timeout: Any,
+    stdin: Any,
+    env: Any,
+    args: Any,
+    cwd: Any,
+    execution_id: Any,
+) -> None:
+    check_text(code=code, language=language, stdin=stdin, cwd=cwd, execution_id=execution_id)
+    check_words(command=command, args=args)
+    check_strings(env=env)
+    check_numbers(timeout=timeout)
+
+
 def execute_body(
     code: str | None,
     language: str,
@@ -265,7 +293,7 @@ def execute_body(
     stdin_open: bool = False,
 ) -> dict[str, Any]:
     """What `execute` is sent; what was not given is left to the server."""
-    check_words(command=command, args=args)
+    check_run(code, language, command, timeout, stdin, env, args, cwd, execution_id)
     body = {
         "code": code,
         "language": str(language) if code is not None else None,
@@ -280,13 +308,3 @@ def execute_body(
         "stdin_open": stdin_open or None,
     }
     return {name: value for name, value in body.items() if value is not None}
-
-
-def check_words(**lists: Any) -> None:
-    """A string is a sequence of strings too, but never the one that was meant."""
-    for name, value in lists.items():
-        if isinstance(value, str):
-            raise InvalidRequest(
-                f'{name} is a list of strings. A line for the shell is code with language="shell".',
-                field=name,
-            )

@@ -79,7 +79,12 @@ class AsyncEvents:
                             begun, place = True, int(message.id)
                             patience.renew()
                         if message.event == "problem":
-                            raise error_of(int(_status(message)), {}, message.data.encode())
+                            raise error_of(
+                                int(_status(message)),
+                                {},
+                                message.data.encode(),
+                                self._connection.target.key_origin,
+                            )
                         if message.data:
                             yield _event(message)
                 raise TemporaryError("The feed was cut.", code="stream_cut")
@@ -97,14 +102,14 @@ def _event(message: Message) -> FeedEvent:
     try:
         return decode(FeedEvent, json.loads(message.data))
     except ValueError as error:
-        raise _bad(error) from error
+        raise _bad(error) from None
 
 
 def _status(message: Message) -> int:
     try:
         return int(json.loads(message.data)["status"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _bad(error) from error
+        raise _bad(error) from None
 
 
 def _bad(error: Exception) -> PermanentError:

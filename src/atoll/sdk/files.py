@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from atoll.errors import InvalidRequest, NotFound, TemporaryError
+from atoll.sdk.arguments import wrong_type
 from atoll.sdk.decode import decode
 from atoll.sdk.paths import encoded, in_body, workspace_path
 from atoll.sdk.transfers import (
@@ -62,8 +63,7 @@ class AsyncFiles:
         `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
         version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
         """
-        # By a view: bytes(3) would be three zeros.
-        content = data.encode() if isinstance(data, str) else bytes(memoryview(data))
+        content = data.encode() if isinstance(data, str) else _bytes(data)
         answer = await self._connection.call(
             "PUT",
             self._url(path),
@@ -361,7 +361,17 @@ def _from_to(source: str, target: str, overwrite: bool) -> dict[str, Any]:
     return {"source": in_body(source), "target": in_body(target), "overwrite": overwrite}
 
 
+def _bytes(data: object) -> bytes:
+    try:
+        # By a view: bytes(3) would be three zeros.
+        return bytes(memoryview(data))  # type: ignore[arg-type]
+    except TypeError:
+        raise wrong_type("data", "bytes or a string", data) from None
+
+
 def _octal(mode: int) -> str:
+    if isinstance(mode, bool) or not isinstance(mode, int):
+        raise wrong_type("mode", "a number like 0o755", mode)
     if not 0 <= mode <= 0o777:
         raise InvalidRequest("mode: it is between 0 and 0o777.", field="mode")
     return f"{mode:04o}"

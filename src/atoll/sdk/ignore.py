@@ -64,7 +64,7 @@ def _compiled(words: str, number: int) -> re.Pattern[str]:
     try:
         return re.compile(rf"{text}(?:/.*)?", re.DOTALL)
     except re.error as error:
-        raise InvalidRequest(f"Line {number} of {FILE}, {words}: {error}.") from error
+        raise InvalidRequest(f"Line {number} of {FILE}, {words}: {error}.") from None
 
 
 def _expression(word: str, *, last: bool) -> str:

@@ -6,8 +6,9 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest
+from atoll.sdk.arguments import check_strings, check_text
 from atoll.sdk.decode import decode
-from atoll.sdk.executions import AsyncExecution, check_words
+from atoll.sdk.executions import AsyncExecution, check_run
 from atoll.sdk.paths import segment
 from atoll.sdk.values import ExecutionInfo, InvocationInfo, Result
 
@@ -127,7 +128,9 @@ def invoke_body(
     cwd: str | None,
 ) -> dict[str, Any]:
     """What `POST invocations` is sent; what was not given is left to the server."""
-    check_words(command=command, args=args)
+    check_run(code, language, command, timeout, stdin, env, args, cwd, execution_id)
+    check_text(function=function, content_type=content_type, invocation_id=invocation_id)
+    check_strings(metadata=metadata)
     if timeout is not None and timeout <= 0:
         raise InvalidRequest("timeout is more than 0 seconds.", field="timeout")
     raw = isinstance(input, bytes | bytearray | memoryview)

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import TemporaryError
+from atoll.sdk.arguments import check_limits, check_numbers, check_strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +71,14 @@ def change_body(
     delete_after: int | None,
 ) -> dict[str, Any]:
     """What of a session is to be other than it is."""
+    check_numbers(
+        timeout=timeout,
+        idle_timeout=idle_timeout,
+        archive_after=archive_after,
+        delete_after=delete_after,
+    )
+    check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
+    check_strings(env=env, labels=labels, removable=True)
     body = {
         "timeout": timeout,
         "cpu": None if cpu is None else str(cpu),

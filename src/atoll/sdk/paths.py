@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 from urllib.parse import quote
 
+from atoll.sdk.arguments import wrong_type
+
 WORKSPACE = "/workspace"
 
 
 def segment(name: str) -> str:
     """An id, or one part of a path, as one part of a URL."""
+    if not isinstance(name, str):
+        raise wrong_type("id", "a string", name)
     if set(name) == {"."}:
         return "%2E" * len(name)
     return quote(name, safe="", errors="surrogateescape")
@@ -22,6 +26,8 @@ def segment(name: str) -> str:
 
 def workspace_path(path: str | os.PathLike[str]) -> str:
     """A path as the API writes it: relative to the workspace; `/workspace/a` is `a`."""
+    if not isinstance(path, str | os.PathLike):
+        raise wrong_type("path", "a string", path)
     text = os.fspath(path)
     if text == WORKSPACE or text.startswith(WORKSPACE + "/"):
         text = text[len(WORKSPACE) :].lstrip("/")

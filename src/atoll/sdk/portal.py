@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from atoll.errors import AtollError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from contextlib import AbstractAsyncContextManager
@@ -139,6 +141,10 @@ class _Call(Generic[T]):
         assert self._task is not None
         if self._task.cancelled():
             raise RuntimeError("This Atoll was closed during the call.")
+        error = self._task.exception()
+        if isinstance(error, AtollError):
+            # Its message is all that matters: without the frames of the loop's thread.
+            raise error.with_traceback(None)
         return self._task.result()
 
     def here(self, argument: Any) -> Any:

@@ -39,11 +39,17 @@ _BY_STATUS: dict[int, type[AtollError]] = {
 _STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
 
 
-def error_of(status: int, headers: Mapping[str, str], body: bytes) -> AtollError:
+def error_of(
+    status: int, headers: Mapping[str, str], body: bytes, key_origin: str = ""
+) -> AtollError:
+    """`key_origin` is added to errors that concern the key."""
     problem = _document(body)
     family = _BY_STATUS.get(status) or (RequestError if status < 500 else PermanentError)
     detail = problem.get("detail") or problem.get("title")
-    error = family(str(detail or f"The server answered {status} and said nothing more."))
+    words = str(detail or f"The server answered {status} and said nothing more.")
+    if key_origin and (family is Unauthenticated or problem.get("code") == "key_read_only"):
+        words = f"{words} {key_origin}"
+    error = family(words)
     if isinstance(problem.get("code"), str):
         error.code = problem["code"]
     error.details = {name: value for name, value in problem.items() if name not in _STANDARD}

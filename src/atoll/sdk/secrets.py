@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.sdk.arguments import check_text
 from atoll.sdk.paths import segment
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class AsyncSecrets:
 
     async def set(self, name: str, value: str) -> None:
         """Give it to whatever is run from now on; what runs already keeps what it has."""
+        check_text(name=name, value=value)
         path = f"{self._path}/{segment(name)}"
         await self._connection.call("PUT", path, body={"value": value})
 

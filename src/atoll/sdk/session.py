@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from atoll import ids
-from atoll.errors import InvalidRequest, NotFound
+from atoll.errors import NotFound
+from atoll.sdk.arguments import check_numbers, check_strings, check_text, check_words
 from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
@@ -305,8 +306,10 @@ class AsyncSession(Hints):
         stays open. `timeout` is in seconds; without, it may take as long as the server allows.
         """
         terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
-        if isinstance(command, str):
-            raise InvalidRequest("command is a list of strings.", field="command")
+        check_words(command=command)
+        check_strings(env=env)
+        check_text(cwd=cwd)
+        check_numbers(rows=rows, cols=cols, timeout=timeout)
         body = {
             "session_id": self._info.id,
             "mode": "console",
@@ -335,6 +338,7 @@ class AsyncSession(Hints):
         return Opening("session.context", self._new_context(language, cwd, idempotency_key))
 
     async def _new_context(self, language: str, cwd: str | None, key: str | None) -> AsyncContext:
+        check_text(language=language, cwd=cwd)
         body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
         path = f"{self._path}/contexts"
         creation = self._connection.call_once(path, key=key or new_key(), body=body)
@@ -413,6 +417,7 @@ class AsyncSession(Hints):
         most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
         the session keeps what it has.
         """
+        check_numbers(timeout=timeout)
         body = {
             "dependencies": dependencies_body(dependencies),
             "install_timeout": timeout or INSTALL_TIMEOUT,
@@ -640,6 +645,7 @@ async def _to_the_end(
 @asynccontextmanager
 async def _within(wait: float | None) -> AsyncIterator[None]:
     """Cancels what is done in it after so many seconds."""
+    check_numbers(wait=wait)
     limit = asyncio.timeout(wait)
     try:
         async with limit:

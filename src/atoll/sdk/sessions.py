@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from atoll.sdk.arguments import check_limits, check_numbers, check_strings, check_text, wrong_type
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.opening import Opening
 from atoll.sdk.paths import segment
 from atoll.sdk.patience import undoable
 from atoll.sdk.session import AsyncSession
-from atoll.sdk.values import SessionInfo
+from atoll.sdk.values import Mount, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.connection import Connection
-    from atoll.sdk.values import Mount
 
 
 class AsyncSessions:
@@ -82,6 +83,22 @@ class AsyncSessions:
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
         """
+        check_text(
+            template=template,
+            workspace_mode=workspace_mode,
+            durability=durability,
+            started_from=started_from,
+        )
+        check_numbers(
+            timeout=timeout,
+            capacity=capacity,
+            install_timeout=install_timeout,
+            idle_timeout=idle_timeout,
+            archive_after=archive_after,
+            delete_after=delete_after,
+        )
+        check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
+        check_strings(env=env, secrets=secrets, labels=labels)
         body = {
             "template_id": template,
             "timeout": timeout,
@@ -96,7 +113,7 @@ class AsyncSessions:
             "fail_on_dependency_error": fail_on_dependency_error,
             "allow_version_conflicts": allow_version_conflicts,
             "secrets": dict(secrets) if secrets else None,
-            "volumes": [asdict(mount) for mount in volumes] or None,
+            "volumes": _mounts(volumes) or None,
             "workspace_mode": workspace_mode,
             "durability": durability,
             "started_from": started_from,
@@ -135,3 +152,12 @@ class AsyncSessions:
         """End a session; its record and the results stay readable."""
         answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
         return decode(SessionInfo, answer)
+
+
+def _mounts(volumes: Any) -> list[dict[str, Any]]:
+    if not isinstance(volumes, Iterable):
+        raise wrong_type("volumes", "a list of Mount", volumes)
+    for index, mount in enumerate(volumes := list(volumes)):
+        if not isinstance(mount, Mount):
+            raise wrong_type(f"volumes[{index}]", "a Mount", mount)
+    return [asdict(mount) for mount in volumes]

@@ -14,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 from atoll.errors import AtollError, TemporaryError
 from atoll.sdk.problems import error_of
+from atoll.sdk.schemes import mismatch, no_answer, refused_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,13 +86,16 @@ async def _connect(target: Target, path: str, timeout: float) -> Socket:
         )
     except InvalidStatus as error:
         answer = error.response
-        raise error_of(answer.status_code, answer.headers, bytes(answer.body or b"")) from error
+        headers, body = answer.headers, bytes(answer.body or b"")
+        raise (
+            refused_scheme(target, answer.status_code, headers, body)
+            or error_of(answer.status_code, headers, body, target.key_origin)
+        ) from None
     except (OSError, TimeoutError, WebSocketException) as error:
-        raise TemporaryError(
-            f"No server answers at {target.name}: {str(error) or type(error).__name__}. "
-            "Start one with `atoll serve`, or name another one (ATOLL_URL).",
-            code="server_unreachable",
-        ) from error
+        raise (
+            await mismatch(target, error, probe=not isinstance(error, OSError))
+            or TemporaryError(no_answer(target, error), code="server_unreachable")
+        ) from None
     return _ServerSocket(connection)
 
 
@@ -104,8 +108,8 @@ class _ServerSocket:
 
         try:
             await self._connection.send(message)
-        except ConnectionClosed as error:
-            raise self._closed() from error
+        except ConnectionClosed:
+            raise self._closed() from None
 
     async def receive(self) -> bytes | str:
         from websockets.exceptions import ConnectionClosed
@@ -113,8 +117,8 @@ class _ServerSocket:
         try:
             message: bytes | str = await self._connection.recv()
             return message
-        except ConnectionClosed as error:
-            raise self._closed() from error
+        except ConnectionClosed:
+            raise self._closed() from None
 
     def _closed(self) -> Closed:
         code = self._connection.close_code

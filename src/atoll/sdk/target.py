@@ -15,6 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atoll.errors import InvalidRequest
+from atoll.sdk.arguments import check_text
+
+_API_PATH = "/api/v1"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Target:
     url: str | None
     """None for the embedded server."""
     key: str | None = field(default=None, repr=False)
+    key_origin: str = ""
+    """Where the key comes from, as a sentence for errors; empty for the embedded server."""
     settings: dict[str, Any] = field(default_factory=dict)
     """For the embedded server."""
 
@@ -44,6 +49,7 @@ def find(
     data_dir: str | os.PathLike[str] | None,
     settings: dict[str, Any],
 ) -> Target:
+    check_text(url=url, api_key=api_key)
     origin = "url" if url is not None else "ATOLL_URL"
     url = url if url is not None else os.environ.get("ATOLL_URL") or None
     if url is None:
@@ -60,12 +66,8 @@ def find(
             code="settings_need_embedded",
         )
     url = _checked(url, origin)
-    key = api_key or os.environ.get("ATOLL_API_KEY") or None
-    if key is None and is_loopback(url):
-        key = _kept_key(data_dir)
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise InvalidRequest("The API key has characters that no key has.", code="invalid_key")
-    return Target(url, key)
+    key, key_origin = _find_key(url, api_key, data_dir)
+    return Target(url, key, key_origin)
 
 
 def is_loopback(url: str) -> bool:
@@ -77,6 +79,7 @@ def is_loopback(url: str) -> bool:
 
 
 def _checked(url: str, origin: str) -> str:
+    url = url.strip()
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -86,15 +89,42 @@ def _checked(url: str, origin: str) -> str:
         raise InvalidRequest(
             f"{origin} is {url!r}; write it like http://127.0.0.1:8000", code="invalid_url"
         )
-    return url.rstrip("/")
+    return url.rstrip("/").removesuffix(_API_PATH).rstrip("/")
 
 
-def _kept_key(data_dir: str | os.PathLike[str] | None) -> str | None:
+def _find_key(
+    url: str, api_key: str | None, data_dir: str | os.PathLike[str] | None
+) -> tuple[str | None, str]:
+    """The key, without the white space that copying adds, and where it comes from."""
+    if key := (api_key or "").strip():
+        return _allowed(key, "api_key"), "The key is from the api_key argument (--api-key)."
+    if key := os.environ.get("ATOLL_API_KEY", "").strip():
+        return _allowed(key, "ATOLL_API_KEY"), "The key is from ATOLL_API_KEY."
+    ways = "No key was found: set ATOLL_API_KEY, or pass api_key (--api-key)."
+    if not is_loopback(url):
+        return None, ways
+    file = _key_file(data_dir)
+    try:
+        key = file.read_text().strip()
+    except PermissionError:
+        return None, f"{ways} The key file {file} is not readable for this user."
+    except (OSError, UnicodeDecodeError):
+        key = ""
+    if key:
+        return _allowed(key, str(file)), f"The key is from the file {file}."
+    return None, f"{ways} The server's key file is not at {file}."
+
+
+def _key_file(data_dir: str | os.PathLike[str] | None) -> Path:
     # Late: the settings take longer to load than the rest of the client.
     from atoll.settings import default_data_dir
 
-    place = Path(data_dir or os.environ.get("ATOLL_DATA_DIR") or default_data_dir())
-    try:
-        return (place / "key").read_text().strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
+    return Path(data_dir or os.environ.get("ATOLL_DATA_DIR") or default_data_dir()) / "key"
+
+
+def _allowed(key: str, origin: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidRequest(
+            f"The API key in {origin} has characters that no key has.", code="invalid_key"
+        )
+    return key

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.image import parse
+from atoll.sdk.arguments import check_limits, check_numbers, check_strings, check_text, check_words
 from atoll.sdk.decode import decode
 from atoll.sdk.events import messages
 from atoll.sdk.paths import segment
@@ -266,6 +267,12 @@ def _changes(
     dockerfile: str | None,
     registry: Mapping[str, str] | None,
 ) -> dict[str, Any]:
+    check_text(image=image, base_image=base_image, python=python, runtime=runtime)
+    check_text(dockerfile=dockerfile)
+    check_words(packages=packages, preload=preload, require=require)
+    check_words(debian_packages=debian_packages, python_packages=python_packages)
+    check_strings(env=env, registry=registry)
+    check_numbers(pool_size=pool_size, pool_max=pool_max)
     return {
         "image": image,
         "base_image": base_image,
@@ -311,6 +318,7 @@ def _limits(
     disk: str | int | None,
     max_processes: int | None,
 ) -> dict[str, Any]:
+    check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
     limits = {
         "cpu": None if cpu is None else str(cpu),
         "memory": None if memory is None else str(memory),

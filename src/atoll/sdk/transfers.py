@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
+from atoll.sdk.arguments import wrong_type
 from atoll.sdk.callbacks import called
 from atoll.sdk.patience import Patience
 
@@ -99,6 +100,9 @@ class Sending:
     """The pieces of a source, for one request."""
 
     def __init__(self, source: Source, progress: ProgressCallback | None) -> None:
+        readable = isinstance(source, str | os.PathLike | Iterable | AsyncIterable)
+        if not readable and not hasattr(source, "read"):
+            raise wrong_type("source", "a path, an open file or bytes", source)
         self._source = source
         self._meter = Meter(progress)
         self._sent = 0
@@ -217,7 +221,7 @@ class Getting:
                         "The file was changed while it was downloaded, and the line broke; begin "
                         "again.",
                         code="file_changed",
-                    ) from error
+                    ) from None
                 raise
 
     def _headers(self, at: int, begun: bool) -> dict[str, str]:

@@ -73,14 +73,14 @@ def _event(message: Message) -> FileEvent:
         path = named(content.get("encoded_path", ""))
         return FileEvent(kind, path, None if source is None else named(source))
     except (AttributeError, TypeError) as error:
-        raise _bad(error) from error
+        raise _bad(error) from None
 
 
 def _content(message: Message) -> dict[str, Any]:
     try:
         content = json.loads(message.data)
     except ValueError as error:
-        raise _bad(error) from error
+        raise _bad(error) from None
     return content if isinstance(content, dict) else {}
 
 

@@ -173,7 +173,7 @@ class Sessions:
         template = await self._templates.ready(template_id or DEFAULT_TEMPLATE)
         resources = limits(template.default_resources)
         if resources is not template.default_resources:
-            self._templates.check_resources(resources)
+            await self._templates.check_resources(resources)
         seconds = self.life(timeout)
         if capacity > (most := self._settings.execution.max_capacity):
             raise InvalidRequest(f"capacity: at most {most} are allowed here.", field="capacity")

@@ -30,6 +30,7 @@ from atoll.model.template import (
     TemplateStatus,
 )
 from atoll.service import cursors
+from atoll.service.node_limits import NodeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -66,6 +67,7 @@ class Templates:
         self._driver = driver
         self._clock = clock
         self._settings = settings
+        self._node_limits = NodeLimits(store, clock, self.base_resources)
         self._known: dict[str, Template] = {}
         """
         The newest that are ready: read at every creation of a session, and forgotten when any
@@ -393,10 +395,10 @@ class Templates:
                 f"pool_max: at least {template.pool_size} are to be ready, by pool_size.",
                 field="pool_max",
             )
-        self.check_resources(template.default_resources)
+        await self.check_resources(template.default_resources)
         await self._driver.check(template)
 
-    def check_resources(self, resources: Resources) -> None:
+    async def check_resources(self, resources: Resources) -> None:
         most = self._settings.session
         for field, value, limit in (
             ("cpu", resources.cpu, most.max_cpu),
@@ -415,6 +417,7 @@ class Templates:
             )
         if resources.disk < 4 * 2**20:
             raise InvalidRequest("disk: less than 4Mi cannot hold a file system.", field="disk")
+        await self._node_limits.check(resources)
 
 
 def _requirements(inherited: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:

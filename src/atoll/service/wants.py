@@ -262,7 +262,7 @@ class Wants:
             )
         resources = change.limits(session.resources)
         if resources != session.resources:
-            self._templates.check_resources(resources)
+            await self._templates.check_resources(resources)
             await self._resize(session, resources)
             given["resources"] = resources
         return dataclasses.replace(session, **given, updated_at=now)

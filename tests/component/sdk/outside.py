@@ -773,13 +773,18 @@ class Outside:
 
 
 class ServerThread:
-    """`Outside` on a free port of loopback."""
+    """`Outside` on a free port of loopback, with TLS when there is a certificate (PEM)."""
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, certificate: str | None = None) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
-        outside.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        scheme = "http" if certificate is None else "https"
+        outside.url = f"{scheme}://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(
-            outside, log_config=None, lifespan="off", timeout_graceful_shutdown=1
+            outside,
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            ssl_certfile=certificate,
         )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))

@@ -135,9 +135,12 @@ class Creation:
         body = CreateSession.model_validate_json(data or b"{}")
         template = await self._templates.ready(body.template_id or DEFAULT_TEMPLATE)
         volumes = [await self._store.volumes.get(mount.volume_id) for mount in body.volumes]
+        resources = body.limits(template.default_resources)
+        if resources is not template.default_resources:
+            await self._templates.check_resources(resources)
         demand = Demand(
             template=edition(template.id, template.number),
-            resources=body.limits(template.default_resources),
+            resources=resources,
             require=frozenset(template.require),
             features=mounts(body.workspace_mode, volumes) | template.features,
             labels=body.node_labels,

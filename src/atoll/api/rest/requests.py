@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -21,7 +22,7 @@ from atoll.api.rest.names import decoded
 from atoll.drivers.base import RegistryAuth
 from atoll.model.execution import Language, Mode, Request
 from atoll.model.image import SERVER
-from atoll.model.packages import MOST_DEPENDENCIES, Dependency, Install
+from atoll.model.packages import LOCATION, MOST_DEPENDENCIES, Dependency, Install, names_location
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import LONGEST_DOCKERFILE, MOST_PACKAGES, REQUIREMENTS, Build
@@ -93,6 +94,12 @@ class ResourcesIn(Wire):
         )
 
 
+def _of_the_index(name: object) -> object:
+    if isinstance(name, str) and names_location(name):
+        raise ValueError(LOCATION)
+    return name
+
+
 class DependencyIn(Wire):
     """A package of the index that the server's settings name."""
 
@@ -101,6 +108,7 @@ class DependencyIn(Wire):
         StringConstraints(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,98}(\[[A-Za-z0-9._, -]{1,200}\])?$"
         ),
+        BeforeValidator(_of_the_index),
     ] = Field(
         description="With extras in brackets, if any.", examples=["requests", "uvicorn[standard]"]
     )

@@ -1,0 +1,76 @@
+"""
+Types of arguments, checked where they are given.
+
+A wrong type is an `InvalidRequest` that names the argument, before anything is sent. Values are the
+server's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from numbers import Real
+from typing import Any
+
+from atoll.errors import InvalidRequest
+
+
+def check_text(**values: Any) -> None:
+    """None is allowed here and below: it is what was not given."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str):
+            raise wrong_type(name, "a string", value)
+
+
+def check_numbers(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise wrong_type(name, "a number", value)
+
+
+def check_words(**lists: Any) -> None:
+    """A string is a sequence of strings too, but never the one that was meant."""
+    for name, value in lists.items():
+        if value is None:
+            continue
+        if isinstance(value, str | bytes) or not isinstance(value, Collection):
+            hint = ' A line for the shell is code with language="shell".'
+            raise wrong_type(name, "a list of strings", value, hint if name == "command" else "")
+        for index, item in enumerate(value):
+            if not isinstance(item, str):
+                raise wrong_type(f"{name}[{index}]", "a string", item)
+
+
+def check_strings(*, removable: bool = False, **mappings: Any) -> None:
+    """Strings by name; with `removable` a value may be None."""
+    for name, value in mappings.items():
+        if value is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise wrong_type(name, "a dict of strings", value)
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise wrong_type(f"{name}: the name {key!r}", "a string", key, field=name)
+            if not isinstance(item, str) and not (removable and item is None):
+                raise wrong_type(f"{name}.{key}", "a string", item)
+
+
+def check_functions(**functions: Any) -> None:
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise wrong_type(name, "a function", value)
+
+
+def check_limits(*, cpu: Any, memory: Any, disk: Any, max_processes: Any) -> None:
+    for name, value in (("cpu", cpu), ("memory", memory), ("disk", disk)):
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not number and not isinstance(value, str):
+            raise wrong_type(name, "a number or a string", value)
+    check_numbers(max_processes=max_processes)
+
+
+def wrong_type(
+    name: str, wanted: str, value: Any, hint: str = "", *, field: str | None = None
+) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} must be {wanted}, not {type(value).__name__}.{hint}", field=field or name
+    )
