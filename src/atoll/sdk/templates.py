@@ -269,7 +269,7 @@ def _changes(
 ) -> dict[str, Any]:
     check_text(image=image, base_image=base_image, python=python, runtime=runtime)
     check_text(dockerfile=dockerfile)
-    check_words(packages=packages, preload=preload, require=require)
+    check_words(preload=preload, require=require)
     check_words(debian_packages=debian_packages, python_packages=python_packages)
     check_strings(env=env, registry=registry)
     check_numbers(pool_size=pool_size, pool_max=pool_max)

@@ -153,8 +153,10 @@ def test_without_a_terminal_it_says_how_to_answer(
     process = start("session", "exec", session, "--code", json.dumps({"ask": ["Go on?"]}))
     assert process.stderr is not None
     assert process.stderr.readline() == b"atoll: it asks: Go on? [1]\n"
-    assert b"atoll execution approve exec_20240501_0" in process.stderr.readline()
-    atoll("execution", "approve", "exec_20240501_0")
+    hint = process.stderr.readline().decode()
+    (execution_id,) = outside.executions
+    assert f"atoll execution approve {execution_id}" in hint
+    atoll("execution", "approve", execution_id)
     process.communicate()
     assert process.returncode == 0
 

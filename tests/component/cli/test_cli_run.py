@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -85,6 +86,7 @@ def test_words_behind_the_script_are_its_own(
         "timeout": 500.0,
         "env": {"A": "b=c"},
         "args": ["--json", "-x", "y"],
+        "execution_id": ANY,
     }
 
 
@@ -103,7 +105,8 @@ def test_a_script_on_stdin_is_run(start: Start, outside: Outside) -> None:
     process = start("run", "-", "arg", stdin=subprocess.PIPE)
     out, err = process.communicate(b"print(1)")
     assert (out, err, process.returncode) == (b"print(1)", b"", 0)
-    assert outside.bodies[1] == {"code": "print(1)", "language": "python", "args": ["arg"]}
+    sent = {"code": "print(1)", "language": "python", "args": ["arg"], "execution_id": ANY}
+    assert outside.bodies[1] == sent
 
 
 @pytest.mark.slow
@@ -119,7 +122,7 @@ def test_what_is_piped_in_is_the_programs_stdin(
 
 def test_a_command_is_run_as_it_is(atoll: Command, outside: Outside) -> None:
     assert atoll("run", "--command", "--", "ls", "-l").stdout == "ls -l"
-    assert outside.bodies[1] == {"command": ["ls", "-l"]}
+    assert outside.bodies[1] == {"command": ["ls", "-l"], "execution_id": ANY}
 
 
 def test_json_is_the_result_alone(atoll: Command, outside: Outside) -> None:
@@ -140,9 +143,9 @@ def test_an_interrupt_cancels_the_execution_and_ends_the_session(
     assert process.stdout.read(2) == b"hi"
     process.send_signal(number)
     _, err = process.communicate()
-    said = b"atoll: exec_20240501_0 was cancelled.\n" if number == signal.SIGINT else b""
-    assert (process.returncode, err) == (code, said)
     (execution,) = outside.executions.values()
+    said = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
+    assert (process.returncode, err.decode()) == (code, said)
     assert execution.cancelled
     (session,) = outside.sessions.values()
     assert session["status"] == "terminated"
