@@ -9,7 +9,7 @@ import pytest
 
 from atoll import ids
 from atoll.clock import SystemClock
-from atoll.model.execution import Execution, ExecutionStatus, Language, Request
+from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.attempts import Superseded
