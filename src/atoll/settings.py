@@ -289,7 +289,7 @@ class LocalSettings(Group):
     delegation: bool = True
     """
     Whether a server of an ordinary user asks the user's systemd for a delegated control group when
-    it has none (version 2). It then ends at the user's last logout, unless lingering is enabled.
+    it has none (version 2) and that systemd outlives the last logout (`loginctl enable-linger`).
     """
     uid_base: int = Field(1_900_000_000, ge=100_000)
     """First host uid for instances, when Atoll runs as root."""

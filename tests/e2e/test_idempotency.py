@@ -94,6 +94,24 @@ def test_an_id_that_is_sent_many_times_at_once_is_one_execution(api: Api, sessio
     assert runs(api, session) == len(names)
 
 
+@pytest.mark.parametrize("prefer", ["wait=20", "respond-async, Wait = 20"])
+def test_how_long_a_client_waits_may_be_a_preference(api: Api, session: str, prefer: str) -> None:
+    body = {"code": "print(1)"}
+    url = f"{V1}/sessions/{session}/execute"
+    found = api.http.post(url, json=body, headers={"Prefer": prefer})
+    assert (found.status_code, found.json()["stdout"]) == (200, "1\n")
+
+
+def test_a_repeat_does_not_start_a_session_that_rests(api: Api, session: str) -> None:
+    context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
+    body = {"code": "print(1)", "context_id": context, "execution_id": "in-a-context", "wait": 20}
+    url = f"{V1}/sessions/{session}/execute"
+    first = answer(api.http.post(url, json=body))
+    answer(api.http.post(f"{V1}/sessions/{session}/stop"))
+    assert answer(api.http.post(url, json=body)) == first
+    assert api.get(session)["status"] == "stopped"
+
+
 def test_a_large_result_is_given_again(api: Api, session: str, key: str) -> None:
     path, code = f"sessions/{session}/execute", COUNT + "print('x' * 500_000)"
     first, second = (post(api, path, key, code=code, wait=20) for _ in range(2))

@@ -29,6 +29,10 @@ _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _NOT_DELETED = re.compile(r"DeleteObjects request failed for .*\(code: ([A-Za-z]{1,64})\)$", re.M)
 """Of one object of many, by a server that answers."""
+_PASSING = frozenset(
+    {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
+)
+"""Codes of such answers that say: later."""
 
 
 class S3Objects(Objects):
@@ -82,8 +86,8 @@ class S3Objects(Objects):
     def _is_refusal(self, error: Exception) -> bool:
         # 408 and 429 are those of a server that has too much to do.
         text = str(error)
-        if _NOT_DELETED.search(text):
-            return True
+        if refused := _NOT_DELETED.search(text):
+            return refused[1] not in _PASSING
         status = _STATUS.search(text)
         return status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "429")
 

@@ -48,6 +48,9 @@ class Places(Protocol):
         instance here cannot have it so.
         """
 
+    async def check_unused(self, volume: Volume) -> None:
+        """Raise `Conflict` with code `volume_in_use` while an instance has it."""
+
     async def remove(self, volume: Volume) -> None:
         """With all that is in it. `Conflict`, `volume_in_use`, while an instance has it."""
 

@@ -123,7 +123,7 @@ class Request:
 _WORK = tuple(
     item.name
     for item in fields(Request)
-    if item.name not in ("timeout", "stdin_open", "mode", "metadata")
+    if item.name not in ("timeout", "terminal", "stdin_open", "mode", "metadata")
 )
 
 

@@ -8,6 +8,7 @@ server's to check.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -62,7 +63,7 @@ def check_functions(**functions: Any) -> None:
 
 def check_limits(*, cpu: Any, memory: Any, disk: Any, max_processes: Any) -> None:
     for name, value in (("cpu", cpu), ("memory", memory), ("disk", disk)):
-        number = isinstance(value, Real) and not isinstance(value, bool)
+        number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
         if value is not None and not number and not isinstance(value, str):
             raise wrong_type(name, "a number or a string", value)
     check_numbers(max_processes=max_processes)

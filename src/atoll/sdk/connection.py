@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from atoll.errors import Conflict, InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.sdk.patience import Patience
 from atoll.sdk.problems import error_of
 from atoll.sdk.schemes import mismatch, no_answer, refused_scheme
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT = 5.0
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_CONDITIONS = frozenset({"if-match", "if-none-match"})
+"""With these a repeated request may be refused for what its first try did."""
+_RESTARTING = frozenset({"shutting_down", "unavailable"})
+"""What a server that is being restarted answers, or a gateway before it, in its own words."""
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
@@ -40,7 +44,7 @@ class ServerAway(TemporaryError):
 
     code = "server_unreachable"
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, sent: bool = True) -> None:
         super().__init__(message)
         self.sent = sent
         """Whether the server may have received the request."""
@@ -90,18 +94,21 @@ class Connection:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
-        once: bool = False,
+        once: bool | None = None,
     ) -> Any:
         """
         The answer's JSON; `wait` is how long the server was asked to take, in seconds.
 
         While a server that has answered before is away, for 30 s at most, the request is sent again
-        if that is safe: it was never sent, its method may be repeated, or the server does it `once`
-        however often it is sent.
+        if that is safe: it was never sent, or the server does it `once` however often it is sent.
+        Without `once`, the method decides.
         """
         streamed = content is not None and not isinstance(content, bytes)
-        repeatable = (once or method in _REPEATABLE) and not streamed
-        patience = Patience()
+        conditional = not _CONDITIONS.isdisjoint(map(str.lower, headers or ()))
+        if once is None:
+            once = method in _REPEATABLE and not conditional
+        repeatable = once and not streamed
+        patience, maybe_done = Patience(), False
         while True:
             try:
                 return await self.try_call(
@@ -113,9 +120,16 @@ class Connection:
                     headers=headers,
                     wait=wait,
                 )
-            except ServerAway as error:
-                if not self.answered or (error.sent and not repeatable):
+            except NotFound:
+                if not (maybe_done and method == "DELETE"):
                     raise
+                return None  # Deleted by an earlier try, whose answer was lost.
+            except TemporaryError as error:
+                sent = error.code in _RESTARTING or (isinstance(error, ServerAway) and error.sent)
+                unsent = isinstance(error, ServerAway) and not error.sent
+                if not self.answered or not (unsent or (sent and repeatable)):
+                    raise
+                maybe_done |= sent
                 await patience.endure(error)
 
     async def try_call(
@@ -214,6 +228,8 @@ class Connection:
                 f"{self._timeout + wait:g} s.",
                 code="server_timeout",
             ) from None
+        except httpx.LocalProtocolError as error:
+            raise InvalidRequest(f"This cannot be sent: {error}") from None
         except httpx.TransportError as error:
             sent = not isinstance(error, httpx.ConnectError)
             raise (

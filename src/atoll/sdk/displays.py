@@ -83,8 +83,9 @@ class Display:
         return self.data.get(JSON)
 
     def __repr__(self) -> str:
-        forms = [f"{mime} ({len(str(value)):,})" for mime, value in self.data.items()]
-        return f"<Display {self.type}: {', '.join(forms) or 'nothing'}>"
+        # Made by code in a sandbox: nothing of it reaches a terminal unescaped.
+        forms = [f"{mime!r} ({len(str(value)):,})" for mime, value in self.data.items()]
+        return f"<Display {self.type!r}: {', '.join(forms) or 'nothing'}>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """

@@ -137,7 +137,8 @@ class AsyncExecution:
                 if not ended and over:
                     return  # `after` is behind the result
                 if not ended:
-                    over = (await self.status()).ended
+                    status = await self._connection.try_call("GET", f"{self._path}/status")
+                    over = decode(Status, status).ended
                     raise TemporaryError(
                         f"The events of {self._id} ended without a result.", code="stream_cut"
                     )

@@ -70,11 +70,11 @@ class Opening(Coroutine[Any, Any, T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(
-                f"Await it first: `await {self._call}(…)`, or `async with {self._call}(…) as …:`.",
-                name=name,
-                obj=self,
-            )
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                call = self._call
+                message = f"Await it first: `await {call}(…)`, or `async with {call}(…) as …:`."
+            raise AttributeError(message, name=name, obj=self)
 
 
 def warn_left_open(thing: object) -> None:

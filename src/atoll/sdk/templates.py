@@ -159,7 +159,9 @@ class AsyncTemplates:
             **_limits(cpu, memory, disk, max_processes),
         }
         body["name"] = stored["name"] if name is None else name
-        return decode(TemplateInfo, await self._connection.call("PUT", path, body=body))
+        # Not repeated: each is another version.
+        answer = await self._connection.call("PUT", path, body=body, once=False)
+        return decode(TemplateInfo, answer)
 
     async def send_context(self, source: str | os.PathLike[str]) -> str:
         """

@@ -224,7 +224,8 @@ class Result:
     def __repr__(self) -> str:
         parts = [f"exit code {self.exit_code}"] if self.exit_code else []
         if self.error is not None:
-            parts.append(short(f"{self.error.name or self.error.code}: {self.error.message}"))
+            name = self.error.name or self.error.code
+            parts.append(f"error={short(repr(f'{name}: {self.error.message}'))}")
         parts += [
             f"{name}={short(repr(value))}"
             for name, value in (("stdout", self.stdout), ("stderr", self.stderr))

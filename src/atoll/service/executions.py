@@ -119,21 +119,31 @@ class Executions:
         # which would otherwise take it for a stray.
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
         async with lock:
-            if self._runs.get(execution_id) is None:
-                try:
-                    return await self._record(
-                        session_id, request, execution_id, invocation_id, after
-                    )
-                except AtollError:
-                    # A repeated request finds what the first one made, also where nothing new may
-                    # be submitted any more.
-                    known = await self._known(execution_id, session_id, request, invocation_id)
-                    if known is None:
-                        raise
+            if (
+                self._runs.get(execution_id) is not None
+                # To record it may start the session, which a repeated request is not to do.
+                or request.context_id is not None
+                or self._lives.reachable(session_id) is None
+            ):
+                known = await self._known(execution_id, session_id, invocation_id, request)
+                if known is not None:
                     return known
-            known = await self._known(execution_id, session_id, request, invocation_id)
-            assert known is not None
-            return known
+            try:
+                return await self._record(session_id, request, execution_id, invocation_id, after)
+            except AtollError:
+                # A repeated request finds what the first one made, also where nothing new may be
+                # submitted any more.
+                known = await self._known(execution_id, session_id, invocation_id, request)
+                if known is None:
+                    raise
+                return known
+
+    async def repeat(self, execution: Execution) -> Running:
+        """An execution that is recorded, whatever it was submitted with."""
+        lock = self._submitting.setdefault(execution.id, asyncio.Lock())
+        async with lock:
+            found = await self._known(execution.id, execution.session_id, execution.invocation_id)
+        return self._runs.stand_in(execution) if found is None else found
 
     async def _record(
         self,
@@ -200,7 +210,7 @@ class Executions:
                 self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
             raise
         except Conflict as error:
-            known = await self._known(execution_id, session_id, request, invocation_id)
+            known = await self._known(execution_id, session_id, invocation_id, request)
             if known is None:
                 raise Overtaken(
                     f"Invocation {execution.invocation_id} has another execution already.",
@@ -216,7 +226,11 @@ class Executions:
         return self._runs.start(execution, capacity)
 
     async def _known(
-        self, execution_id: str, session_id: str, request: Request, invocation_id: str | None
+        self,
+        execution_id: str,
+        session_id: str,
+        invocation_id: str | None,
+        request: Request | None = None,
     ) -> Running | None:
         """The execution with this id; `Conflict` when it is not what is asked for now."""
         running = self._runs.get(execution_id)
@@ -234,7 +248,8 @@ class Executions:
                 f"Execution {execution_id} is one of another invocation.",
                 code="execution_id_in_use",
             )
-        await self._check_same_work(execution, request)
+        if request is not None:
+            await self._check_same_work(execution, request, running)
         if running is not None:
             return running
         if execution.holder == self._leases.replica and not execution.status.ended:
@@ -245,11 +260,16 @@ class Executions:
             return self._runs.start(execution, capacity or 1, adopted=True)
         return self._runs.stand_in(await self._bulk.fetch(execution))
 
-    async def _check_same_work(self, execution: Execution, request: Request) -> None:
+    async def _check_same_work(
+        self, execution: Execution, request: Request, running: Running | None
+    ) -> None:
         try:
-            first = await self._bulk.request_of(execution)
-        except PermanentError:
-            return  # The blob store has lost it: there is nothing to compare with.
+            if running is not None and not running.adopted:
+                first = execution.request  # Complete, as it was submitted here.
+            else:
+                first = await self._bulk.request_of(execution)
+        except (PermanentError, TemporaryError):
+            return  # The blob store has lost it or is away: there is nothing to compare with.
         if not first.same_work(request):
             raise Conflict(
                 f"Execution {execution.id} exists, with other code, command or input. Use a new id "

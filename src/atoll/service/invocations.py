@@ -81,9 +81,10 @@ class Invocations:
                     f"Invocation {invocation_id} is one of another session.",
                     code="invocation_id_in_use",
                 )
-            if execution_id not in (None, latest.id):
+            if execution_id is None:
+                return await self._executions.repeat(latest)
+            if execution_id != latest.id:
                 return await self._once_more(latest, request, execution_id)
-            execution_id = latest.id
         return await self._executions.submit(
             session_id, request, execution_id=execution_id, invocation_id=invocation_id
         )

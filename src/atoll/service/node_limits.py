@@ -8,6 +8,7 @@ large enough.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
@@ -47,7 +48,8 @@ class NodeLimits:
                 field="cpu",
             )
         memory = max(size.mem_total for size in known)
-        if resources.memory > max(memory, base.memory):
+        # The kernel keeps some for itself: what is sold as 16 GiB has a little less.
+        if resources.memory > max(math.ceil(memory / 2**30) * 2**30, base.memory):
             raise InvalidRequest(
                 f"memory: {format_size(resources.memory)} is more than the "
                 f"{memory / 2**30:.1f}Gi of the largest node.",

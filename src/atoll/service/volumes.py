@@ -147,6 +147,8 @@ class Volumes:
             raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
         try:
             await self._check_unused(volume_id)
+            # An instance of a session that has just ended may have it still.
+            await self._driver.places.check_unused(volume)
             if volume.kind == S3:
                 # Now or not at all: a volume that stays after a failure keeps its files.
                 await self._empty(f"volumes/{volume_id}", later=False)

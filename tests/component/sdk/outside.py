@@ -50,6 +50,10 @@ def problem(status: int, code: str, detail: str = "no", **more: Any) -> JSONResp
     return JSONResponse(body | more, status, headers, media_type="application/problem+json")
 
 
+async def _drop(message: Any) -> None:
+    """Where an answer goes that is lost."""
+
+
 @dataclass
 class Running:
     id: str
@@ -119,6 +123,10 @@ class Outside:
     bodies: list[Any] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     failure: JSONResponse | None = None
+    instead: list[Response] = field(default_factory=list)
+    """What the next requests are answered in place of what they ask for."""
+    undelivered: int = 0
+    """How many PUTs and DELETEs are done while their answers get lost on their way."""
     lost_answers: int = 0
     """How many answers to POSTs get lost on their way."""
     in_flight: int = 0
@@ -144,7 +152,15 @@ class Outside:
             self.loop = asyncio.get_running_loop()
             self.requests.append((scope["method"], scope["raw_path"].decode().split("?")[0]))
             self.headers = {k.decode(): v.decode() for k, v in scope["headers"]}
-            answer = self.failure
+            answer: Response | None = self.failure
+            if self.instead:
+                answer = self.instead.pop(0)
+            if self.undelivered and scope["method"] in ("PUT", "DELETE"):
+                self.undelivered -= 1
+                await self.app(scope, receive, _drop)
+                head = {"status": 200, "headers": [(b"content-length", b"10")]}
+                await send({"type": "http.response.start", **head})
+                return
             if self.key and self.headers.get("authorization") != f"Bearer {self.key}":
                 answer = problem(401, "unauthenticated", "The key is missing or wrong.")
             if scope["method"] == "POST":

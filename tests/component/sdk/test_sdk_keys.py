@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.responses import Response
 
-from atoll import Atoll, Conflict, TemporaryError
+from atoll import Atoll, Conflict, NotFound, TemporaryError
 from atoll.sdk.patience import Patience
 from tests.component.sdk.outside import KEY, problem
 
@@ -76,6 +78,49 @@ def test_how_a_result_is_waited_for_is_no_part_of_the_request(
     else:
         session.run("1", on_stdout=print, idempotency_key="k")
     assert outside.bodies == [{"code": "1", "language": "python"}]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        problem(503, "shutting_down"),
+        Response("<html>Bad Gateway</html>", 502, media_type="text/html"),
+    ],
+    ids=["server", "gateway"],
+)
+def test_a_server_that_is_being_restarted_is_waited_for(
+    atoll: Atoll, outside: Outside, answer: Response
+) -> None:
+    session = atoll.sessions.create()
+    outside.instead = [answer, answer]
+    assert session.run("1").stdout == "1"
+    outside.instead = [answer]
+    assert session.refresh().id == session.id
+    # What is done again by a repeat is not repeated.
+    outside.instead = [answer]
+    with pytest.raises(TemporaryError):
+        atoll.sessions.create()
+
+
+def test_a_deletion_whose_answer_is_lost_is_done(atoll: Atoll, outside: Outside) -> None:
+    session = atoll.sessions.create()
+    session.files.write("a", "text")
+    outside.undelivered = 1
+    session.files.remove("a")
+    assert "a" not in outside.files
+    with pytest.raises(NotFound):
+        session.files.remove("a")
+
+
+def test_what_depends_on_what_was_there_is_not_repeated(atoll: Atoll, outside: Outside) -> None:
+    session = atoll.sessions.create()
+    outside.undelivered = 1
+    session.files.write("a", "text")
+    outside.undelivered = 1
+    with pytest.raises(TemporaryError) as raised:
+        session.files.write("b", "text", overwrite=False)
+    assert raised.value.code == "server_unreachable"
+    assert pickle.loads(pickle.dumps(raised.value)).code == "server_unreachable"
 
 
 def test_a_server_that_was_never_there_is_not_waited_for() -> None:

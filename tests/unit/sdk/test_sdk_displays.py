@@ -113,7 +113,7 @@ def test_an_svg_is_shown_as_an_image() -> None:
         (Result("e", "success", stdout="1\n"), r"<Result success in 0 s, stdout='1\n'>"),
         (
             Result("e", "failed", exit_code=1, error=ErrorInfo("exception", "no", "ValueError")),
-            "<Result failed in 0 s, exit code 1, ValueError: no>",
+            "<Result failed in 0 s, exit code 1, error='ValueError: no'>",
         ),
         (
             Result("e", "success", return_value={"a": 1}),
@@ -127,5 +127,11 @@ def test_a_result_is_described_in_a_line(result: Result, line: str) -> None:
 
 def test_a_large_figure_is_not_in_the_description() -> None:
     figure = Display("display", {"image/png": "A" * 24_000, "text/plain": "<Figure>"})
-    assert repr(figure) == "<Display display: image/png (24,000), text/plain (8)>"
+    assert repr(figure) == "<Display 'display': 'image/png' (24,000), 'text/plain' (8)>"
     assert len(repr(Result("e", "success", stdout="x" * 5000, results=(figure,) * 50))) < 500
+
+
+def test_nothing_of_the_sandbox_is_unescaped_in_a_description() -> None:
+    error = ErrorInfo("exception", "\x1b]0;title\x07", "Name\nlog line")
+    for thing in (Display("\x1b[2J", {"\x1b[2J": "x"}), Result("e", "failed", error=error)):
+        assert repr(thing).isprintable()

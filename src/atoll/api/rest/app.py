@@ -127,6 +127,7 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
                 "If-None-Match",
                 "If-Range",
                 "Last-Event-ID",
+                "Prefer",
                 "Range",
             ],
             expose_headers=[

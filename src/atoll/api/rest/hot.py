@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from atoll.api.rest.context import Services
 
 MANY_ERRORS = 1000
-_WAIT = re.compile(rb"wait=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
+_WAIT = re.compile(
+    rb"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(?:[,;]|$)", re.IGNORECASE
+)
 PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
@@ -65,7 +67,7 @@ async def execute(
 def preferred_wait(scope: Scope) -> float:
     """Seconds of `Prefer: wait=…` (RFC 7240); 0 when there are none."""
     for name, value in scope["headers"]:
-        if name == b"prefer" and (match := _WAIT.fullmatch(value)):
+        if name == b"prefer" and (match := _WAIT.search(value)):
             return float(match[1])
     return 0.0
 

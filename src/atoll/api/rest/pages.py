@@ -17,6 +17,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
+from atoll.api.rest import hosts
 from atoll.api.rest.context import Answer
 from atoll.version import __version__
 
@@ -145,6 +146,6 @@ def _asset(name: str) -> Path:
 def _url(request: Request) -> str:
     """As the browser named this server; the line is meant to be pasted into a shell."""
     host = request.headers.get("host", "")
-    if _HOST.fullmatch(host) is None:
+    if _HOST.fullmatch(host) is None or host.encode() == hosts.UNKNOWN:
         host = "localhost"
     return f"{request.url.scheme}://{host}"

@@ -798,7 +798,7 @@ class TemplateIn(Wire):
         examples=["runc", "runsc"],
     )
     pre_installed_packages: Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)] = (
-        Field([], description="Another name of `python_packages`.")
+        Field([], description="Another name of `python_packages`, which wins if both are given.")
     )
     default_resources: ResourcesIn = ResourcesIn()
     security_context: SecurityContext = SecurityContext()
@@ -817,13 +817,6 @@ class TemplateIn(Wire):
         description="Ready instances to keep at most, when many sessions are created. Without, as "
         "many as the server allows, and none at all if `pool_size` is 0.",
     )
-
-    @model_validator(mode="after")
-    def _one_name_for_packages(self) -> Self:
-        given = {tuple(self.python_packages), tuple(self.pre_installed_packages)} - {()}
-        if len(given) > 1:
-            raise ValueError("pre_installed_packages: give python_packages alone")
-        return self
 
     def build(self) -> Build | None:
         python_packages = self.python_packages or self.pre_installed_packages

@@ -63,6 +63,8 @@ class NoPlaces:
     async def check(self, volume: Volume, *, read_only: bool) -> None:
         raise _refusal(volume)
 
+    async def check_unused(self, volume: Volume) -> None: ...
+
     async def remove(self, volume: Volume) -> None: ...
 
     async def broken(self) -> list[str]:

@@ -35,7 +35,7 @@ STAT_ENTRIES = 20_000
 TRIES = 1
 """How often s3fs repeats a request that failed."""
 FUSE = Path("/dev/fuse")
-PROCESSES = 256
+PROCESSES = 1024
 """Threads of one s3fs: one for each call of user code that waits, and those that ask S3."""
 OPEN_FILES = 4096
 """Files that user code has open in one mount at most, about, and connections to S3."""
@@ -129,7 +129,9 @@ class Buckets:
             "dbglevel=crit",
         ]
         if not bounded:
-            options.append(f"ensure_diskfree={DISK_RESERVE}")
+            # It does not start with less, so no more than half of what there is.
+            free = shutil.disk_usage(top).free // 2**20
+            options.append(f"ensure_diskfree={min(DISK_RESERVE, free // 2)}")
         if bucket.path_style:
             options.append("use_path_request_style")
         if bucket.region is not None:
@@ -156,11 +158,18 @@ class Buckets:
             env=environment,
         )
         # No instance has the mount yet. One that ended at once is found by who waits for it.
-        with contextlib.suppress(ProcessLookupError):
-            cgroups.enter(self._groups, group, process.pid)
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-            # It would have the credentials in it.
-            resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                cgroups.enter(self._groups, group, process.pid)
+                _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+                most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+                # It would have the credentials in it.
+                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return process
 
     def end(self, name: str) -> bool:

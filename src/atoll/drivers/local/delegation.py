@@ -48,7 +48,7 @@ LINGERING = Path("/var/lib/systemd/linger")
 """Has a file for each user whose systemd runs without a login."""
 
 
-SERVICE_FIX = "set Delegate=yes and DelegateSubgroup=server in its unit"
+SERVICE_FIX = "set Delegate=yes and DelegateSubgroup=server in the unit, if it is the server's own"
 
 
 class Decision(StrEnum):
@@ -125,12 +125,14 @@ class Process:
     """XDG_RUNTIME_DIR, where the user's bus is."""
     group: Path = host.OWN_GROUP
     """The file with its control group."""
+    lingers: bool = True
+    """Whether the user's systemd, with all that it has started, outlives the last logout."""
 
     @classmethod
     def current(cls) -> Process:
         uid = os.geteuid()
         runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
-        return cls(uid, os.getpid(), Path(runtime))
+        return cls(uid, os.getpid(), Path(runtime), lingers=lingers(uid))
 
     @property
     def bus(self) -> Path:
@@ -152,7 +154,7 @@ def surroundings(settings: LocalSettings, node: Path, process: Process) -> Surro
 
 
 def check_systemd(process: Process) -> str:
-    """The path of busctl; raises NotDelegated where the user's systemd cannot be asked."""
+    """The path of busctl; raises NotDelegated where the user's systemd is not to be asked."""
     busctl = shutil.which(BUSCTL)
     if busctl is None:
         raise NotDelegated(f"{BUSCTL} is not on the PATH")
@@ -167,6 +169,11 @@ def check_systemd(process: Process) -> str:
     if peer == 0:
         # Our pid would be that of another process there.
         raise NotDelegated("the user's systemd is in another PID namespace")
+    if not process.lingers:
+        raise NotDelegated(
+            "your systemd would end the server and its sessions at your last logout; to prevent "
+            "that, run: loginctl enable-linger"
+        )
     return busctl
 
 
@@ -212,16 +219,12 @@ def acquire(settings: LocalSettings, node: Path, process: Process | None = None)
     except (NotDelegated, OSError) as error:
         log.warning("cgroups.not_delegated", reason=str(error), effect="limits are weaker")
         return
-    fields = {
-        "unit": unit,
-        "provides": sorted(provides),
-        "took_ms": round((time.monotonic() - started) * 1000),
-    }
-    if lingers(process.uid):
-        log.info("cgroups.delegated", **fields)
-    else:
-        hint = "The server ends at your last logout, unless you run: loginctl enable-linger"
-        log.warning("cgroups.delegated", **fields, hint=hint)
+    log.info(
+        "cgroups.delegated",
+        unit=unit,
+        provides=sorted(provides),
+        took_ms=round((time.monotonic() - started) * 1000),
+    )
 
 
 def lingers(uid: int) -> bool:

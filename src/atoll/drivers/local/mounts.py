@@ -175,13 +175,15 @@ class Mounts:
     def remove_prefix(self, prefix: str) -> None:
         """All that is beneath it, by way of a mount of it alone."""
         # An S3 server that was away for a moment fails once, and one that is away no mount.
-        emptied = self._emptied(prefix) or self._emptied(prefix)
+        failure = self._emptied(prefix) and self._emptied(prefix)
         with self._whole_bucket() as root, contextlib.suppress(FileNotFoundError):
             try:
                 self._bounded(self._buckets.directory(prefix, root).rmdir)
             except OSError as error:
-                if emptied and error.errno != errno.ENOTEMPTY:
+                if error.errno != errno.ENOTEMPTY:
                     raise
+                if failure is not None and failure.errno != errno.EIO:
+                    raise failure from None  # The s3fs has ended, say: that passes.
                 # S3 lists names in XML, which has no control characters; and objects that others
                 # wrote may have names that no file can have.
                 raise NotEmptied(
@@ -189,8 +191,8 @@ class Mounts:
                     "tool of the S3 server, and try again."
                 ) from None
 
-    def _emptied(self, prefix: str) -> bool:
-        """False when s3fs could not list or remove something."""
+    def _emptied(self, prefix: str) -> OSError | None:
+        """The error when s3fs could not list or remove something."""
         name = f"empty-{os.getpid()}-{threading.get_ident()}"
         with self._locked(name):
             try:
@@ -199,8 +201,8 @@ class Mounts:
                     _empty(self.path(name))
                 except OSError as error:
                     log.info("prefix.not_emptied", prefix=prefix, error=str(error))
-                    return False
-                return True
+                    return error
+                return None
             finally:
                 self._unmount(name)
 

@@ -190,12 +190,14 @@ class Places:
                 code="isolation_unavailable",
             )
 
-    async def remove(self, volume: Volume) -> None:
-        name = _of_volume(volume)
-        if await asyncio.to_thread(self._mounts.in_use, name):
+    async def check_unused(self, volume: Volume) -> None:
+        if await asyncio.to_thread(self._mounts.in_use, _of_volume(volume)):
             raise Conflict(f"An instance still has volume {volume.id}.", code="volume_in_use")
+
+    async def remove(self, volume: Volume) -> None:
+        await self.check_unused(volume)
         with _translated(volume.id):
-            names = [_view_of(volume), name]
+            names = [_view_of(volume), _of_volume(volume)]
             await self.run(volume.kind == S3, self._mounts.release, names)
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
