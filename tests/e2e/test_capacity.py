@@ -134,7 +134,7 @@ def test_beyond_the_limit_of_those_who_wait_one_is_told_to_come_back(
         listed = answer(api.http.get(f"{V1}/invocations?session_id={session}"))["items"]
         assert len(listed) == 5
         # An id that is known needs no room.
-        known = {"execution_id": running[0], "code": "print(1)"}
+        known = {"execution_id": running[0], "code": until("go")}
         assert answer(api.execute(session, **known), 202)["execution_id"] == running[0]
         api.put(session, "go")
         for response in accepted:

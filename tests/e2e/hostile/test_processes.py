@@ -289,7 +289,8 @@ def test_a_fork_bomb_is_bounded_and_ends(fresh: Box) -> None:
     while fresh.client.get(status).json()["status"] in ("pending", "running"):
         most = max(most, len(below(pid_1)))
     assert 10 < most <= 48 + drivers.SPARE, most
-    assert fresh.result(execution)["status"] == "timeout"
+    result = fresh.result(execution)
+    assert result["status"] == "timeout", result
     fresh.settled()
     fresh.assert_usable()
 
