@@ -18,9 +18,9 @@ GIB = 2**30
 
 @pytest.fixture
 def too_much(api: Api) -> list[dict[str, str]]:
-    """One core and one GiB more than the only node has."""
+    """One core more than the only node has, and memory beyond its last GiB."""
     (node,) = answer(api.http.get(f"{V1}/nodes"))["items"]
-    cores, memory = node["cpu_count"] + 1, node["mem_total"] // GIB + 1
+    cores, memory = node["cpu_count"] + 1, -(-node["mem_total"] // GIB) + 1
     if cores > 64 or memory > 64:
         pytest.skip("session.max_cpu and session.max_memory are below the size of this machine")
     return [{"cpu": str(cores)}, {"memory": f"{memory}Gi"}]

@@ -102,11 +102,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def test_a_server_in_a_login_session_gets_a_delegated_group(machine: Machine) -> None:
     machine.busctl(MOVES)
-    (event,) = machine.acquire()
-    assert event["event"] == "cgroups.delegated"
-    assert event["provides"] == ["cgroup_cpu", "cgroup_memory", "cgroup_pids"]
-    assert re.fullmatch(rf"atoll-{PID}-[0-9a-f]+\.scope", event["unit"])
+    warnings = [event for event in machine.acquire() if event["log_level"] == "warning"]
+    assert warnings == []
     words = machine.asked.read_text().split()
+    assert any(re.fullmatch(rf"atoll-{PID}-[0-9a-f]+\.scope", word) for word in words)
     assert "StartTransientUnit" in words
     assert str(PID) in words
     enabled = (machine.root / MANAGER / "cgroup.subtree_control").read_text()
