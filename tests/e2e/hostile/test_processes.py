@@ -290,7 +290,7 @@ def test_a_fork_bomb_is_bounded_and_ends(fresh: Box) -> None:
         most = max(most, len(below(pid_1)))
     assert 10 < most <= 48 + drivers.SPARE, most
     result = fresh.result(execution)
-    assert result["status"] == "timeout", result
+    assert result["status"] == "timeout", str(result)
     fresh.settled()
     fresh.assert_usable()
 
