@@ -313,9 +313,9 @@ async def change_mode(request: Request, session_id: str, body: Chmod) -> Answer:
 @router.post("/presign", responses={200: {"model": LinkOut}})
 async def presign(request: Request, session_id: str, body: Presign) -> Answer:
     """
-    A link by which whoever has it can download or write this one file until it expires, or until
-    the key that asked for it is removed, without a key. Where blobs are on S3, a download's link is
-    S3's own, gives the file as it is now, and is good until it expires.
+    Create a link that downloads or writes this one file without a key. It ends when it expires, or
+    when the API key that created it is removed. Where blobs are on S3, a download's link is S3's
+    own, returns the file as it is now, and is valid until it expires.
     """
     links, life = services(request).links, timedelta(seconds=body.expires_in)
     path, key_id = path_of(body.path), key_id_of(request)

@@ -174,8 +174,8 @@ class Buckets:
 
     def end(self, name: str) -> bool:
         """
-        Remove the control group of a mount, with an s3fs that nobody wrote down; nothing happens
-        when there is none. False when a process does not end.
+        Remove the control group of a mount, and end an s3fs in it that was not recorded. Does
+        nothing if the group does not exist. False if a process does not end.
         """
         group = GROUP + name
         if self._groups.memory_kills(group):

@@ -67,8 +67,8 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     for name in groups.names():
         with contextlib.suppress(cgroups.BusyGroup):
             if groups.frozen(name) or name.startswith(GROUP):
-                # Instances were to end with their owner, and cannot while they stand still. An
-                # s3fs outlives it.
+                # Ephemeral instances end with their owner, but frozen ones cannot, and an s3fs
+                # outlives it.
                 cgroups.emptied(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
