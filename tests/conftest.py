@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import socket
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +53,10 @@ def pytest_configure() -> None:
     # A shell starts background programs with SIGINT ignored, which their children inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Servers note their data directories there (`atoll gc`); not in that of the person who tests.
+    state = tempfile.TemporaryDirectory(prefix="atoll-state-")
+    atexit.register(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -85,10 +85,11 @@ def executor(
     journal: bool = False,
     callback: dict[str, Any] | None = None,
     python: Path | None = None,
+    unattended: float | None = None,
 ) -> Iterator[Executor]:
     """
     In a PID namespace of its own, with this machine's files and network; with `python`, as that of
-    a template.
+    a template; `unattended` is how long it waits for a link, in seconds.
     """
     (home / "workspace").mkdir(exist_ok=True)
     path = home / "link.sock"
@@ -99,7 +100,7 @@ def executor(
     fds = [listener.fileno()]
     config: dict[str, Any] = {
         "listen_fd": listener.fileno(), "root": str(home / "workspace"),
-        "hooks": python is not None,
+        "hooks": python is not None, "unattended": unattended,
     }  # fmt: skip
     if journal:
         names = [home / "journal.0", home / "journal.1"]

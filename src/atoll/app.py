@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from atoll import directories, ids, workers
+from atoll import directories, ids, leftovers, workers
 from atoll.api.internal.app import Internal
 from atoll.api.internal.node import NodeRoute
 from atoll.api.rest import metrics, server
@@ -36,6 +36,7 @@ from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.directories import DataDirLock, give_to, make_data_dir, own_directory, remove
+from atoll.drivers import known_nodes
 from atoll.drivers.local import delegation, host
 from atoll.drivers.local.advice import without_root
 from atoll.drivers.local.buckets import Bucket
@@ -43,6 +44,7 @@ from atoll.drivers.local.driver import NODE, LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
+from atoll.reconcile.attendance import Attendance
 from atoll.reconcile.builds import BuildLoop, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.departed import Departed
@@ -190,6 +192,10 @@ async def application(
             shared = settings.redis_url is not None
             lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=shared)
             stack.callback(lock.close)
+        presence = await asyncio.to_thread(
+            known_nodes.Presence, settings.data_dir, temporary=embedded
+        )
+        stack.callback(presence.close)
         await asyncio.to_thread(mimetypes.init)
         clock = SystemClock()
         tasks = Tasks()
@@ -518,6 +524,8 @@ async def application(
             await store.secret(), clock, settings.node.probe_timeout, settings.node.ca_file
         )
         if not embedded:
+            loops["attendance"] = Attendance(store, lives, leases, settings.link, node_id).run()
+            loops["leftovers"] = _collect_leftovers(settings)
             loops["probe"] = Probe(
                 store, nodes, probing, moves, coordination, leases, clock, settings.node
             ).run()
@@ -635,6 +643,17 @@ async def _leave(coordination: Coordination) -> None:
         await coordination.tell(LEAVING)
     except TemporaryError as error:
         log.info("replica.left_unheard", error=error.message)
+
+
+async def _collect_leftovers(settings: Settings) -> None:
+    try:
+        found = await leftovers.collect(settings)
+    except OSError as error:
+        log.warning("leftovers.not_collected", error=str(error))
+        return
+    for one in found:
+        if one.error is not None:
+            log.warning("leftovers.stay", data_dir=str(one.data_dir), error=one.error)
 
 
 async def _stop(loops: list[asyncio.Task[None]]) -> None:
@@ -764,6 +783,33 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
             server.run(_serve(settings, listener, welcome, None, stop_sessions))
         elif code := workers.Workers(settings, work).run(welcome):
             raise SystemExit(code)
+    if not stop_sessions:
+        count = asyncio.run(_left_running(settings))
+        server.print_farewell(settings, count)
+
+
+async def _left_running(settings: Settings) -> int:
+    """How many sessions of this node have an instance; 0 when the database does not say."""
+    own = not _names_database(settings)
+    node_id = directories.node_id(settings.data_dir, own=own)
+    store = open_store(settings)
+    count, after = 0, ""
+    try:
+        await store.open()
+        while held := await store.sessions.holdings(node_id, limit=1000, after=after):
+            count += sum(one.instance_id is not None for one in held)
+            after = held[-1].session_id
+    except TemporaryError as error:
+        log.warning("sessions.not_counted", error=error.message)
+    finally:
+        await store.close()
+    return count
+
+
+async def stop_sessions(settings: Settings) -> None:
+    """End all sessions of a data directory that no server has."""
+    async with application(settings) as found:
+        await found.sessions.stop_all()
 
 
 async def _serve(

@@ -265,6 +265,13 @@ class LinkSettings(Group):
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
     """Silence after which the instance is looked at, in seconds."""
+    unattended_grace: Seconds = Field(timedelta(minutes=10), gt=timedelta(0))
+    """
+    Time after the end of its session at which an instance ends that no server is connected to, in
+    seconds; also for a ready instance that has no session.
+    """
+    unattended_limit: Seconds = Field(timedelta(hours=6), gt=timedelta(0))
+    """Longest time that an instance runs without a server connected to it, in seconds."""
     callback_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
     Address of this control plane at which executors report what they did, besides telling it on the

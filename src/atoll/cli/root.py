@@ -13,6 +13,7 @@ from atoll.cli import (
     doctor,
     events,
     executions,
+    gc,
     invocations,
     keys,
     nodes,
@@ -96,5 +97,6 @@ app.add_typer(webhooks.app, name="webhook")
 app.command("pools")(pools.pools)
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")
+app.command("gc")(gc.gc)
 app.command("doctor")(doctor.doctor)
 app.command("version")(version.version)

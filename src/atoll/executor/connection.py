@@ -81,7 +81,8 @@ class Connection:
         self._on_hello = hello
         self._on_request = request
         self._on_closed = closed
-        self._greeted = False
+        self.greeted = False
+        """Whether its hello was accepted."""
         self._flush_due = False
         self._lazy = loop.after(0, lambda: None)
         self._lazy.cancel()
@@ -111,9 +112,9 @@ class Connection:
     def _dispatch(self, frame: frames.Frame) -> None:
         number, kind, payload = frame
         if kind == frames.HELLO:
-            self._greeted = self._on_hello(self, frames.decode_json(payload))
+            self.greeted = self._on_hello(self, frames.decode_json(payload))
             return
-        if not self._greeted:
+        if not self.greeted:
             raise frames.ProtocolError("the first frame must be a HELLO that is taken")
         if kind == frames.OPEN:
             if number in self._streams or len(self._streams) >= MAX_STREAMS:

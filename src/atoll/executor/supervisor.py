@@ -28,6 +28,7 @@ from .runs import Run, Runs
 from .staging import Staging
 from .standstill import Standstill
 from .tail import Tail
+from .unattended import Unattended
 from .watch import Watch
 from .workers import Workers
 
@@ -91,6 +92,9 @@ class Supervisor:
         requests = FileRequests(self._workspace, self._scanner, self._watch, self._workers)
         requests.on_change = self._standstill.disturb
         self._connections: list[Connection] = []
+        # An instance that ends with its owner is attended as long as that lives.
+        limit = config.get("unattended")
+        self._unattended = None if limit is None else Unattended(self._loop, limit, self._abandon)
         self._strangers: dict[int, _socket.socket] = {}
         self._peer: int | None = config.get("peer")
         """The user whose processes in here may connect; without, only those from outside may."""
@@ -116,6 +120,8 @@ class Supervisor:
             "quiet": self._quiet,
             "detach": self._detach,
         }
+        if self._unattended is not None:
+            self._operations["unattended"] = self._unattended.configure
 
     def _port(self, stream: Stream, request: dict[str, Any]) -> None:
         from .porter import Porter  # Most instances that are waiting never need it.
@@ -169,6 +175,8 @@ class Supervisor:
         self._staging.clear()
         self._catch_children()
         self._catch_end()
+        if self._unattended is not None:
+            self._unattended.disconnected()
         listener.setblocking(False)
         self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
         ready = self._config.get("ready_fd")
@@ -243,8 +251,14 @@ class Supervisor:
 
     def _admit(self, socket: _socket.socket) -> None:
         self._connections.append(
-            Connection(self._loop, socket, self._hello, self._request, self._connections.remove)
+            Connection(self._loop, socket, self._hello, self._request, self._closed)
         )
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.remove(connection)
+        attended = any(other.greeted for other in self._connections)
+        if connection.greeted and not attended and self._unattended is not None:
+            self._unattended.disconnected()
 
     def _hello(self, connection: Connection, hello: dict[str, Any]) -> bool:
         """Whether its requests are to be heard."""
@@ -266,6 +280,8 @@ class Supervisor:
             "runs": self._runs.journal(),
         }
         connection.write(frames.encode_json(0, frames.HELLO, greeting))
+        if self._unattended is not None:
+            self._unattended.connected()
         return True
 
     def _request(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -588,6 +604,9 @@ class Supervisor:
                 self._leave(TERMINATED)
 
         self._loop.add(told, READ, terminated)
+
+    def _abandon(self) -> None:
+        self._leave(0)
 
     def _leave(self, status: int) -> None:
         """What runs ends as crashed, which those who follow it are told; then this process ends."""

@@ -41,7 +41,8 @@ __all__ = [
     "RunListener",
 ]
 
-ACK_SECONDS = 0.02
+NOTIFY_SECONDS = 0.02
+"""How long a request that nothing answers may wait for one that it can travel with."""
 KEPT_FREE = 256
 """Of the streams that an executor takes, so many are for what runs."""
 _VITAL = frozenset({"run", "attach", "cancel", "answer", "release", "shutdown"})
@@ -411,17 +412,33 @@ class Link(asyncio.Protocol):
             self._reset(stream)
 
     def acknowledge(self, run_id: str) -> None:
+        """The result is stored: the executor may forget it."""
+        self._notify("ack", {"id": run_id})
+
+    def announce_end(self, ends_in: float) -> None:
         """
-        The result is stored: the executor may forget it. Nothing answers; it travels with the next
-        request, or a moment later by itself.
+        The session ends in so many seconds: the executor ends the instance some time after that,
+        unless a control plane is connected to it then.
+        """
+        grace, limit = self._settings.unattended_grace, self._settings.unattended_limit
+        life = {
+            "ends_in": ends_in,
+            "grace": grace.total_seconds(),
+            "limit": limit.total_seconds(),
+        }
+        self._notify("unattended", life)
+
+    def _notify(self, op: str, request: dict[str, Any]) -> None:
+        """
+        Send a request that nothing answers. It travels with the next one, or a moment later.
         """
         if self.alive:
             self._last = self._last % 0xFFFF_FFFE + 1
-            self._later += frames.encode_json(self._last, frames.OPEN, {"op": "ack", "id": run_id})
+            self._later += frames.encode_json(self._last, frames.OPEN, {"op": op, **request})
             if len(self._later) > frames.CHUNK:
                 self._write(b"")
             elif self._timer is None:
-                self._timer = self._loop.call_later(ACK_SECONDS, self._flush)
+                self._timer = self._loop.call_later(NOTIFY_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None

@@ -22,10 +22,17 @@ AGAIN_SECONDS = 1.0
 """Longest pause after a turn that failed, where one is told what there is to do."""
 
 
-async def sweep(event: str, pause: float, once: Callable[[], Awaitable[None]]) -> NoReturn:
-    """`event` is what is logged when a turn fails; `pause` is seconds between two."""
+async def sweep(
+    event: str, pause: float, once: Callable[[], Awaitable[None]], *, at_once: bool = False
+) -> NoReturn:
+    """
+    `event` is what is logged when a turn fails; `pause` is seconds between two, and before the
+    first unless that is `at_once`.
+    """
     while True:
-        await asyncio.sleep(pause)
+        if not at_once:
+            await asyncio.sleep(pause)
+        at_once = False
         try:
             await once()
         except TemporaryError as error:

@@ -561,8 +561,13 @@ class Lives:
         live = self._lives[session.id] = Live(session, instance, link)
         # Another replica may have ended the session: nobody here would hear of it otherwise.
         link.closed.add_done_callback(lambda _: self._link_closed(live))
+        self.attend(session, link)
         self.kept(session)
         return live
+
+    def attend(self, session: Session, link: Link) -> None:
+        """Let the executor know when the session ends, in case that no replica is left then."""
+        link.announce_end(max(0.0, (session.expires_at - self._clock.now()).total_seconds()))
 
     async def announce(self, session: Session) -> None:
         """
@@ -591,9 +596,10 @@ class Lives:
             # The database was put back to what it was before: it is the truth all the same.
             await live.link.call("edition", edition=before, reset=True)
 
-    @staticmethod
-    def _renew(live: Live, session: Session) -> None:
+    def _renew(self, live: Live, session: Session) -> None:
         if session.version > live.session.version:
+            if session.expires_at != live.session.expires_at:
+                self.attend(session, live.link)
             live.session = session
 
     def _link_closed(self, live: Live) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.local import spawner
-from atoll.drivers.local.nursery import Nursery
+from atoll.drivers.local.nursery import Home, Nursery
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import below, living
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+HOME = Home("/", [], 3600)
 # As bubblewrap does, it tells its child's pid.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 
@@ -35,13 +36,13 @@ def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
         "instance": name, "argv": ["/bin/sh", "-c", SCRIPT, "x" * padding],
         "directory": str(directory), "log": None, "seccomp": None, "groups": [],
         "uid": None, "rlimits": {}, "stage": None, "binds": [], "image": None,
-        "journal": [], "callback": None,
+        "journal": [], "callback": None, "ephemeral": True,
     }  # fmt: skip
 
 
 @pytest.fixture
 async def nursery() -> AsyncIterator[Nursery]:
-    made = Nursery(timedelta(seconds=20))
+    made = Nursery(timedelta(seconds=20), HOME)
     yield made
     pids = below(made._process.pid) if made._process else set()
     await made.close()
@@ -58,7 +59,7 @@ async def test_many_starts_at_once_all_come_through(nursery: Nursery, tmp_path: 
 
 
 async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Path) -> None:
-    nursery = Nursery(timedelta(seconds=0.5))
+    nursery = Nursery(timedelta(seconds=0.5), HOME)
     nursery.open()
     assert nursery._process is not None
     spawner = nursery._process.pid

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import ipaddress
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from atoll.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+    from datetime import timedelta
     from pathlib import Path
     from types import FrameType
 
@@ -219,3 +221,27 @@ def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
         "",
     ]
     print("\n".join(lines), flush=True)  # noqa: T201 - this is what the command is asked for
+
+
+def print_farewell(settings: Settings, count: int) -> None:
+    """What goes on without this server, and how to end it."""
+    if count == 0:
+        return
+    sessions = "1 session keeps" if count == 1 else f"{count} sessions keep"
+    lines = [
+        f"{sessions} running without this server. `atoll serve` with the same data directory takes "
+        "over;",
+        f"to end them: atoll gc --stop-sessions --data-dir {shlex.quote(str(settings.data_dir))}",
+        "An instance ends automatically "
+        f"{_duration(settings.link.unattended_grace)} after its session's end, and after "
+        f"{_duration(settings.link.unattended_limit)} without a server.",
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201 - for who stopped the server
+
+
+def _duration(time: timedelta) -> str:
+    for unit, seconds in (("hour", 3600), ("minute", 60), ("second", 1)):
+        count = time.total_seconds() / seconds
+        if count >= 1 and count == int(count):
+            return f"{int(count)} {unit}{'' if count == 1 else 's'}"
+    return f"{time.total_seconds():g} seconds"

@@ -215,6 +215,7 @@ def config(
     preload: tuple[str, ...],
     environment: str | None,
     ephemeral: bool,
+    unattended: float | None,
     seccomp: bytes | None,
 ) -> dict[str, Any]:
     """
@@ -231,6 +232,7 @@ def config(
         "inside": SOCKET,
         "packages": environment or "",
         "ephemeral": ephemeral,
+        "unattended": unattended,
         "oom_score": USER_SCORE,
         "seccomp": "" if seccomp is None else seccomp.hex(),
     }

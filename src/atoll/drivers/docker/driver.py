@@ -26,6 +26,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
+from atoll.drivers import known_nodes
 from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import containers, interpreter, links
 from atoll.drivers.docker.choice import image_obstacle, obstacle
@@ -153,6 +154,7 @@ class DockerDriver:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
+        known_nodes.note_engine(self._node.parent, self._engine.url, self._name)
 
     async def _chosen_storage(self) -> Storage:
         drafts = Drafts(self._engine, self._name)
@@ -410,6 +412,7 @@ class DockerDriver:
         self, spec: InstanceSpec, container_id: str, wanted: containers.Container
     ) -> None:
         """Start the container, tell its executor what to do, and wait until that is ready."""
+        unattended = self._link_settings.unattended_grace
         config = containers.config(
             token=self._token(spec.instance_id),
             listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
@@ -420,6 +423,7 @@ class DockerDriver:
             preload=spec.template.preload,
             environment=wanted.environment,
             ephemeral=spec.ephemeral,
+            unattended=None if spec.ephemeral else unattended.total_seconds(),
             seccomp=self._filter,
         )
         container = self._engine.docker.containers.container(container_id)

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.drivers import bundle
+from atoll.drivers import bundle, known_nodes
 from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
 from atoll.drivers.local.installer import Ground, Installer, uv_binary
-from atoll.drivers.local.nursery import Nursery
+from atoll.drivers.local.nursery import Home, Nursery
 from atoll.drivers.local.places import Places
 from atoll.drivers.local.spawner import LOG_TAIL, ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
@@ -103,7 +103,12 @@ class LocalDriver:
         self._layers = layering.Layers(
             self._node / "layers", settings, packages or PackageSettings()
         )
-        self._nursery = Nursery(link.start_timeout)
+        home = Home(
+            str(data_dir.resolve()),
+            [str(path) for path in known_nodes.lock_files(data_dir)],
+            link.unattended_limit.total_seconds(),
+        )
+        self._nursery = Nursery(link.start_timeout, home)
         self._groups: cgroups.Groups = cgroups.NoGroups()
         self._trees: dict[tuple[str, datetime, int], sandbox.Tree] = {}
         self._kills: dict[str, int] = {}
@@ -356,6 +361,7 @@ class LocalDriver:
         path = str(self.places.files(workspace) or self._workspaces.path(workspace))
         binds: dict[str, str] = {}
         stage = self._stage(tree, path) if self._root else None
+        unattended = self._link_settings.unattended_grace
         box = sandbox.Sandbox(
             tree=tree,
             executor=str(self._executor),
@@ -370,6 +376,7 @@ class LocalDriver:
             hooks=bool(spec.template.root or spec.template.python),
             seccomp="seccomp" in self.capabilities.provides,
             ephemeral=spec.ephemeral,
+            unattended=None if spec.ephemeral else unattended.total_seconds(),
             reports_as=spec.instance_id if spec.callback is not None else None,
             volumes=tuple(
                 (str(self.places.source(volume)), mount.path, mount.read_only)
@@ -412,6 +419,7 @@ class LocalDriver:
             "owner": workspace.owner,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
             "journal": [str(file) for file in self._workspaces.journal(workspace)],
+            "ephemeral": spec.ephemeral,
         }
 
     def _environment(self, template: Template) -> str | None:

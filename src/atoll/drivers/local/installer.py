@@ -240,6 +240,7 @@ class Installer:
             "image": str(place / "disk") if ground.images else None,
             "callback": None,
             "journal": [],
+            "ephemeral": True,
         }
 
     async def _ask(self, place: Path, order: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """
 The driver's end of the spawner: started when first needed, and again when it has died.
 
+The spawner outlives its owner as long as there are instances that do (`spawner.py`).
+
 An instance whose start was given up before the spawner told of it is killed when it does.
 """
 
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
+class Home(NamedTuple):
+    """Whose instances a spawner starts."""
+
+    directory: str
+    """The data directory."""
+    locks: list[str]
+    """Files that its servers hold as long as they live."""
+    limit: float
+    """How long its instances may run without one, in seconds."""
+
+
 class Exit(NamedTuple):
     status: int
     """Wait status of bubblewrap."""
@@ -28,18 +41,25 @@ class Exit(NamedTuple):
     """The end of what it and the executor printed."""
 
 
+_outliving: list[subprocess.Popen[bytes]] = []
+"""Spawners that were closed and stay with instances; kept to be reaped."""
+
+
 class Nursery:
-    def __init__(self, start_timeout: timedelta) -> None:
+    def __init__(self, start_timeout: timedelta, home: Home) -> None:
         self._start_timeout = start_timeout
+        self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
+        self._closed = asyncio.Event()
         self._last = 0
         self.exits: dict[int, Exit] = {}
         """Bubblewraps that have ended, by pid; removed by the caller that needs it no more."""
 
     def open(self) -> None:
+        _outliving[:] = [process for process in _outliving if process.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MESSAGE)
@@ -52,6 +72,7 @@ class Nursery:
                     spawner.__file__,
                     str(theirs.fileno()),
                     str(os.getpid()),
+                    json.dumps(self._home._asdict()),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -62,14 +83,17 @@ class Nursery:
             )
         ours.setblocking(False)
         self._socket = ours
+        self._closed.clear()
         asyncio.get_running_loop().add_reader(ours, self._hear)
 
     async def close(self) -> None:
+        """Wait until the ephemeral instances have ended."""
         if self._socket is None or self._process is None:
             return
-        process = self._process
-        self._lost()
-        await asyncio.to_thread(process.wait)
+        self._socket.shutdown(socket.SHUT_WR)
+        await self._closed.wait()
+        if self._process.poll() is None:
+            _outliving.append(self._process)
 
     def has(self, pid: int) -> bool:
         """Whether we are still to hear of the end of a bubblewrap that was started here."""
@@ -131,6 +155,7 @@ class Nursery:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
+        self._closed.set()
         for future in self._waiting.values():
             if not future.done():
                 future.set_result({"error": "the spawner ended"})

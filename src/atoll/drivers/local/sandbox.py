@@ -81,6 +81,8 @@ class Sandbox:
     """Whether start-up code that the interpreter's packages bring is run."""
     seccomp: bool = True
     ephemeral: bool = False
+    unattended: float | None = None
+    """Seconds without a link after which an instance without a session ends; never when null."""
     reports_as: str | None = None
     """The instance's id, when its executor reports to a callback address."""
     volumes: tuple[tuple[str, str, bool], ...] = ()
@@ -117,6 +119,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
             "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
             "inside": SOCKET,
             "packages": own,
+            "unattended": sandbox.unattended,
         }
     )
     return [

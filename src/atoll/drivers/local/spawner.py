@@ -3,8 +3,13 @@ The process that starts instances: small, with one thread, and alive as long as 
 
 It is a program of its own, run from this file and importing the standard library alone. A fork of
 it is cheap however large the process is that Atoll is embedded in, and `bwrap --die-with-parent`,
-which follows a thread, follows its only one. When its owner ends, by SIGKILL too, it sees the
-socket close or the owner's pid go, and ends; ephemeral instances end with it, others stay.
+which follows a thread, follows its only one.
+
+When its owner ends, by SIGKILL too, it sees the socket close or the owner's pid go. It ends the
+ephemeral instances. The others go on, for the next server of the data directory, and it stays with
+them. If no server comes, it is the one to clean up: it removes the control groups of those that
+end, and ends all of them when the data directory was removed or after `limit` seconds. Executors
+do that themselves, and earlier (`executor/unattended.py`); a paused or hostile one does not.
 
 As root it gives each instance a mount namespace in which the sources of its mounts are bound to
 places that an unprivileged uid can reach, mounts the workspace's image there, and becomes that uid
@@ -25,7 +30,11 @@ import signal
 import socket
 import struct
 import sys
-from typing import Any, NoReturn
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MESSAGE = 256 * 1024
 TRY = "try-image"
@@ -42,6 +51,9 @@ another owner. A process of its own, because it forks.
 
 ROOT = "root"
 """In the stage: the root file system of a template with layers."""
+
+OWNER = "ATOLL_OWNER"
+"""Environment variable of bubblewraps: the data directory that the instance belongs to."""
 
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 JOURNAL_FDS = (6, 7)
@@ -66,6 +78,11 @@ _MS_REMOUNT = 32
 _MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
+
+SUPERVISOR_GROUP = "supervisor"
+"""In version 2, the control group below an instance's that its supervisor is in."""
+ORPHAN_LOOK = 15.0
+"""Seconds between two looks for a server, by a spawner whose owner has ended."""
 
 LOG_SIZE = 16 * 1024
 LOG_TAIL = 1000
@@ -287,7 +304,7 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
                 os.rmdir(os.path.join(target, "lost+found"))
 
 
-def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
+def _become(request: dict[str, Any], fds: dict[int, int], owner: str) -> NoReturn:
     """In the forked child: everything up to bubblewrap itself."""
     for path in request["groups"]:
         with open(path, "w") as group:
@@ -317,7 +334,9 @@ def _become(request: dict[str, Any], fds: dict[int, int]) -> NoReturn:
         os.setgroups([])
         os.setresgid(request["uid"], request["uid"], request["uid"])
         os.setresuid(request["uid"], request["uid"], request["uid"])
-    os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin"})
+    # Of bubblewrap itself, which clears it for what it starts.
+    env = {"PATH": "/usr/bin:/bin", OWNER: owner}
+    os.execve(request["argv"][0], request["argv"], env)
 
 
 def _open_log(path: str | None) -> int:
@@ -330,14 +349,100 @@ def _open_log(path: str | None) -> int:
     return fd
 
 
+@contextlib.contextmanager
+def unserved(locks: list[str]) -> Iterator[bool]:
+    """
+    Whether no server holds one of these lock files; none begins to before this is over: servers
+    take a shared lock, and wait for it.
+    """
+    with contextlib.ExitStack() as held:
+        for path in locks:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            held.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+        yield True
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _group_directories(join_files: list[str]) -> list[str]:
+    """The directories of an instance's control groups; that of the instance itself is the last."""
+    found: list[str] = []
+    for path in join_files:
+        top = os.path.dirname(path)
+        if os.path.basename(top) == SUPERVISOR_GROUP:
+            top = os.path.dirname(top)
+        with contextlib.suppress(OSError):
+            found += [entry.path for entry in os.scandir(top) if entry.is_dir()]
+        found.append(top)
+    return found
+
+
+def _end(pid: int, request: dict[str, Any]) -> None:
+    """End an instance, frozen or not: all of it ends with its PID 1."""
+    child = request.get("child", 0)
+    for process in (child if _parent(child) == pid else 0, pid):
+        with contextlib.suppress(ProcessLookupError):
+            if process:
+                os.kill(process, signal.SIGKILL)
+    for directory in _group_directories(request["groups"]):
+        # In version 1 the frozen do not even end.
+        with contextlib.suppress(OSError), open(f"{directory}/freezer.state", "r+") as state:
+            state.write("THAWED")
+
+
+def _remove_groups(request: dict[str, Any]) -> bool:
+    """Those of an instance that has ended; False while a process is in them."""
+    for directory in _group_directories(request["groups"]):
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+        # That of all instances of the node, if this was the last one.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(directory))
+    return True
+
+
 class Spawner:
-    def __init__(self, control: socket.socket, owner: int) -> None:
+    def __init__(self, control: socket.socket, owner: int, home: dict[str, Any]) -> None:
+        """
+        `home` tells whose instances these are: `directory`, the data directory, `locks`, the files
+        that its servers hold, and `limit`, how long its instances may be without one, in seconds.
+        """
         self._control = control
+        self._home = home
+        self._identity = _identity(home["directory"])
         self._poll = select.poll()
         self._starting: dict[int, tuple[int, int, bytearray]] = {}
         """
         Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
         """
+        self._running: dict[int, dict[str, Any]] = {}
+        """Requests of the bubblewraps that have not ended, by pid."""
         self._logs: dict[int, int] = {}
         """By the pid of a bubblewrap, what it and its instance print, where that is kept here."""
         try:
@@ -352,6 +457,11 @@ class Spawner:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for fd in (self._control.fileno(), self._owner, wake_read):
             self._poll.register(fd, select.POLLIN)
+        self._serve(wake_read)
+        self._outlive(wake_read)
+
+    def _serve(self, wake_read: int) -> None:
+        """Start instances until the owner ends."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._owner:
@@ -370,7 +480,44 @@ class Spawner:
                 elif fd in self._starting:
                     self._hear(fd)
 
+    def _outlive(self, wake_read: int) -> None:
+        """Stay with the instances until they end, or until there is no hope of a server."""
+        for fd in list(self._starting):
+            while fd in self._starting:
+                self._hear(fd)
+        for pid, request in self._running.items():
+            if request["ephemeral"]:
+                _end(pid, request)
+        while any(request["ephemeral"] for request in self._running.values()):
+            select.select([wake_read], [], [])
+            os.read(wake_read, 4096)
+            self._reap()
+        # An owner that waits for it knows by this that they have ended.
+        self._control.close()
+        ended: list[dict[str, Any]] = []
+        alone_since: float | None = None
+        while self._running or ended:
+            pause = min(ORPHAN_LOOK, self._home["limit"] / 4)
+            if select.select([wake_read], [], [], pause)[0]:
+                os.read(wake_read, 4096)
+            ended += self._reap()
+            with unserved(self._home["locks"]) as alone:
+                if not alone:
+                    # The server that has the data directory removes what they leave.
+                    alone_since = None
+                    ended.clear()
+                    continue
+                now = time.monotonic()
+                alone_since = now if alone_since is None else alone_since
+                removed = _identity(self._home["directory"]) != self._identity
+                if removed or now - alone_since > self._home["limit"]:
+                    for pid, request in self._running.items():
+                        _end(pid, request)
+                ended = [one for one in ended if not _remove_groups(one)]
+
     def _answer(self, **answer: Any) -> None:
+        if self._control.fileno() < 0:
+            return  # The owner is gone.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(json.dumps(answer).encode())
 
@@ -381,6 +528,7 @@ class Spawner:
             self._answer(number=request["number"], error=str(error))
             return
         self._starting[info] = (request["number"], pid, bytearray())
+        self._running[pid] = request
         self._poll.register(info, select.POLLIN)
 
     def _start(self, request: dict[str, Any]) -> tuple[int, int]:
@@ -415,7 +563,7 @@ class Spawner:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _become(request, fds)
+                    _become(request, fds, self._home["directory"])
                 except BaseException as error:  # noqa: BLE001 - told to the owner; the process ends here
                     os.write(write, json.dumps({"error": str(error)}).encode())
                 finally:
@@ -440,16 +588,21 @@ class Spawner:
         if "error" in info:
             self._answer(number=number, error=info["error"])
         else:
+            if pid in self._running:
+                self._running[pid]["child"] = info["child-pid"]
             self._answer(number=number, pid=pid, child=info["child-pid"])
 
-    def _reap(self) -> None:
+    def _reap(self) -> list[dict[str, Any]]:
+        """Requests of the instances that have ended."""
+        ended: list[dict[str, Any]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return ended
             if pid == 0:
-                return
+                return ended
+            ended.append(self._running.pop(pid))
             log, printed = self._logs.pop(pid, None), ""
             if log is not None:
                 printed = logged(log)
@@ -478,7 +631,7 @@ def main() -> None:
         return
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
-    Spawner(control, int(sys.argv[2])).run()
+    Spawner(control, int(sys.argv[2]), json.loads(sys.argv[3])).run()
 
 
 if __name__ == "__main__":

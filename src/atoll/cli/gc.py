@@ -1,0 +1,50 @@
+"""`atoll gc`."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from atoll.cli import output
+from atoll.cli.options import DataDir, Json, settings
+
+
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
+    ] = False,
+    stop_sessions: Annotated[
+        bool,
+        typer.Option(
+            "--stop-sessions",
+            help="Also end all sessions of the data directory. No server may be using it.",
+        ),
+    ] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """
+    Remove what servers left on this machine whose data directory was removed.
+
+    That is instances, with their mounts, loop devices and control groups, and containers. Every
+    `atoll serve` does the same when it starts. A server that lives is never disturbed, and files
+    are never removed.
+    """
+    chosen = settings(data_dir=data_dir)
+    from atoll import app, leftovers
+
+    app.configure_logging("warning", as_json=False)
+    if stop_sessions and not dry_run:
+        asyncio.run(app.stop_sessions(chosen))
+    found = asyncio.run(leftovers.collect(chosen, dry_run=dry_run))
+    if json:
+        output.as_json(found)
+    elif not found:
+        output.line("Nothing is left over.")
+    else:
+        rows = [
+            (str(one.data_dir), one.instances, one.containers, one.error or "") for one in found
+        ]
+        output.table(("DATA DIRECTORY", "INSTANCES", "CONTAINERS", "ERROR"), rows)
+    if any(one.error is not None for one in found):
+        raise typer.Exit(1)

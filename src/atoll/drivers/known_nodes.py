@@ -1,0 +1,161 @@
+"""
+The data directories of this machine's servers, and whether a server has them.
+
+A server writes a note of its data directory to the user's state directory. The note outlives the
+data directory: so what is left of one that was removed can be found (`atoll gc`). As long as it
+lives, a server holds a shared lock on the note and on a file in the data directory; whoever gets an
+exclusive lock on them knows that no server is there, and keeps new ones waiting meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOCK_FILE = "servers"
+"""In the data directory. Without it the directory counts as removed."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Note:
+    data_dir: Path
+    docker_url: str | None = None
+    """The engine, of a node that has one."""
+    docker_node: str | None = None
+    """What its containers are labelled with."""
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the data directory is gone. One that cannot be looked at is not."""
+        try:
+            os.stat(self.data_dir / LOCK_FILE)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def _notes() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "atoll" / "nodes"
+
+
+def _note_file(data_dir: Path) -> Path:
+    return _notes() / hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:16]
+
+
+def lock_files(data_dir: Path) -> tuple[Path, Path]:
+    return data_dir / LOCK_FILE, _note_file(data_dir)
+
+
+class Presence:
+    """Held by a server of a data directory as long as it lives."""
+
+    def __init__(self, data_dir: Path, *, temporary: bool) -> None:
+        """`temporary` says that the directory and all in it go when the server ends."""
+        self._temporary = temporary
+        own, self._note = lock_files(data_dir)
+        self._locks = [_lock(own)]
+        try:
+            _notes().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._locks.append(_lock(self._note))
+            _write(self._locks[1], Note(data_dir.resolve()))
+        except OSError as error:
+            # As in a container with a read-only home: `atoll gc` does not find this directory.
+            log.info("node.not_noted", path=str(self._note), error=str(error))
+
+    def close(self) -> None:
+        if self._temporary and len(self._locks) > 1:
+            self._note.unlink(missing_ok=True)
+        for fd in self._locks:
+            os.close(fd)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass  # Removed while this waited for the lock.
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _write(fd: int, note: Note) -> None:
+    text = json.dumps(
+        {
+            "data_dir": str(note.data_dir),
+            "docker_url": note.docker_url,
+            "docker_node": note.docker_node,
+        }
+    ).encode()
+    os.pwrite(fd, text, 0)
+    os.ftruncate(fd, len(text))
+
+
+def note_engine(data_dir: Path, url: str, name: str) -> None:
+    """Add to the note how the containers of this node are found."""
+    with contextlib.suppress(OSError):
+        fd = os.open(_note_file(data_dir), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _write(fd, Note(data_dir.resolve(), url, name))
+        finally:
+            os.close(fd)
+
+
+def known() -> list[Note]:
+    """All data directories with a note, in order of their paths."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in _notes().iterdir():
+            try:
+                fields = json.loads(path.read_text())
+                found.append(Note(**{**fields, "data_dir": Path(fields["data_dir"])}))
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.info("node.note_unreadable", path=str(path), error=repr(error))
+    return sorted(found, key=lambda note: note.data_dir)
+
+
+@contextlib.contextmanager
+def removed(note: Note, *, forget: bool) -> Iterator[bool]:
+    """
+    Whether the data directory is gone and no server has it; none begins to have it before this is
+    over. With `forget` the note of one that is gone is removed then, unless an error was raised.
+    """
+    path = _note_file(note.data_dir)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        gone = note.is_removed
+        yield gone
+        if gone and forget:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)

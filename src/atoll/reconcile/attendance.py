@@ -1,0 +1,62 @@
+"""
+Keeps a link to every running session of this node, also of those that nobody asks anything of.
+
+Executors end instances that no server is connected to for `link.unattended_limit`. After a restart,
+or when a link was lost, a session is otherwise reached only by the next request for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError
+from atoll.reconcile.sweep import alone, sweep
+
+if TYPE_CHECKING:
+    from atoll.service.leases import Leases
+    from atoll.service.lives import Lives
+    from atoll.settings import LinkSettings
+    from atoll.stores.base import Store
+
+CONCURRENCY = 8
+ROUNDS = 4
+"""How often it is done in the time after which executors end their instances."""
+
+log = structlog.get_logger(__name__)
+
+
+class Attendance:
+    def __init__(
+        self, store: Store, lives: Lives, leases: Leases, settings: LinkSettings, node_id: str
+    ) -> None:
+        self._store = store
+        self._lives = lives
+        self._leases = leases
+        self._pause = settings.unattended_limit.total_seconds() / ROUNDS
+        self._node_id = node_id
+
+    async def run(self) -> None:
+        turn = partial(alone, self._leases, f"attendance:{self._node_id}", self.once)
+        await sweep("attendance.failed", self._pause, turn, at_once=True)
+
+    async def once(self) -> None:
+        slots = asyncio.Semaphore(CONCURRENCY)
+        async with asyncio.TaskGroup() as group:
+            for instance in await self._store.instances.all():
+                session_id = instance.session_id
+                if instance.node_id == self._node_id and session_id is not None:
+                    group.create_task(self._reach(session_id, slots))
+
+    async def _reach(self, session_id: str, slots: asyncio.Semaphore) -> None:
+        if self._lives.reachable(session_id) is not None:
+            return
+        async with slots:
+            try:
+                await self._lives.reach(session_id)
+            except AtollError as error:
+                # It is paused, has ended, or its instance does not answer: others deal with that.
+                log.info("session.not_reached", session_id=session_id, error=error.message)
