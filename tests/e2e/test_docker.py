@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from atoll import ids
 from atoll.settings import LocalSettings
-from tests import drivers
+from tests import drivers, preloaded
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
 from tests.e2e.test_lifecycle import await_state, do, post
 from tests.harness import Server
@@ -19,7 +22,6 @@ from tests.servers.images import PYTHON, Archives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import httpx
 
@@ -161,6 +163,59 @@ def test_two_servers_on_one_engine_leave_each_other_alone(
         assert gone.removeprefix("atoll-") not in names(dockerd)
     assert api.run(session, "print(2)")["stdout"] == "2\n"
     assert api.get(session)["container_id"] == before
+
+
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+def test_containers_end_without_a_server(
+    request: pytest.FixtureRequest, dockerd: Dockerd, tmp_path: Path, runtime: str
+) -> None:
+    """Whatever runs in them; the next server has the session's files."""
+    if runtime == "runsc":
+        request.getfixturevalue("runsc")
+    soon = {"ATOLL_LINK__UNATTENDED_GRACE": "1", "ATOLL_LINK__UNATTENDED_LIMIT": "2"}
+    settings = drivers.settings(dockerd.url) | {"ATOLL_DOCKER__RUNTIME": runtime}
+    with Server(tmp_path, **QUICK, **settings, **soon) as server:
+        with calling(server) as api:
+            session = api.create(capacity=2)["id"]
+            api.put(session, "kept", b"here")
+            name = container(api, session)
+            api.await_status(api.submit(session, "while True: pass"), "running")
+        server.stop(signal.SIGKILL)
+        eventually(lambda: not dockerd.inspect(name)["State"]["Running"])
+        server.start()
+        with calling(server) as api:
+            assert read(api, session).content == b"here"
+
+
+def test_gc_removes_containers_and_mounts_of_a_removed_directory(
+    api: Api, dockerd: Dockerd, session: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    settings = drivers.settings(dockerd.url)
+    server = Server(place, **QUICK, **settings).start()
+    with calling(server) as other:
+        name = container(other, other.create()["id"])
+    server.stop(signal.SIGKILL)
+    # What is mounted in it cannot be removed.
+    shutil.rmtree(place, ignore_errors=True)
+    assert mounted_below(place)
+
+    done = preloaded.run("gc", "--json", env=settings)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert (found["data_dir"], found["containers"]) == (str(place), 1)
+    assert name.removeprefix("atoll-") not in names(dockerd)
+    assert not mounted_below(place)
+    assert api.run(session, "print(1)")["stdout"] == "1\n"
+
+
+def mounted_below(place: Path) -> list[str]:
+    return [
+        line
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if f" {place}/" in line
+    ]
 
 
 def names(dockerd: Dockerd) -> set[str]:
