@@ -127,7 +127,7 @@ class Drafts:
             f"containers/{draft}/archive",
             method="PUT",
             params={"path": path},
-            data=archive,
+            data=io.BytesIO(archive),  # Sent in pieces.
             headers=_TAR,
         ):
             pass
