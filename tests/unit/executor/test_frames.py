@@ -99,8 +99,8 @@ def test_a_payload_that_is_too_large_is_not_sent() -> None:
         frames.encode(1, frames.DATA, bytes(frames.MAX_PAYLOAD + 1))
 
 
-@given(st.dictionaries(st.text(), JSON))
-@settings(max_examples=200)
+@given(st.dictionaries(st.text(), JSON, max_size=6))
+@settings(max_examples=60)
 def test_objects_travel_as_json_and_mean_the_same_to_others(value: dict[str, object]) -> None:
     ((_, _, payload),) = frames.Decoder().feed(frames.encode_json(1, frames.EVENT, value))
     assert frames.decode_json(payload) == value
