@@ -41,7 +41,7 @@ from atoll.drivers.local import delegation, host
 from atoll.drivers.local.advice import without_root
 from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import NODE, LocalDriver
-from atoll.errors import TemporaryError
+from atoll.errors import NotFound, TemporaryError
 from atoll.model.instance import Callback
 from atoll.model.key import Scope, digest
 from atoll.reconcile.attendance import Attendance
@@ -806,10 +806,14 @@ async def _left_running(settings: Settings) -> int:
     return count
 
 
-async def stop_sessions(settings: Settings) -> None:
-    """End all sessions of a data directory that no server has."""
+async def stop_sessions(settings: Settings) -> int:
+    """End all sessions of a data directory that no server has; how many had an instance."""
+    if not settings.data_dir.is_dir():
+        raise NotFound(f"There is no directory {settings.data_dir}.", code="data_dir_not_found")
+    count = await _left_running(settings)
     async with application(settings) as found:
         await found.sessions.stop_all()
+    return count
 
 
 async def _serve(

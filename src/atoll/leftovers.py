@@ -54,9 +54,9 @@ async def collect(settings: Settings, *, dry_run: bool = False) -> list[Leftover
                     await asyncio.to_thread(local.remove, settings.local, node)
         except (AtollError, OSError) as reason:
             error = str(reason)
-        one = Leftovers(note.data_dir, instances, containers, error)
-        log.info("leftovers.found", **asdict(one))
-        found.append(one)
+        if instances or containers or error:
+            found.append(Leftovers(note.data_dir, instances, containers, error))
+            log.info("leftovers.found", **asdict(found[-1]))
     return found
 
 

@@ -240,3 +240,11 @@ def test_a_server_says_what_it_leaves_running_and_gc_ends_it(start: Start, tmp_p
     server.process.send_signal(signal.SIGTERM)
     assert "running" not in server.process.stdout.read()
     server.stop()
+
+
+def test_gc_makes_no_data_directory(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    done = preloaded.run("gc", "--json", "--stop-sessions", "--data-dir", str(missing))
+    assert done.returncode == 1
+    assert json.loads(done.stderr)["code"] == "data_dir_not_found"
+    assert not missing.exists()

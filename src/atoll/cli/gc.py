@@ -34,9 +34,10 @@ def gc(
     from atoll import app, leftovers
 
     app.configure_logging("warning", as_json=False)
-    if stop_sessions and not dry_run:
-        asyncio.run(app.stop_sessions(chosen))
+    ended = asyncio.run(app.stop_sessions(chosen)) if stop_sessions and not dry_run else 0
     found = asyncio.run(leftovers.collect(chosen, dry_run=dry_run))
+    if ended and not json:
+        output.line(f"Running sessions that were ended: {ended}.")
     if json:
         output.as_json(found)
     elif not found:
