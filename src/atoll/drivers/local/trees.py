@@ -42,7 +42,8 @@ ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
 ETC_DIRECTORIES = ("alternatives", "ssl/certs", "ld.so.conf.d")
 
 _ETC = {
-    "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\nsandbox:x:1000:1000::/tmp:/bin/sh\n"
+    "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\n"
+    "sandbox:x:1000:1000::/workspace:/bin/sh\n"
     "nobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
@@ -66,10 +67,10 @@ def write_etc(directory: Path) -> Path:
     """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
     etc = directory / "etc"
     etc.mkdir(exist_ok=True)
-    for name, text in _ETC.items():
-        write_once(etc / name, text.encode())
     for name in ETC_DIRECTORIES:
         (etc / name).mkdir(parents=True, exist_ok=True)
+    for name, text in _ETC.items():
+        write_once(etc / name, text.encode())
     for name in ETC_FILES:
         (etc / name).touch()
     # Whatever the umask: the instances' own users read it.
