@@ -1,7 +1,8 @@
-"""Home and caches of a sandbox."""
+"""Home, caches and fonts of a sandbox."""
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -52,3 +53,14 @@ def test_a_home_that_the_user_names_is_used(api: Api, session: str) -> None:
     assert shell(api, session, "echo ~", env={"HOME": "/workspace/me"})["stdout"] == (
         "/workspace/me\n"
     )
+
+
+# Fonts
+
+
+@local
+def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
+    assert "<fontconfig>" in sh(api, session, "cat /etc/fonts/fonts.conf")
+    if shutil.which("fc-list") is not None:
+        result = shell(api, session, "fc-list")
+        assert (result["exit_code"], result["stderr"]) == (0, "")

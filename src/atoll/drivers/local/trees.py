@@ -39,7 +39,7 @@ MAX_STEPS = 1000
 """Parts of a path, with those of the links in it; the kernel follows 40 links at most."""
 HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
-ETC_DIRECTORIES = ("alternatives", "ssl/certs", "ld.so.conf.d")
+ETC_DIRECTORIES = ("alternatives", "fonts", "ssl/certs", "ld.so.conf.d")
 
 _ETC = {
     "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\n"
@@ -50,6 +50,10 @@ _ETC = {
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "os-release": "ID=atoll\nNAME=Atoll\nPRETTY_NAME=Atoll sandbox\n",
+    # Where the host has none: packages that bring a fontconfig of their own complain without.
+    "fonts/fonts.conf": '<?xml version="1.0"?>\n<!DOCTYPE fontconfig SYSTEM "fonts.dtd">\n'
+    '<fontconfig>\n<dir>/usr/share/fonts</dir>\n<dir prefix="xdg">fonts</dir>\n'
+    '<cachedir prefix="xdg">fontconfig</cachedir>\n</fontconfig>\n',
 }
 
 
