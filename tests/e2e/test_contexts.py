@@ -280,6 +280,7 @@ def test_magics_and_the_shell_work_where_there_is_ipython(api: Api) -> None:
     failed = context.run("%no_such_magic")
     assert failed["error"]["name"] == "UsageError"
     assert "\x1b" not in context.run("1/0")["stderr"]
+    assert "this sandbox has no network" in context.run("%pip install no-such")["stdout"]
     files = context.value("import os, glob\nsorted(glob.glob(os.environ['HOME'] + '/.ipy*'))")
     assert files == "[]"
     api.end(session)

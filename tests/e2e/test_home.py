@@ -1,4 +1,4 @@
-"""Home, caches and fonts of a sandbox."""
+"""Home, caches, fonts and installers in a sandbox that has no network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ import pytest
 
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, sh
+from tests.missing import missing
+from tests.servers.index import wheel
 
 pytestmark = pytest.mark.quick
 
+MINE, PACKED, _ = wheel("mine")
+PIPS = {"pip": ["pip"], "pip3": ["pip3"], "python -m pip": ["python3", "-m", "pip"]}
 local = pytest.mark.skipif(drivers.CHOSEN != "local", reason="the image has no pip and no fonts")
 
 
 def shell(api: Api, session: str, line: str, **fields: Any) -> dict[str, Any]:
     return api.run(session, line, language="shell", timeout=60, wait=60, **fields)
+
+
+@pytest.fixture
+def pip(api: Api, session: str) -> str:
+    """A session that has pip."""
+    if shell(api, session, "pip --version && pip3 --version")["exit_code"] != 0:
+        missing("the interpreter that runs the tests has no pip")
+    return session
 
 
 # Home
@@ -64,3 +76,53 @@ def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
     if shutil.which("fc-list") is not None:
         result = shell(api, session, "fc-list")
         assert (result["exit_code"], result["stderr"]) == (0, "")
+
+
+# Installers
+
+
+@pytest.mark.every_driver
+def test_installers_are_told_that_there_is_no_network(api: Api, session: str) -> None:
+    told = sh(api, session, 'echo "$PIP_INDEX_URL $PIP_RETRIES $UV_OFFLINE $npm_config_offline"')
+    assert told.startswith("none: this sandbox has no network.")
+    assert told.endswith(" 0 1 true\n")
+
+
+@local
+@pytest.mark.parametrize("program", PIPS.values(), ids=PIPS)
+def test_pip_says_at_once_that_there_is_no_network(api: Api, pip: str, program: list[str]) -> None:
+    result = api.run(pip, command=[*program, "install", "no-such-package"], wait=60)
+
+    assert result["exit_code"] == 1
+    for text in (result["stdout"], result["stderr"]):
+        assert "this sandbox has no network" in text
+        assert "`atoll session install`" in text
+    assert (
+        "Retrying" not in result["stderr"]
+    )  # Which takes 7.5 s; it takes what pip takes to start.
+
+
+@local
+def test_pip_goes_on_to_do_what_needs_no_network(api: Api, pip: str) -> None:
+    api.put(pip, MINE, PACKED)
+    api.put(pip, "index/mine/index.html", f'<a href="../../{MINE}">{MINE}</a>'.encode())
+    found = shell(api, pip, "pip install --no-index --find-links . --target a mine")
+    assert (found["exit_code"], found["stderr"]) == (0, "")
+    listed = shell(api, pip, "pip list")
+    assert (listed["exit_code"], listed["stderr"]) == (0, "")
+    own = {"PIP_INDEX_URL": "file:///workspace/index"}
+    assert shell(api, pip, "pip install --target b mine", env=own)["exit_code"] == 0
+    told = shell(api, pip, "pip install --index-url file:///workspace/index --target c mine")
+    assert told["exit_code"] == 0, told
+    assert sh(api, pip, "ls -d */mine.py") == "a/mine.py\nb/mine.py\nc/mine.py\n"
+
+
+@local
+@pytest.mark.slow
+def test_npm_says_at_once_that_it_may_not_use_the_network(api: Api, session: str) -> None:
+    if shutil.which("npm") is None:
+        missing("npm is not installed (package npm)")
+    result = shell(api, session, "npm install left-pad")
+    assert result["exit_code"] == 1
+    assert "ENOTCACHED" in result["stderr"]
+    assert (result["artifacts"], api.names(session)) == ([], [])
