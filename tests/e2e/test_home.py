@@ -103,6 +103,28 @@ def test_pip_says_at_once_that_there_is_no_network(api: Api, pip: str, program: 
 
 
 @local
+def test_pip_installs_files_which_all_code_of_the_session_finds(api: Api, pip: str) -> None:
+    api.put(pip, MINE, PACKED)
+    context = answer(api.http.post(f"{V1}/sessions/{pip}/contexts"), 201)["id"]
+    code = "import mine\nprint(mine.version, mine.__file__.startswith('/workspace/.local/'))"
+    assert api.run(pip, code)["error"]["name"] == "ModuleNotFoundError"
+    assert api.run(pip, code, context_id=context)["error"]["name"] == "ModuleNotFoundError"
+
+    installed = shell(api, pip, f"pip install ./{MINE} && pip show mine")
+
+    assert installed["exit_code"] == 0, installed
+    assert shell(api, pip, f"python3 -c '{code.replace(chr(39), chr(34))}'")["stdout"] == (
+        "1.0 True\n"
+    )
+    assert api.run(pip, code)["stdout"] == "1.0 True\n"
+    assert api.run(pip, code, context_id=context)["stdout"] == "1.0 True\n"
+    answer(api.http.post(f"{V1}/sessions/{pip}/stop"))
+    assert api.run(pip, code)["stdout"] == "1.0 True\n"
+    hidden = api.run(pip, code, env={"PYTHONNOUSERSITE": "1"})
+    assert hidden["error"]["name"] == "ModuleNotFoundError"
+
+
+@local
 def test_pip_goes_on_to_do_what_needs_no_network(api: Api, pip: str) -> None:
     api.put(pip, MINE, PACKED)
     api.put(pip, "index/mine/index.html", f'<a href="../../{MINE}">{MINE}</a>'.encode())
