@@ -56,6 +56,7 @@ LOCAL_ONLY = {
         f"e2e/test_contexts.py::test_{name}": "the image has no packages beside Python"
         for name in (
             "figures_are_shown_at_the_end_and_by_show_once",
+            "drawing_prints_nothing_and_leaves_nothing_but_the_figure",
             "a_table_of_pandas_comes_as_html_and_text",
             "magics_and_the_shell_work_where_there_is_ipython",
         )

@@ -236,6 +236,21 @@ def test_figures_are_shown_at_the_end_and_by_show_once(context: Context) -> None
     assert context.value("plt.get_fignums()") == "[]"
 
 
+def test_drawing_prints_nothing_and_leaves_nothing_but_the_figure(api: Api) -> None:
+    session = str(api.create(**SHELLS["ipython"])["id"])
+    code = (
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('figure.png')\nplt.close()"
+    )
+    for context in ({}, {"context_id": Context(api, session).id}):
+        result = api.run(session, code, timeout=60, wait=60, **context)
+        # What it says where it takes longer than five seconds.
+        told = [line for line in result["stderr"].splitlines() if "font cache" not in line]
+        assert (result["exit_code"], told) == (0, [])
+        assert result["artifacts"] == ["figure.png"]
+    assert api.names(session) == ["figure.png"]
+    api.end(session)
+
+
 def test_a_table_of_pandas_comes_as_html_and_text(context: Context) -> None:
     (shown,) = context.ok("import pandas\npandas.DataFrame({'a': [1, 2]})", timeout=60, wait=60)[
         "results"
@@ -265,6 +280,7 @@ def test_magics_and_the_shell_work_where_there_is_ipython(api: Api) -> None:
     failed = context.run("%no_such_magic")
     assert failed["error"]["name"] == "UsageError"
     assert "\x1b" not in context.run("1/0")["stderr"]
+    assert "this sandbox has no network" in context.run("%pip install no-such")["stdout"]
     files = context.value("import os, glob\nsorted(glob.glob(os.environ['HOME'] + '/.ipy*'))")
     assert files == "[]"
     api.end(session)

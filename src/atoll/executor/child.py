@@ -11,6 +11,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import os
 import resource
+import site
 import sys
 
 from . import minijson, staging, system, terminal
@@ -118,6 +119,24 @@ def search_path(env: dict[str, str]) -> list[str]:
     return entries if not packages or packages in entries else [*entries, packages]
 
 
+def add_user_site() -> None:
+    """
+    Find what `pip install` puts into the home directory, because the template's own is read-only,
+    as an interpreter does that user code starts. Of user code's processes alone.
+    """
+    if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
+        return  # A virtual environment has none.
+    site.USER_BASE = site.USER_SITE = None  # Looked up with the zygote's variables, if at all.
+    place = site.getusersitepackages()
+    if place in sys.path or not os.path.isdir(place):
+        return
+    for number, entry in enumerate(sys.path):
+        if entry.endswith(("/site-packages", "/dist-packages")):
+            sys.path.insert(number, place)
+            return
+    sys.path.append(place)
+
+
 def _limit(limits: dict[str, int]) -> None:
     for name, most in limits.items():
         kind = getattr(resource, "RLIMIT_" + name)
@@ -189,6 +208,7 @@ def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 def _python(job: dict[str, Any], value: int) -> int:
     sys.path[0:0] = search_path(job["env"])
+    add_user_site()
     _reseed()
     try:
         status = _user_code(job, value)

@@ -80,6 +80,7 @@ class Kernel:
             env = child.environment(job)
             kept = {name: os.environ.get(name) for name in env}
             os.environ.update(env)
+            child.add_user_site()
             self._busy = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
             status = self._user_code(job["code"], value)

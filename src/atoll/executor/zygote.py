@@ -47,6 +47,8 @@ RETRY_MILLISECONDS = 100
 BUNDLE = sys.path[0] if sys.path else ""
 INSIDE = "/run/atoll/inside/lib"
 """What of ours user code may import. Last: nothing of the template's or the user's is hidden."""
+HOMES = ("HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+"""Variables with the places of settings and caches, which user code can write to."""
 
 
 class Started:
@@ -119,13 +121,15 @@ class Zygote:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        come_home = _leave_home() if hooks or preload else None
         if hooks:
             run_hooks()
         if packages:
             # The template's; a session's own come in front of them.
             sys.path.insert(0, packages)
         failed = _import(preload)
-        if hooks or preload:
+        if come_home is not None:
+            come_home()
             child.rehearse()
             gc.freeze()
         self._private = (wake_read, wake_write, self._control.fileno())
@@ -243,6 +247,31 @@ def set_up_paths(hooks: bool) -> None:
 def run_hooks() -> None:
     """That start-up code, for an interpreter that is the template's own."""
     site.main()
+
+
+def _leave_home() -> Callable[[], None]:
+    """
+    Go to / and have a new directory as home, until the function that is returned is called. Modules
+    read settings and caches when they are imported, and take some of them for code; what lies in
+    the workspace and in /tmp is user code's, and none of it may run here.
+    """
+    theirs = {name: os.environ[name] for name in HOMES if name in os.environ}
+    place = "/tmp/.zygote-%s" % os.urandom(8).hex()  # noqa: S108 - private to the instance
+    try:
+        os.mkdir(place, 0o700)
+    except OSError:
+        pass  # User code has used up /tmp: then there is no home.
+    os.environ.update(dict.fromkeys(theirs, place))
+    os.chdir("/")
+
+    def come_home() -> None:
+        os.environ.update(theirs)
+        try:
+            os.rmdir(place)
+        except OSError:
+            pass  # Modules have put something there, and may look for it.
+
+    return come_home
 
 
 def _add_site(directory: str) -> None:

@@ -348,7 +348,7 @@ for place in ('/data', '/home/somebody', '/var'):
 print(*(tried(open, place + '/new', 'w') for place in ('/workspace', '/tmp', '/var/tmp')))
 """
     assert (await printed(node.driver, link, code)).splitlines() == [
-        f"{uid} /workspace /tmp from-image False",
+        f"{uid} /workspace /workspace from-image False",
         "EROFS EROFS",
         "64 [] True",
         "64 [] True",

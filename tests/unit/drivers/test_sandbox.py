@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.drivers import variables
 from atoll.drivers.local import install_program, sandbox, trees
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
@@ -72,8 +73,8 @@ def test_rights_and_environment_are_taken_away() -> None:
     assert "--clearenv" in argv
     assert "--new-session" in argv
     assert argv.index("--clearenv") < argv.index("--setenv")
-    assert {name for name, _ in pairs(argv, "--setenv")} <= {
-        "PATH", "HOME", "USER", "LC_ALL", "TERM", "LANG", "PYTHONPATH", "ATOLL_PYTHON",
+    assert {name for name, _ in pairs(argv, "--setenv")} == {
+        "PATH", "PYTHONPATH", "ATOLL_PYTHON", *variables.INSTANCE,
     }  # fmt: skip
 
 

@@ -11,9 +11,10 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from atoll.drivers import variables
 from atoll.drivers.bundle import BOOT, SOCKET
 from atoll.drivers.local import install_program
-from atoll.drivers.local.sandbox import ENV, EXECUTOR, INSIDE, PACKAGES
+from atoll.drivers.local.sandbox import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from atoll.model.resources import Resources
@@ -109,7 +110,7 @@ def body(container: Container) -> dict[str, Any]:
     """For `POST /containers/create`."""
     base, own = container.base, container.environment or ""
     env = {
-        **ENV,
+        **variables.INSTANCE,
         "PATH": f"{own and f'{own}/bin:'}{base.path}:{INSIDE}/bin",
         "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
         "ATOLL_PYTHON": base.executable,
@@ -119,7 +120,7 @@ def body(container: Container) -> dict[str, Any]:
 
 
 def installation_body(container: Installation) -> dict[str, Any]:
-    env = {**ENV, "PATH": container.base.path}
+    env = {**variables.INSTALLATION, "PATH": container.base.path}
     program = ["-I", "-S", "-B", install_program.PROGRAM, install_program.STANDARD]
     made = _body(container, install_program.BUILD, env, program)
     # What goes through its standard streams is in nobody's log, and it ends with who started it:

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from atoll.drivers import variables
 from atoll.drivers.bundle import BOOT, SOCKET
 from atoll.drivers.local import install_program
 from atoll.drivers.local.spawner import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = 1000
-ENV = {"HOME": "/tmp", "USER": "sandbox", "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 LAYERED = "layered:"
 EXECUTOR = "/run/atoll/executor.pyz"
 INSIDE = "/run/atoll/inside"
@@ -125,6 +125,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
     return [
         bubblewrap,
         *_confinement(seccomp=sandbox.seccomp, ephemeral=sandbox.ephemeral),
+        *_environment(variables.INSTANCE),
         "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
         "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
         "--setenv", "ATOLL_PYTHON", tree.python,
@@ -148,6 +149,7 @@ def installation_arguments(
         bubblewrap,
         # It ends with who started it: nobody would take what it makes.
         *_confinement(seccomp=sandbox.seccomp, ephemeral=True),
+        *_environment(variables.INSTALLATION),
         "--setenv", "PATH", tree.path,
         *_root(tree, sandbox.hidden, sandbox.tmp_size, source),
         "--ro-bind", source(sandbox.program), install_program.PROGRAM,
@@ -176,13 +178,16 @@ def _confinement(*, seccomp: bool, ephemeral: bool) -> list[str]:
         "--new-session",
         "--info-fd", str(INFO_FD),
         "--clearenv",
-        *(word for name, value in ENV.items() for word in ("--setenv", name, value)),
     ]  # fmt: skip
     if seccomp:
         argv += ["--seccomp", str(SECCOMP_FD)]
     if ephemeral:
         argv += ["--die-with-parent"]
     return argv
+
+
+def _environment(variables: dict[str, str]) -> list[str]:
+    return [word for name, value in variables.items() for word in ("--setenv", name, value)]
 
 
 def _root(

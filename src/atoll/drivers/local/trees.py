@@ -39,16 +39,21 @@ MAX_STEPS = 1000
 """Parts of a path, with those of the links in it; the kernel follows 40 links at most."""
 HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
-ETC_DIRECTORIES = ("alternatives", "ssl/certs", "ld.so.conf.d")
+ETC_DIRECTORIES = ("alternatives", "fonts", "ssl/certs", "ld.so.conf.d")
 
 _ETC = {
-    "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\nsandbox:x:1000:1000::/tmp:/bin/sh\n"
+    "passwd": "root:x:0:0::/nonexistent:/usr/sbin/nologin\n"
+    "sandbox:x:1000:1000::/workspace:/bin/sh\n"
     "nobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "os-release": "ID=atoll\nNAME=Atoll\nPRETTY_NAME=Atoll sandbox\n",
+    # Where the host has none: packages that bring a fontconfig of their own complain without.
+    "fonts/fonts.conf": '<?xml version="1.0"?>\n<!DOCTYPE fontconfig SYSTEM "fonts.dtd">\n'
+    '<fontconfig>\n<dir>/usr/share/fonts</dir>\n<dir prefix="xdg">fonts</dir>\n'
+    '<cachedir prefix="xdg">fontconfig</cachedir>\n</fontconfig>\n',
 }
 
 
@@ -66,10 +71,10 @@ def write_etc(directory: Path) -> Path:
     """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
     etc = directory / "etc"
     etc.mkdir(exist_ok=True)
-    for name, text in _ETC.items():
-        write_once(etc / name, text.encode())
     for name in ETC_DIRECTORIES:
         (etc / name).mkdir(parents=True, exist_ok=True)
+    for name, text in _ETC.items():
+        write_once(etc / name, text.encode())
     for name in ETC_FILES:
         (etc / name).touch()
     # Whatever the umask: the instances' own users read it.
