@@ -117,7 +117,7 @@ from atoll.stores.sql.upgrades import Schema
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -460,10 +460,13 @@ async def application(
         stack.callback(activity.close)
         stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
+        running: list[asyncio.Task[None]] = []
         if embedded:
-            stack.push_async_callback(sessions.stop_all)
+            # Together: no end of an instance waits for that of another.
+            stack.push_async_callback(_stop, running, sessions.stop_all, pool.close)
         else:
             stack.callback(runs.let_go)
+            stack.push_async_callback(_stop, running)
         if lock is not None and lock.alone:
             await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
             await asyncio.to_thread(lock.let_others_in)
@@ -542,8 +545,7 @@ async def application(
             ).run()
         if spool is not None:
             loops["spool"] = spool.run()
-        running = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-        stack.push_async_callback(_stop, running)
+        running += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         web = build(found, None if embedded else keys, registry)
         if tokens is not None:
             reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
@@ -656,10 +658,12 @@ async def _collect_leftovers(settings: Settings) -> None:
             log.warning("leftovers.stay", data_dir=str(one.data_dir), error=one.error)
 
 
-async def _stop(loops: list[asyncio.Task[None]]) -> None:
+async def _stop(loops: list[asyncio.Task[None]], *ends: Callable[[], Awaitable[None]]) -> None:
+    """Cancel the loops, and call `ends` while they finish."""
     for loop in loops:
         loop.cancel()
-    for result in await asyncio.gather(*loops, return_exceptions=True):
+    waited = [*loops, *(end() for end in ends)]
+    for result in await asyncio.gather(*waited, return_exceptions=True):
         if isinstance(result, Exception):
             raise result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll import app, directories
+from atoll.errors import TemporaryError
 from atoll.settings import LocalSettings, Settings
 
 LOCAL = LocalSettings()
@@ -95,3 +97,39 @@ async def test_a_key_that_the_environment_gives_no_more_is_revoked(
         assert path is not None
         assert [key.name for key in await keys.list()] == ["first"]
         assert await keys.find(new) is None
+
+
+@pytest.mark.anyio
+async def test_an_embedded_one_ends_everything_at_once() -> None:
+    """Each of them ends only when all the others are about to: in turn they never would."""
+    everyone = asyncio.Barrier(4)
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await everyone.wait()
+
+    async def end() -> None:
+        await everyone.wait()
+
+    loops = [asyncio.create_task(loop()) for _ in range(2)]
+    await asyncio.sleep(0)  # They run, and have something to finish.
+    async with asyncio.timeout(60):
+        await app._stop(loops, end, end)
+
+
+@pytest.mark.anyio
+async def test_an_end_that_fails_keeps_no_other_from_its_end() -> None:
+    done = []
+
+    async def fail() -> None:
+        raise TemporaryError("The database is away.")
+
+    async def end() -> None:
+        await asyncio.sleep(0)
+        done.append("end")
+
+    with pytest.raises(TemporaryError):
+        await app._stop([], fail, end)
+    assert done == ["end"]

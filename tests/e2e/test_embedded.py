@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from atoll import app
+from atoll import Atoll, app
+from tests.e2e.hostile.host import below, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
@@ -26,6 +30,43 @@ async def test_embedded_starts_at_once_leave_each_other_alone(
 
     assert await asyncio.gather(*(one() for _ in range(4))) == [201] * 4
     assert list((tmp_path / "embedded").iterdir()) == []
+
+
+def attached(place: Path) -> list[str]:
+    """Images of this directory that loop devices have, removed ones too."""
+    found = []
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # This device has none any more.
+            found.append(file.read_text())
+    return [image for image in found if image.startswith(str(place))]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param("", id="before the pool is filled"),
+        pytest.param("workspaces/*", id="while workspaces are made"),
+        pytest.param("instances/*/link.sock", id="while processes are started"),
+        pytest.param("instances/*/handle.json", id="while executors are connected to"),
+        pytest.param(None, id="while code runs"),
+    ],
+)
+def test_whenever_it_is_closed_nothing_is_left(
+    bubblewrap: str, tmp_path: Path, pattern: str | None
+) -> None:
+    name, before = f"atoll-test-{secrets.token_hex(4)}", below(os.getpid())
+    with Atoll(data_dir=tmp_path, local={"cgroup_name": name}) as atoll:
+        if pattern is None:
+            atoll.sessions.create().submit("import time; time.sleep(600)")
+        elif pattern:
+            eventually(lambda: any(tmp_path.glob(f"embedded/*/node/{pattern}")), pattern)
+    assert list((tmp_path / "embedded").iterdir()) == []
+    assert below(os.getpid()) <= before
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if f"/{name}-" in path]
+    assert groups == []
+    # The kernel detaches a device a moment after the last process that had it is gone.
+    eventually(lambda: not attached(tmp_path), "the end of the loop devices")
 
 
 async def test_a_node_without_bubblewrap_is_not_healthy(bubblewrap: str, tmp_path: Path) -> None:

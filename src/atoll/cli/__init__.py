@@ -9,8 +9,13 @@ server are loaded by the commands that use them.
 
 from __future__ import annotations
 
+import atexit
+from gc import freeze
+
 
 def main() -> None:
     from atoll.cli.root import app
 
+    # Before it ends Python would visit every object that was imported, several times.
+    atexit.register(freeze)
     app(prog_name="atoll")

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,9 @@ from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from atoll.drivers.local.workspaces import Workspace
+    from atoll.model.instance import InstanceSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
@@ -81,6 +85,36 @@ async def test_what_runs_already_when_a_start_fails_does_not_run_on(
     assert await printed(driver, link, "print(1)") == "1"
     assert await driver.health() is None
     link.close()
+
+
+async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
+    driver: LocalDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, cancelled, prepare = asyncio.Event(), threading.Event(), driver._prepare
+    loop, spawned = asyncio.get_running_loop(), []
+
+    def slow(wanted: InstanceSpec) -> Workspace:
+        prepared = prepare(wanted)
+        loop.call_soon_threadsafe(begun.set)
+        assert cancelled.wait(60)
+        return prepared
+
+    async def spawn(request: dict[str, Any]) -> tuple[int, int]:
+        spawned.append(request)
+        raise TemporaryError("It was to start nothing.")
+
+    monkeypatch.setattr(driver, "_prepare", slow)
+    monkeypatch.setattr(driver._nursery, "spawn", spawn)
+    making = asyncio.create_task(driver.ensure(spec()))
+    await begun.wait()
+    making.cancel()
+    loop.call_soon(cancelled.set)
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert spawned == []
+    assert await driver.handles() == []
+    assert await driver.workspaces() == []
+    assert driver._groups.names() == []
 
 
 async def test_a_file_system_that_cannot_be_made_leaves_nothing(

@@ -74,6 +74,8 @@ PAUSE_SECONDS = 10.0
 """The longest that processes may take to stand still."""
 TOLD_SECONDS = 1.0
 """The longest that an instance which has ended is waited for to be told of."""
+FROZEN_SECONDS = 0.02
+"""How often processes that do not end are looked at for being frozen meanwhile."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
@@ -294,26 +296,29 @@ class LocalDriver:
             if (await self.observe(found)).state in (State.RUNNING, State.PAUSED):
                 return found
             await self.destroy(found)
-        making = asyncio.ensure_future(self._make(spec))
+        abandoned = asyncio.Event()
+        making = asyncio.ensure_future(self._make(spec, abandoned))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # Neither a thread nor a process under way can be called back. It comes to its end, so
-            # that it does not run beside the next call, and what it made goes.
+            # Neither a thread nor a process under way can be called back. That step comes to its
+            # end, so that it does not run beside the next call, and what was made goes.
+            abandoned.set()
             await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
-                handle = making.result()
-                await self.destroy(handle)
-                if spec.workspace is None and spec.prefix is None:
-                    await self.discard(self.workspace_of(handle))
+                await self.destroy(making.result())
+            if spec.workspace is None and spec.prefix is None:
+                await self.discard(spec.instance_id)
             raise
 
-    async def _make(self, spec: InstanceSpec) -> Handle:
+    async def _make(self, spec: InstanceSpec, abandoned: asyncio.Event) -> Handle:
         tree = await self._tree(spec.template)
         waits = self.places.waits_for(spec)
         handle = None
         try:
             workspace = await self.places.run(waits, self._prepare, spec)
+            if abandoned.is_set():
+                raise asyncio.CancelledError
             pid, child = await self._nursery.spawn(self._request(spec, tree, workspace))
             handle = self._handle(spec, workspace, pid, child)
             await asyncio.to_thread(self._store, handle)
@@ -630,17 +635,20 @@ class LocalDriver:
     def _kill_now(self, handle: Handle) -> None:
         data = handle.data
         deadline = time.monotonic() + 10
-        for pid, started in (("child", "child_started"), ("pid", "started")):
-            processes.kill(int(data[pid]), int(data[started]))
-        for pid, started in (("child", "child_started"), ("pid", "started")):
-            while processes.start_time(int(data[pid])) == data[started]:
+        both = [
+            (int(data[pid]), int(data[started]))
+            for pid, started in (("child", "child_started"), ("pid", "started"))
+        ]
+        for pid, started in both:
+            processes.kill(pid, started)
+        for pid, started in both:
+            while True:
                 if self._groups.frozen(handle.instance_id):
                     cgroups.kill_all(self._groups, handle.instance_id)
+                if processes.wait(pid, started, FROZEN_SECONDS):
+                    break
                 if time.monotonic() > deadline:
-                    raise TemporaryError(
-                        f"Process {data[pid]} does not end.", code="instance_stuck"
-                    )
-                time.sleep(0.001)
+                    raise TemporaryError(f"Process {pid} does not end.", code="instance_stuck")
 
     async def destroy(self, handle: Handle) -> None:
         await self._kill(handle)

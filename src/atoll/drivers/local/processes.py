@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def kill(pid: int, started: int, number: int = signal.SIGKILL) -> None:
             signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
         return
+    finally:
+        os.close(fd)
+
+
+def wait(pid: int, started: int, seconds: float) -> bool:
+    """Whether just this process ended in that time; also true when it is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if start_time(pid) != started:
+            return True
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
     finally:
         os.close(fd)
 

@@ -1,0 +1,166 @@
+"""
+`make bench-embedded`: the life of a program that uses Atoll as a library, and of `atoll run`.
+
+Each round is a new process, timed step by step from the start of its interpreter to its exit. With
+`--beside` another checkout takes turns with this one. The exit is Python's own: it visits every
+object that was imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.measure import samples, timed
+from bench.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent.parent
+STEPS = """
+import json, time
+times = {"start": time.monotonic()}
+def done(step): times[step] = time.monotonic()
+"""
+SYNC = """
+from atoll import Atoll
+atoll = Atoll(); done("import")
+atoll.open(); done("open")
+session = atoll.sessions.create(); done("first session")
+assert session.run("print(1)").stdout == "1\\n"; done("first result")
+session.delete(); done("delete the session")
+atoll.close(); done("close")
+"""
+ASYNC = """
+import asyncio
+from atoll import AsyncAtoll
+async def main():
+    atoll = AsyncAtoll(); done("import")
+    await atoll.open(); done("open")
+    session = await atoll.sessions.create(); done("first session")
+    assert (await session.run("print(1)")).stdout == "1\\n"; done("first result")
+    await session.delete(); done("delete the session")
+    await atoll.close(); done("close")
+asyncio.run(main())
+"""
+FILLING = """
+from atoll import Atoll
+atoll = Atoll(); done("import")
+atoll.open(); done("open")
+time.sleep(0.03); done("30 ms")
+atoll.close(); done("close")
+"""
+ALL = "from start to exit"
+
+
+@dataclass(frozen=True)
+class Checkout:
+    name: str
+    place: Path
+
+    def run(self, data_dir: Path, *arguments: str) -> tuple[float, str, float]:
+        """When the process began, what it printed, and when it had ended."""
+        paths = {"PYTHONPATH": str(self.place / "src"), "ATOLL_DATA_DIR": str(data_dir)}
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | paths,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return began, done.stdout, time.monotonic()
+
+
+def library(checkout: Checkout, data_dir: Path, *, program: str) -> dict[str, float]:
+    """Milliseconds of each step."""
+    code = f"{STEPS}{program}print(json.dumps(times))"
+    began, printed, ended = checkout.run(data_dir, "-c", code)
+    found, before = {}, began
+    for step, at in {**json.loads(printed), "exit": ended}.items():
+        found[step] = (at - before) * 1000
+        before = at
+    return {**found, ALL: (ended - began) * 1000}
+
+
+def command_line(checkout: Checkout, data_dir: Path) -> dict[str, float]:
+    """The same of `atoll run`, whose code prints the time at which it runs."""
+    code = "import time; print(time.monotonic())"
+    atoll = "from atoll.cli import main; main()"
+    began, printed, ended = checkout.run(data_dir, "-c", atoll, "run", "-c", code)
+    ran = float(printed)
+    return {
+        "from start to the code": (ran - began) * 1000,
+        "from the code to exit": (ended - ran) * 1000,
+        ALL: (ended - began) * 1000,
+    }
+
+
+LIVES: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
+    "sync": partial(library, program=SYNC),
+    "async": partial(library, program=ASYNC),
+    "filling": partial(library, program=FILLING),
+    "run": command_line,
+}
+TITLES = {
+    "sync": "Atoll()",
+    "async": "AsyncAtoll()",
+    "filling": "Atoll() that is closed while its pool is filled",
+    "run": "atoll run -c",
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.embedded", description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=LIVES, default=list(LIVES))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
+    return parser.parse_args()
+
+
+def measure(report: Report, part: str, checkouts: list[Checkout], rounds: int) -> None:
+    report.section(TITLES[part])
+    taken: dict[str, list[dict[str, float]]] = {each.name: [] for each in checkouts}
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as data_dir:
+        for number in range(rounds + 1):
+            for checkout in checkouts:
+                steps = LIVES[part](checkout, Path(data_dir))
+                if number > 0:  # The first one compiles what was not compiled yet.
+                    taken[checkout.name].append(steps)
+    for step in taken[checkouts[0].name][0]:
+        rows = [
+            samples(step + each.name, [steps[step] for steps in taken[each.name]])
+            for each in checkouts
+        ]
+        report.show({row.name: row for row in rows}, [step])
+
+
+def main() -> None:
+    given = arguments()
+    report = Report()
+    checkouts = [Checkout("", HERE)]
+    if given.beside is not None:
+        checkouts.append(Checkout(f", {given.beside.name}", given.beside.absolute()))
+    report.section("floor")
+    bare = [sys.executable, "-c", "pass"]
+    floor = timed("python -c pass", lambda: subprocess.run(bare, check=True), count=20)
+    report.show({floor.name: floor}, [])
+    for part in given.parts:
+        measure(report, part, checkouts, given.rounds)
+    if given.json is not None:
+        report.write(given.json)
+
+
+if __name__ == "__main__":
+    main()
