@@ -1,6 +1,5 @@
 """`atoll gc`."""
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -31,6 +30,8 @@ def gc(
     are never removed.
     """
     chosen = settings(data_dir=data_dir)
+    import asyncio
+
     from atoll import app, leftovers
 
     app.configure_logging("warning", as_json=False)
