@@ -348,6 +348,8 @@ class Runs:
         """Add to the result what the run left: staged files and artifacts."""
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
             run.reason = "memory"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self._free_memory(run)
         result["reason"] = run.reason
         result["sizes"] = run.pipes.sizes()
         success = run.reason is None and status == 0
@@ -357,6 +359,20 @@ class Runs:
             self._list_artifacts(run, result)
 
         self._staging.settle(run.id, success, staged)
+
+    def _free_memory(self, killed: Run) -> None:
+        """
+        Remove System V objects after a run that was killed, if nothing else runs. They outlive
+        their process: when the kernel killed it for memory, the next run would have none either.
+        """
+        if self.background or self.hosts or any(run is not killed for run in self.active()):
+            return
+        from . import kernel_memory
+
+        try:
+            kernel_memory.remove_system_v()
+        except OSError:
+            pass  # A kernel that has none, as gVisor.
 
     def _list_artifacts(self, run: Run, result: dict[str, Any]) -> None:
         # Looked for in any case: what was changed just now is not the next run's.

@@ -412,6 +412,10 @@ def _end(pid: int, request: dict[str, Any]) -> None:
             state.write("THAWED")
 
 
+def _has_groups(request: dict[str, Any]) -> bool:
+    return any(os.path.isdir(path) for path in _group_directories(request["groups"]))
+
+
 def _remove_groups(request: dict[str, Any]) -> bool:
     """Those of an instance that has ended; False while a process is in them."""
     for directory in _group_directories(request["groups"]):
@@ -494,7 +498,7 @@ class Spawner:
             self._reap()
         # An owner that waits for it knows by this that they have ended.
         self._control.close()
-        ended: list[dict[str, Any]] = []
+        ended: list[tuple[dict[str, Any], int]] = []
         alone_since: float | None = None
         while self._running or ended:
             pause = min(ORPHAN_LOOK, self._home["limit"] / 4)
@@ -510,10 +514,17 @@ class Spawner:
                 now = time.monotonic()
                 alone_since = now if alone_since is None else alone_since
                 removed = _identity(self._home["directory"]) != self._identity
-                if removed or now - alone_since > self._home["limit"]:
+                hopeless = removed or now - alone_since > self._home["limit"]
+                if hopeless:
                     for pid, request in self._running.items():
                         _end(pid, request)
-                ended = [one for one in ended if not _remove_groups(one)]
+                ended = [
+                    (request, status)
+                    for request, status in ended
+                    # They would tell the next server that memory ran out.
+                    if (status and not hopeless and _has_groups(request))
+                    or not _remove_groups(request)
+                ]
 
     def _answer(self, **answer: Any) -> None:
         if self._control.fileno() < 0:
@@ -592,9 +603,9 @@ class Spawner:
                 self._running[pid]["child"] = info["child-pid"]
             self._answer(number=number, pid=pid, child=info["child-pid"])
 
-    def _reap(self) -> list[dict[str, Any]]:
-        """Requests of the instances that have ended."""
-        ended: list[dict[str, Any]] = []
+    def _reap(self) -> list[tuple[dict[str, Any], int]]:
+        """Requests of the instances that have ended, with their wait status."""
+        ended: list[tuple[dict[str, Any], int]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -602,7 +613,7 @@ class Spawner:
                 return ended
             if pid == 0:
                 return ended
-            ended.append(self._running.pop(pid))
+            ended.append((self._running.pop(pid), status))
             log, printed = self._logs.pop(pid, None), ""
             if log is not None:
                 printed = logged(log)
