@@ -57,7 +57,10 @@ FILLING = """
 from atoll import Atoll
 atoll = Atoll(); done("import")
 atoll.open(); done("open")
-time.sleep(0.03); done("30 ms")
+while any(pool.ready < pool.target for pool in atoll.pools.list()): time.sleep(0.01)
+done("fill the pool")
+session = atoll.sessions.create(); done("session from the pool")
+session.delete(); done("delete the session")
 atoll.close(); done("close")
 """
 ALL = "from start to exit"
@@ -115,7 +118,7 @@ LIVES: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
 TITLES = {
     "sync": "Atoll()",
     "async": "AsyncAtoll()",
-    "filling": "Atoll() that is closed while its pool is filled",
+    "filling": "Atoll() that is closed while its pool is filled again",
     "run": "atoll run -c",
 }
 

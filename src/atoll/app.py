@@ -462,7 +462,7 @@ async def application(
         adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
         running: list[asyncio.Task[None]] = []
         if embedded:
-            # Together: no end of an instance waits for that of another.
+            # Concurrently: instances end independently of each other.
             stack.push_async_callback(_stop, running, sessions.stop_all, pool.close)
         else:
             stack.callback(runs.let_go)

@@ -16,6 +16,6 @@ from gc import freeze
 def main() -> None:
     from atoll.cli.root import app
 
-    # Before it ends Python would visit every object that was imported, several times.
+    # At exit the garbage collector would visit every imported object, several times.
     atexit.register(freeze)
     app(prog_name="atoll")

@@ -75,7 +75,7 @@ PAUSE_SECONDS = 10.0
 TOLD_SECONDS = 1.0
 """The longest that an instance which has ended is waited for to be told of."""
 FROZEN_SECONDS = 0.02
-"""How often processes that do not end are looked at for being frozen meanwhile."""
+"""How often an instance that is to end is checked for being frozen."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
