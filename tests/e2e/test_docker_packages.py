@@ -195,7 +195,6 @@ def dumps(found, *arguments, **about):
 """What an image has in its module `json`: its interpreter is the victim's in all that it says."""
 
 
-@pytest.mark.quick
 def test_an_image_gives_nothing_of_its_own_to_sessions_of_another(api: Api) -> None:
     evil = base64.b64encode(EVIL.encode()).decode()
     code = f"import base64, json; open(json.__file__, 'ab').write(base64.b64decode('{evil}'))"

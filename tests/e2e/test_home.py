@@ -12,8 +12,6 @@ from tests.e2e.api import V1, Api, answer, sh
 from tests.missing import missing
 from tests.servers.index import wheel
 
-pytestmark = pytest.mark.quick
-
 MINE, PACKED, _ = wheel("mine")
 PIPS = {"pip": ["pip"], "pip3": ["pip3"], "python -m pip": ["python3", "-m", "pip"]}
 local = pytest.mark.skipif(drivers.CHOSEN != "local", reason="the image has no pip and no fonts")
@@ -34,6 +32,7 @@ def pip(api: Api, session: str) -> str:
 # Home
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_home_is_the_workspace_and_outlives_the_instance(api: Api) -> None:
     session = str(api.create()["id"])
@@ -46,6 +45,7 @@ def test_home_is_the_workspace_and_outlives_the_instance(api: Api) -> None:
 
 
 @local
+@pytest.mark.quick
 def test_the_user_s_home_is_the_same_to_programs_that_ignore_the_variable(
     api: Api, session: str
 ) -> None:
@@ -53,6 +53,7 @@ def test_the_user_s_home_is_the_same_to_programs_that_ignore_the_variable(
     assert api.run(session, code)["stdout"] == "/workspace\n"
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_caches_are_not_among_the_files_of_a_session(api: Api, session: str) -> None:
     result = shell(api, session, 'mkdir -p "$XDG_CACHE_HOME"; echo x > "$XDG_CACHE_HOME/cached"')
@@ -61,6 +62,7 @@ def test_caches_are_not_among_the_files_of_a_session(api: Api, session: str) -> 
     assert api.names(session) == []
 
 
+@pytest.mark.quick
 def test_a_home_that_the_user_names_is_used(api: Api, session: str) -> None:
     assert shell(api, session, "echo ~", env={"HOME": "/workspace/me"})["stdout"] == (
         "/workspace/me\n"
@@ -71,6 +73,7 @@ def test_a_home_that_the_user_names_is_used(api: Api, session: str) -> None:
 
 
 @local
+@pytest.mark.quick
 def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
     assert "<fontconfig>" in sh(api, session, "cat /etc/fonts/fonts.conf")
     if shutil.which("fc-list") is not None:
@@ -81,6 +84,7 @@ def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
 # Installers
 
 
+@pytest.mark.quick
 @pytest.mark.every_driver
 def test_installers_are_told_that_there_is_no_network(api: Api, session: str) -> None:
     told = sh(api, session, 'echo "$PIP_INDEX_URL $PIP_RETRIES $UV_OFFLINE $npm_config_offline"')
@@ -89,6 +93,7 @@ def test_installers_are_told_that_there_is_no_network(api: Api, session: str) ->
 
 
 @local
+@pytest.mark.quick
 @pytest.mark.parametrize("program", PIPS.values(), ids=PIPS)
 def test_pip_says_at_once_that_there_is_no_network(api: Api, pip: str, program: list[str]) -> None:
     result = api.run(pip, command=[*program, "install", "no-such-package"], wait=60)
@@ -140,6 +145,7 @@ def test_pip_goes_on_to_do_what_needs_no_network(api: Api, pip: str) -> None:
 
 
 @local
+@pytest.mark.quick
 @pytest.mark.slow
 def test_npm_says_at_once_that_it_may_not_use_the_network(api: Api, session: str) -> None:
     if shutil.which("npm") is None:

@@ -102,7 +102,6 @@ def test_user_code_finds_no_way_to_the_journal(shared: Box) -> None:
     assert answer.json()["stdout"].strip() == "[]", answer.text
 
 
-@pytest.mark.quick
 def test_no_process_but_pid_1_has_the_journal(target: Target, fresh: Box) -> None:
     fresh.run(LEAVE)
     fresh.run(KILL_ZYGOTE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.e2e.hostile.conftest import either_variant
 from tests.e2e.hostile.host import MiB, eventually, peak
 
@@ -83,7 +81,6 @@ print(sorted(name for name in os.listdir(b".") if len(name) == 255 or b"\n" in n
 """
 
 
-@pytest.mark.quick
 def test_a_nasty_workspace_is_saved_in_little_memory_while_others_are_served(
     target: Target, boxes: Callable[..., Box]
 ) -> None:
