@@ -114,7 +114,8 @@ def executor(
     boot = bundle.BOOT.format(path=str(bundle.write(home)))
     process = subprocess.Popen(
         [
-            bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
+            bubblewrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent",
+            "--dev-bind", "/", "/",
             "--proc", "/proc", str(python or sys.executable), "-I", "-S", "-c", boot,
             json.dumps(config),
         ],

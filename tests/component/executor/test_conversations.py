@@ -106,7 +106,8 @@ async def box(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Box]:
     boot = bundle.BOOT.format(path=str(bundle.write(tmp_path)))
     process = subprocess.Popen(  # noqa: ASYNC220 - a fixture, with nothing beside it
         [
-            bubblewrap, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--dev-bind", "/", "/",
+            bubblewrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent",
+            "--dev-bind", "/", "/",
             "--proc", "/proc", sys.executable, "-I", "-S", "-c", boot, json.dumps(config),
         ],
         pass_fds=[listener.fileno()],
