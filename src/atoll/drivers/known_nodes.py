@@ -49,17 +49,26 @@ class Note:
         return False
 
 
-def _notes() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "atoll" / "nodes"
+def _notes() -> Path | None:
+    """Their directory; null for a user without a home."""
+    base = os.environ.get("XDG_STATE_HOME")
+    try:
+        place = Path(base) if base else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return place / "atoll" / "nodes"
 
 
-def _note_file(data_dir: Path) -> Path:
-    return _notes() / hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:16]
+def _note_file(data_dir: Path) -> Path | None:
+    notes = _notes()
+    if notes is None:
+        return None
+    return notes / hashlib.sha256(str(data_dir.resolve()).encode()).hexdigest()[:16]
 
 
-def lock_files(data_dir: Path) -> tuple[Path, Path]:
-    return data_dir / LOCK_FILE, _note_file(data_dir)
+def lock_files(data_dir: Path) -> list[Path]:
+    note = _note_file(data_dir)
+    return [data_dir / LOCK_FILE, *([] if note is None else [note])]
 
 
 class Presence:
@@ -68,18 +77,21 @@ class Presence:
     def __init__(self, data_dir: Path, *, temporary: bool) -> None:
         """`temporary` says that the directory and all in it go when the server ends."""
         self._temporary = temporary
-        own, self._note = lock_files(data_dir)
-        self._locks = [_lock(own)]
+        self._note = _note_file(data_dir)
+        self._locks = [_lock(data_dir / LOCK_FILE)]
+        if self._note is None:
+            return
         try:
-            _notes().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._locks.append(_lock(self._note))
-            _write(self._locks[1], Note(data_dir.resolve()))
+            if os.fstat(self._locks[1]).st_size == 0:
+                _write(self._locks[1], Note(data_dir.resolve()))
         except OSError as error:
             # As in a container with a read-only home: `atoll gc` does not find this directory.
             log.info("node.not_noted", path=str(self._note), error=str(error))
 
     def close(self) -> None:
-        if self._temporary and len(self._locks) > 1:
+        if self._temporary and self._note is not None and len(self._locks) > 1:
             self._note.unlink(missing_ok=True)
         for fd in self._locks:
             os.close(fd)
@@ -114,8 +126,11 @@ def _write(fd: int, note: Note) -> None:
 
 def note_engine(data_dir: Path, url: str, name: str) -> None:
     """Add to the note how the containers of this node are found."""
+    path = _note_file(data_dir)
+    if path is None:
+        return
     with contextlib.suppress(OSError):
-        fd = os.open(_note_file(data_dir), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             _write(fd, Note(data_dir.resolve(), url, name))
         finally:
@@ -125,8 +140,9 @@ def note_engine(data_dir: Path, url: str, name: str) -> None:
 def known() -> list[Note]:
     """All data directories with a note, in order of their paths."""
     found = []
+    notes = _notes()
     with contextlib.suppress(FileNotFoundError):
-        for path in _notes().iterdir():
+        for path in () if notes is None else notes.iterdir():
             try:
                 fields = json.loads(path.read_text())
                 found.append(Note(**{**fields, "data_dir": Path(fields["data_dir"])}))
@@ -143,8 +159,10 @@ def removed(note: Note, *, forget: bool) -> Iterator[bool]:
     """
     path = _note_file(note.data_dir)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = -1 if path is None else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
+        fd = -1
+    if path is None or fd < 0:
         yield False
         return
     try:
