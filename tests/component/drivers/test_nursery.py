@@ -81,6 +81,34 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
         await nursery.close()
 
 
+async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Bubblewrap has started it, but has neither reported it nor bound its life to its own."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    wanted = request(tmp_path, "late")
+    script = 'sleep 600 & read word <"$0"; echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
+    wanted["argv"] = ["/bin/sh", "-c", script, str(gate)]
+    starting = asyncio.create_task(nursery.spawn(wanted))
+    started: set[int] = set()
+
+    async def both() -> bool:
+        started.update(below(nursery._process.pid) if nursery._process else ())
+        return len(started) == 2
+
+    async def ended() -> bool:
+        return not started & living()
+
+    await until(both, "the shell and its child")
+    closing = asyncio.create_task(nursery.close())
+    with pytest.raises(TemporaryError, match="the spawner ended"):
+        await starting
+    await asyncio.to_thread(gate.write_text, "go on\n")
+    await closing
+    await until(ended, "their end")
+
+
 async def test_what_a_program_prints_is_bounded_and_explains_its_end(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ class Nursery:
         """Wait until the ephemeral instances have ended."""
         if self._socket is None or self._process is None:
             return
+        self._fail_waiting()
         self._socket.shutdown(socket.SHUT_WR)
         await self._closed.wait()
         if self._process.poll() is None:
@@ -156,6 +157,9 @@ class Nursery:
             self._socket.close()
             self._socket = None
         self._closed.set()
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
         for future in self._waiting.values():
             if not future.done():
                 future.set_result({"error": "the spawner ended"})

@@ -81,6 +81,8 @@ _LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
 SUPERVISOR_GROUP = "supervisor"
 """In version 2, the control group below an instance's that its supervisor is in."""
+START_SECONDS = 10.0
+"""The longest that bubblewrap may take to start its child once the owner is gone."""
 ORPHAN_LOOK = 15.0
 """Seconds between two looks for a server, by a spawner whose owner has ended."""
 
@@ -486,8 +488,16 @@ class Spawner:
 
     def _outlive(self, wake_read: int) -> None:
         """Stay with the instances until they end, or until there is no hope of a server."""
-        for fd in list(self._starting):
-            while fd in self._starting:
+        deadline = time.monotonic() + START_SECONDS
+        while self._starting:
+            # Bubblewrap binds the life of its child to its own last: until then only its pid does.
+            poll = select.poll()
+            for fd in self._starting:
+                poll.register(fd, select.POLLIN)
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                break
+            for fd, _ in ready:
                 self._hear(fd)
         for pid, request in self._running.items():
             if request["ephemeral"]:
