@@ -41,8 +41,18 @@ class Exit(NamedTuple):
     """The end of what it and the executor printed."""
 
 
-_outliving: list[subprocess.Popen[bytes]] = []
-"""Spawners that were closed and stay with instances; kept to be reaped."""
+_outliving: set[int] = set()
+"""Pids of spawners that were closed and stay with instances; to be reaped."""
+
+
+def _reap() -> None:
+    for pid in list(_outliving):
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:
+            ended = True
+        if ended:
+            _outliving.discard(pid)
 
 
 class Nursery:
@@ -59,7 +69,7 @@ class Nursery:
         """Bubblewraps that have ended, by pid; removed by the caller that needs it no more."""
 
     def open(self) -> None:
-        _outliving[:] = [process for process in _outliving if process.poll() is None]
+        _reap()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MESSAGE)
@@ -94,7 +104,9 @@ class Nursery:
         self._socket.shutdown(socket.SHUT_WR)
         await self._closed.wait()
         if self._process.poll() is None:
-            _outliving.append(self._process)
+            _outliving.add(self._process.pid)
+            # Not to be waited for: else Python warns at exit that it still runs.
+            self._process.returncode = 0
 
     def has(self, pid: int) -> bool:
         """Whether we are still to hear of the end of a bubblewrap that was started here."""
