@@ -3,8 +3,8 @@ The data directories of this machine's servers, and whether a server has them.
 
 A server writes a note of its data directory to the user's state directory. The note outlives the
 data directory: so what is left of one that was removed can be found (`atoll gc`). As long as it
-lives, a server holds a shared lock on the note and on a file in the data directory; whoever gets an
-exclusive lock on them knows that no server is there, and keeps new ones waiting meanwhile.
+lives, a server holds a shared lock on the note and on a file in the data directory. A process that
+gets an exclusive lock on them knows that no server is running, and new servers wait for it.
 """
 
 from __future__ import annotations

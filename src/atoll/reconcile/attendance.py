@@ -1,5 +1,5 @@
 """
-Keeps a link to every running session of this node, also of those that nobody asks anything of.
+Keeps a link to every running session of this node, also to idle ones.
 
 Executors end instances that no server is connected to for `link.unattended_limit`. After a restart,
 or when a link was lost, a session is otherwise reached only by the next request for it.
