@@ -72,6 +72,11 @@ def test_the_note_keeps_the_engine_that_it_was_told(data_dir: Path) -> None:
     assert known_nodes.known() == [Note(data_dir, "unix:///run/docker.sock", "0123")]
 
 
+def test_a_lock_file_that_cannot_be_opened_counts_as_held(data_dir: Path) -> None:
+    (data_dir / known_nodes.LOCK_FILE).symlink_to(known_nodes.LOCK_FILE)
+    assert served(data_dir)
+
+
 def test_one_that_goes_with_its_process_leaves_no_note(data_dir: Path) -> None:
     Presence(data_dir, temporary=True).close()
     assert known_nodes.known() == []

@@ -16,11 +16,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import structlog
+
 from atoll.drivers.local import processes, spawner
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+log = structlog.get_logger(__name__)
 
 
 class Home(NamedTuple):
@@ -102,7 +106,12 @@ class Nursery:
             return
         self._fail_waiting()
         self._socket.shutdown(socket.SHUT_WR)
-        await self._closed.wait()
+        try:
+            async with asyncio.timeout(self._start_timeout.total_seconds()):
+                await self._closed.wait()
+        except TimeoutError:
+            log.warning("spawner.not_closed", pid=self._process.pid)
+            self._lost()
         if self._process.poll() is None:
             _outliving.add(self._process.pid)
             # Not to be waited for: else Python warns at exit that it still runs.

@@ -354,15 +354,18 @@ def _open_log(path: str | None) -> int:
 @contextlib.contextmanager
 def unserved(locks: list[str]) -> Iterator[bool]:
     """
-    Whether no server holds one of these lock files; none begins to before this is over: servers
-    take a shared lock, and wait for it.
+    Whether no server holds one of these lock files. A server that starts waits until the block is
+    left. A file that cannot be opened counts as held: nothing may be ended on a guess.
     """
     with contextlib.ExitStack() as held:
         for path in locks:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
+            except OSError:
+                yield False
+                return
             held.callback(os.close, fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
