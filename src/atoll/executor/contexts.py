@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Submit = Callable[[int, dict[str, Any], list[int]], bool]
+    Submit = Callable[[int, dict[str, Any], list[int], Callable[[], bool]], bool]
 
 LANGUAGES = ("python",)
 START_SECONDS = 25.0
@@ -228,7 +228,10 @@ class Contexts:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             # Too many wait already, or there is no zygote now: `unpark` comes back to it.
-            taken = self._submit(host.number, job, [self._null] * 3 + [theirs.fileno()])
+            descriptors = [self._null] * 3 + [theirs.fileno()]
+            taken = self._submit(
+                host.number, job, descriptors, lambda: host.socket is ours and not host.pid
+            )
         except OSError:
             taken = False
             self._loop.after(UNPARK_SECONDS, self.unpark)
@@ -359,6 +362,7 @@ class Contexts:
         context.count += 1
         context.began = _used(host.pid)
         run.pid = host.pid
+        run.pipes.taken()
         run.stop = lambda reason, grace: self._stop(host, run, reason, grace)
         self._runs.begin(run)
 
@@ -417,8 +421,17 @@ class Contexts:
             self._hear(host, message[:1], message[1:])
         except (ValueError, RecursionError, frames.ProtocolError):
             self._close(host)
-            if not host.ended:
+            if host.ended:
+                return False
+            self._see_taken()
+            if host.pid:
                 self._kill(host)
+            elif host.doomed:
+                self._gone(host, signal.SIGKILL, dict(NO_USAGE))
+            else:
+                # Who received the job ended before announcing it, so it has not begun.
+                host.handed = False
+                self._hand_over(host)
             return False
         return True
 

@@ -77,6 +77,10 @@ class Pipes:
         self._log = log
         self._request = request
         self._outputs: list[Pipe] = []
+        self._input = bytearray((request.get("stdin") or "").encode("utf-8", "surrogateescape"))
+        """All that was given for stdin until a process took the run: it may be written again."""
+        self._input_open = bool(request.get("stdin_open")) or request.get("terminal") is not None
+        self._taken = False
         self._stdin = bytearray()
         """What is still to be written."""
         self._stdin_fd = -1
@@ -91,8 +95,7 @@ class Pipes:
         request = self._request
         theirs: list[int] = []
         text, size = request.get("stdin"), request.get("terminal")
-        self._stdin = bytearray((text or "").encode("utf-8", "surrogateescape"))
-        self._stdin_open = bool(request.get("stdin_open")) or size is not None
+        self._stdin, self._stdin_open = bytearray(self._input), self._input_open
         try:
             if size is not None:
                 ours, slave = terminal.open(*size)
@@ -100,7 +103,7 @@ class Pipes:
                 self._stdin_fd = os.dup(ours)
                 # No limit but that of the log.
                 self._outputs.append(Pipe(frames.STDOUT, ours, None))
-            elif text is None and not self._stdin_open:
+            elif text is None and not request.get("stdin_open"):
                 theirs.append(os.dup(null))
             else:
                 read, self._stdin_fd = os.pipe2(os.O_CLOEXEC)
@@ -121,6 +124,16 @@ class Pipes:
             self.close()
             raise
         return theirs
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether, since `watch`, no process has the other ends any more, or will get them."""
+        return bool(self._outputs) and self._outputs[-1].fd < 0
+
+    def taken(self) -> None:
+        """A process has the other ends: they are not opened again."""
+        self._taken = True
+        self._input.clear()
 
     def watch(self) -> None:
         """From now on, read what comes and write what is taken."""
@@ -175,11 +188,13 @@ class Pipes:
             return "stdin_closed"
         if len(self._stdin) + len(data) > MAX_STDIN:
             return "stdin_full"
-        self._stdin += data
         if eof and self._request.get("terminal") is not None:
-            self._stdin += terminal.END_OF_INPUT
+            data += terminal.END_OF_INPUT
         elif eof:
-            self._stdin_open = False
+            self._stdin_open = self._input_open = False
+        self._stdin += data
+        if not self._taken:
+            self._input += data
         self.feed()
         return None
 

@@ -37,7 +37,6 @@ STRAY_LIMIT = 40
 """How often they are looked for before the result is sent though some are left."""
 STRAY_CONFIRMATIONS = 4
 """How often none must be found in a row: one look misses a swarm that replaces itself."""
-STUCK_SECONDS = 0.1
 UNTAKEN_SECONDS = 1.0
 SIGNAL_SECONDS = 0.01
 """Pause before a signal to a run that no process has taken yet."""
@@ -50,9 +49,10 @@ MAX_ANCESTORS = 1024
 
 
 class Run:
-    def __init__(self, request: dict[str, Any], number: int, loop: Loop) -> None:
+    def __init__(self, request: dict[str, Any], loop: Loop) -> None:
         self.id: str = request["id"]
-        self.number = number
+        self.number = 0
+        """Of its latest hand-over to a process; 0 before the first."""
         self.request = request
         self.log = Log(loop, request["output_limit"] if request.get("terminal") else None)
         self.pipes = Pipes(loop, self.log, request)
@@ -91,6 +91,7 @@ class Runs:
         staging: Staging,
         hash_files: Callable[[list[dict[str, Any]], Callable[[], None]], None],
         see_taken: Callable[[], None],
+        watch_untaken: Callable[[Run], None],
         kept: Journal,
         reports: Reports,
     ) -> None:
@@ -100,6 +101,8 @@ class Runs:
         self._hash_files = hash_files
         self._see_taken = see_taken
         """Learns the pids of runs; asked for only when a run lasts, or has to end."""
+        self._watch_untaken = watch_untaken
+        """Called when a process should have taken a run and has not."""
         self._kept = kept
         self._reports = reports
         self._runs: dict[str, Run] = {}
@@ -158,14 +161,18 @@ class Runs:
     # Start
 
     def make(self, request: dict[str, Any]) -> Run:
-        return Run(request, self.next_number(), self._loop)
+        return Run(request, self._loop)
 
     def next_number(self) -> int:
         self._count += 1
         return self._count
 
     def open(self, run: Run) -> list[int]:
-        """Make the run's pipes; the ends that go to the process, which the caller closes."""
+        """
+        Number this hand-over and make its pipes; the ends that go to the process, which the caller
+        closes.
+        """
+        run.number = self.next_number()
         run.started = time.monotonic()
         run.began = artifacts.coarse_now()
         try:
@@ -207,6 +214,7 @@ class Runs:
     def taken(self, run: Run, pid: int) -> None:
         run.pid = pid
         self._by_pid[pid] = run
+        run.pipes.taken()
         if run.reason is not None:
             processes.kill_tree(pid)
 
@@ -230,24 +238,12 @@ class Runs:
 
         stream.on_reset = leave
 
-    def _unstick(self, run: Run) -> None:
-        """A child that was stopped before it took the run is replaced by one that takes it."""
-        self._see_taken()
-        if run.pid or run.parked or run.result is not None:
-            return
-        for zygote in self.own:
-            for pid in processes.children_of(zygote):
-                child = processes.read(pid)
-                if child is not None and child.state in "Tt" and not self.is_leader(pid):
-                    processes.send(pid, signal.SIGKILL)
-        self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
-
     # While it runs
 
     def _watch(self, run: Run) -> None:
         self._see_taken()
         if not run.pid:
-            self._loop.after(STUCK_SECONDS, lambda: self._unstick(run))
+            self._watch_untaken(run)
         run.pipes.watch()
         run.beat = self._loop.after(self._heartbeat(run), lambda: self._beat(run))
         run.log.begun = True

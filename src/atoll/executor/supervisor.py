@@ -45,6 +45,7 @@ MOST_CONFIG = 1 << 20
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 ZYGOTE_STARTS = 5
 UNPARK_SECONDS = 0.05
+STUCK_SECONDS = 0.1
 MAX_LOSSES = 5
 """How many zygotes a run may lose before it has begun."""
 TERMINATED = 143
@@ -73,6 +74,7 @@ class Supervisor:
             self._staging,
             self._hash_files,
             self._see_taken,
+            self._watch_untaken,
             Journal(config.get("journal_fds", ())),
             self._reports,
         )
@@ -415,6 +417,42 @@ class Supervisor:
             else:
                 self._contexts.taken(number, pid, self._zygote_pid)
 
+    def _watch_untaken(self, run: Run) -> None:
+        """Have it taken, whatever earlier runs do to the children that wait for a job."""
+        number = run.number
+
+        def waits() -> bool:
+            if run.number != number or run.pid or run.parked or run.over:
+                return False
+            if not run.pipes.abandoned:
+                return True
+            # Who received it ended before announcing it, so it has not begun.
+            if run.reason is not None:
+                self._runs.never_began(run)
+            else:
+                self._runs.park(run)
+                self._unpark()
+            return False
+
+        self._replace_stopped_spares_while(waits)
+
+    def _replace_stopped_spares_while(self, waits: Callable[[], bool]) -> None:
+        """Until a job that `waits` is taken."""
+
+        def look() -> None:
+            spares = [processes.read(pid) for pid in processes.children_of(self._zygote_pid)]
+            # After their states: one that is stopped has announced by now what it received.
+            self._see_taken()
+            for spare in spares:
+                if spare is None or self._runs.is_leader(spare.pid):
+                    continue
+                if spare.state in "Tt":
+                    processes.send(spare.pid, signal.SIGKILL)
+            if waits():
+                self._loop.after(STUCK_SECONDS, look)
+
+        self._loop.after(STUCK_SECONDS, look)
+
     def _settle_want(self) -> None:
         runs = [run for run in self._runs.active() if run.stop is None]
         want = max(1, len(runs)) + self._contexts.children(self._zygote_pid)
@@ -521,10 +559,13 @@ class Supervisor:
                 os.close(fd)
         self._runs.begin(run)
 
-    def _submit(self, number: int, job: dict[str, Any], descriptors: list[int]) -> bool:
+    def _submit(
+        self, number: int, job: dict[str, Any], descriptors: list[int], waits: Callable[[], bool]
+    ) -> bool:
         """Hand over what is not a run; False when nobody is there to take it."""
         if self._released:
             zygote.send_job(self._jobs, number, job, descriptors)
+            self._replace_stopped_spares_while(waits)
         return self._released
 
     def _unpark(self) -> None:

@@ -35,6 +35,7 @@ def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) 
         Staging(loop, str(root)),
         hashed,
         lambda: None,
+        lambda run: None,
         journal,
         Reports(loop, None),
     )
