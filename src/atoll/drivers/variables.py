@@ -23,6 +23,8 @@ NO_NETWORK = {
     "session.install([...]), `atoll session install`, or dependencies=[...] of a new session.",
     "PIP_RETRIES": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    # Debian's pip refuses to install anything for its interpreter, before it looks for packages.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "UV_OFFLINE": "1",
     "npm_config_offline": "true",
 }
