@@ -68,6 +68,8 @@ class Nursery:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
         self._closed = asyncio.Event()
+        self._outlives = False
+        """Whether the spawner stays with instances that are meant for the next server."""
         self._last = 0
         self.exits: dict[int, Exit] = {}
         """Bubblewraps that have ended, by pid; removed by the caller that needs it no more."""
@@ -98,6 +100,7 @@ class Nursery:
         ours.setblocking(False)
         self._socket = ours
         self._closed.clear()
+        self._outlives = False
         asyncio.get_running_loop().add_reader(ours, self._hear)
 
     async def close(self) -> None:
@@ -111,8 +114,11 @@ class Nursery:
                 await self._closed.wait()
         except TimeoutError:
             log.warning("spawner.not_closed", pid=self._process.pid)
+            self._outlives = True
             self._lost()
-        if self._process.poll() is None:
+        if not self._outlives:
+            await asyncio.to_thread(self._process.wait)
+        elif self._process.poll() is None:
             _outliving.add(self._process.pid)
             # Not to be waited for: else Python warns at exit that it still runs.
             self._process.returncode = 0
@@ -164,7 +170,9 @@ class Nursery:
                 self._lost()
                 return
             answer = json.loads(message)
-            if "exited" in answer:
+            if "outlives" in answer:
+                self._outlives = True
+            elif "exited" in answer:
                 self.exits[answer["exited"]] = Exit(answer["status"], answer["printed"])
             elif (future := self._waiting.get(answer["number"])) and not future.done():
                 future.set_result(answer)

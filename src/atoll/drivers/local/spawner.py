@@ -509,7 +509,10 @@ class Spawner:
             select.select([wake_read], [], [])
             os.read(wake_read, 4096)
             self._reap()
-        # An owner that waits for it knows by this that they have ended.
+        if not self._running:
+            return
+        # An owner that waits for it knows by this that the ephemeral ones have ended.
+        self._answer(outlives=True)
         self._control.close()
         ended: list[tuple[dict[str, Any], int]] = []
         alone_since: float | None = None
@@ -656,6 +659,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Spawner(control, int(sys.argv[2]), json.loads(sys.argv[3])).run()
+    # The owner waits for this end, and there is nothing that Python would have to clean up.
+    os._exit(0)
 
 
 if __name__ == "__main__":
