@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,11 @@ class Thief:
     def __init__(self, executor: Executor) -> None:
         (supervisor,) = executor.children()
         (self._zygote,) = children(supervisor)
-        descriptors = Path(f"/proc/{self._zygote}/fd")
-        sockets = [
-            int(entry.name)
-            for entry in descriptors.iterdir()
-            if os.readlink(entry).startswith("socket:")
-        ]
+        sockets = []
+        for entry in Path(f"/proc/{self._zygote}/fd").iterdir():
+            with suppress(FileNotFoundError):  # Of a module that it is importing.
+                if os.readlink(entry).startswith("socket:"):
+                    sockets.append(int(entry.name))
         process = os.pidfd_open(self._zygote)
         # Control and jobs, in the order in which the supervisor made them.
         fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, max(sockets), 0)
