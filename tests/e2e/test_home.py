@@ -87,9 +87,10 @@ def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
 @pytest.mark.quick
 @pytest.mark.every_driver
 def test_installers_are_told_that_there_is_no_network(api: Api, session: str) -> None:
-    told = sh(api, session, 'echo "$PIP_INDEX_URL $PIP_RETRIES $UV_OFFLINE $npm_config_offline"')
+    names = "PIP_INDEX_URL", "PIP_RETRIES", "PIP_BREAK_SYSTEM_PACKAGES", "UV_OFFLINE"
+    told = sh(api, session, f"echo ${' $'.join(names)} $npm_config_offline")
     assert told.startswith("none: this sandbox has no network.")
-    assert told.endswith(" 0 1 true\n")
+    assert told.endswith(" 0 1 1 true\n")
 
 
 @local

@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Submit = Callable[[int, dict[str, Any], list[int], Callable[[], bool]], bool]
+    Submit = Callable[[int, dict[str, Any], list[int]], bool]
 
 LANGUAGES = ("python",)
 START_SECONDS = 25.0
@@ -228,10 +228,7 @@ class Contexts:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             # Too many wait already, or there is no zygote now: `unpark` comes back to it.
-            descriptors = [self._null] * 3 + [theirs.fileno()]
-            taken = self._submit(
-                host.number, job, descriptors, lambda: host.socket is ours and not host.pid
-            )
+            taken = self._submit(host.number, job, [self._null] * 3 + [theirs.fileno()])
         except OSError:
             taken = False
             self._loop.after(UNPARK_SECONDS, self.unpark)
@@ -429,7 +426,7 @@ class Contexts:
             elif host.doomed:
                 self._gone(host, signal.SIGKILL, dict(NO_USAGE))
             else:
-                # Who received the job ended before announcing it, so it has not begun.
+                # The job was received and never announced, so the context has not begun.
                 host.handed = False
                 self._hand_over(host)
             return False

@@ -127,7 +127,10 @@ class Pipes:
 
     @property
     def abandoned(self) -> bool:
-        """Whether, since `watch`, no process has the other ends any more, or will get them."""
+        """
+        Whether, since `watch`, every copy of the other ends was closed. The last pipe, for the
+        value, tells of all of them until a process takes the run.
+        """
         return bool(self._outputs) and self._outputs[-1].fd < 0
 
     def taken(self) -> None:

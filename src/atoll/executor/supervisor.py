@@ -418,40 +418,37 @@ class Supervisor:
                 self._contexts.taken(number, pid, self._zygote_pid)
 
     def _watch_untaken(self, run: Run) -> None:
-        """Have it taken, whatever earlier runs do to the children that wait for a job."""
+        """
+        Watch a run until a child of the zygote takes it: replace children that user code has
+        stopped, and hand the run over again when the child that received it has died.
+        """
         number = run.number
 
-        def waits() -> bool:
-            if run.number != number or run.pid or run.parked or run.over:
-                return False
-            if not run.pipes.abandoned:
-                return True
-            # Who received it ended before announcing it, so it has not begun.
-            if run.reason is not None:
-                self._runs.never_began(run)
-            else:
-                self._runs.park(run)
-                self._unpark()
-            return False
-
-        self._replace_stopped_spares_while(waits)
-
-    def _replace_stopped_spares_while(self, waits: Callable[[], bool]) -> None:
-        """Until a job that `waits` is taken."""
-
         def look() -> None:
-            spares = [processes.read(pid) for pid in processes.children_of(self._zygote_pid)]
+            children = [processes.read(pid) for pid in processes.children_of(self._zygote_pid)]
             # After their states: one that is stopped has announced by now what it received.
             self._see_taken()
-            for spare in spares:
-                if spare is None or self._runs.is_leader(spare.pid):
+            if run.number != number or run.pid or run.parked or run.over:
+                return
+            if run.pipes.abandoned:
+                # It was received and never announced, so it has not begun.
+                self._hand_over_again(run)
+                return
+            for child in children:
+                if child is None or self._runs.is_leader(child.pid):
                     continue
-                if spare.state in "Tt":
-                    processes.send(spare.pid, signal.SIGKILL)
-            if waits():
-                self._loop.after(STUCK_SECONDS, look)
+                if child.state in "Tt":
+                    processes.send(child.pid, signal.SIGKILL)
+            self._loop.after(STUCK_SECONDS, look)
 
         self._loop.after(STUCK_SECONDS, look)
+
+    def _hand_over_again(self, run: Run) -> None:
+        if run.reason is not None:
+            self._runs.never_began(run)
+        else:
+            self._runs.park(run)
+            self._unpark()
 
     def _settle_want(self) -> None:
         runs = [run for run in self._runs.active() if run.stop is None]
@@ -559,13 +556,10 @@ class Supervisor:
                 os.close(fd)
         self._runs.begin(run)
 
-    def _submit(
-        self, number: int, job: dict[str, Any], descriptors: list[int], waits: Callable[[], bool]
-    ) -> bool:
+    def _submit(self, number: int, job: dict[str, Any], descriptors: list[int]) -> bool:
         """Hand over what is not a run; False when nobody is there to take it."""
         if self._released:
             zygote.send_job(self._jobs, number, job, descriptors)
-            self._replace_stopped_spares_while(waits)
         return self._released
 
     def _unpark(self) -> None:

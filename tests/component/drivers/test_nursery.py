@@ -129,3 +129,36 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
     assert printed.endswith("flood\nfloo")
     assert len(printed) <= spawner.LOG_TAIL
     assert [path.name for path in (tmp_path / "flood").iterdir()] == ["link.sock"]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed before"])
+async def test_a_spawner_that_has_ended_is_no_zombie_after_close(killed: bool) -> None:
+    nursery = Nursery(timedelta(seconds=20), HOME)
+    nursery.open()
+    assert nursery._process is not None
+    pid = nursery._process.pid
+    if killed:
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(nursery._closed.wait(), 60)
+    for _ in range(2):
+        await nursery.close()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+
+
+async def test_close_does_not_wait_for_a_spawner_that_stays_with_an_instance(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    lasting = request(tmp_path, "lasting") | {"ephemeral": False}
+    pair = await nursery.spawn(lasting)
+    assert nursery._process is not None
+    spawner = nursery._process.pid
+    await asyncio.wait_for(nursery.close(), 60)
+    assert {spawner, *pair} <= living()
+    for pid in pair:
+        os.kill(pid, signal.SIGKILL)
+
+    async def ended() -> bool:
+        return not {spawner, *pair} & living()
+
+    await until(ended, "the spawner's end", 60)

@@ -104,21 +104,26 @@ class Nursery:
         asyncio.get_running_loop().add_reader(ours, self._hear)
 
     async def close(self) -> None:
-        """Wait until the ephemeral instances have ended."""
-        if self._socket is None or self._process is None:
+        """Wait until the ephemeral instances have ended, and the spawner if it does not stay."""
+        if self._process is None:
             return
-        self._fail_waiting()
-        self._socket.shutdown(socket.SHUT_WR)
-        try:
-            async with asyncio.timeout(self._start_timeout.total_seconds()):
-                await self._closed.wait()
-        except TimeoutError:
-            log.warning("spawner.not_closed", pid=self._process.pid)
-            self._outlives = True
-            self._lost()
+        if self._socket is not None:
+            self._fail_waiting()
+            self._socket.shutdown(socket.SHUT_WR)
+            try:
+                async with asyncio.timeout(self._start_timeout.total_seconds()):
+                    await self._closed.wait()
+            except TimeoutError:
+                log.warning("spawner.not_closed", pid=self._process.pid)
+                self._outlives = True
+                self._lost()
         if not self._outlives:
-            await asyncio.to_thread(self._process.wait)
-        elif self._process.poll() is None:
+            try:
+                seconds = self._start_timeout.total_seconds()
+                await asyncio.to_thread(self._process.wait, seconds)
+            except subprocess.TimeoutExpired:
+                log.warning("spawner.not_ended", pid=self._process.pid)
+        if self._process.poll() is None:
             _outliving.add(self._process.pid)
             # Not to be waited for: else Python warns at exit that it still runs.
             self._process.returncode = 0
