@@ -38,7 +38,10 @@ def _imports() -> grimp.ImportGraph:
     graph = grimp.build_graph("atoll", "tests", cache_dir=None)
     # The application uses everything. Commands and the embedded mode of the SDK import it when they
     # start it, and so does `preloaded` with commands: their tests are no tests of all of its parts.
-    later = [(name, "atoll.app") for name in graph.find_modules_that_directly_import("atoll.app")]
+    later = [
+        (name, "atoll.app.application")
+        for name in graph.find_modules_that_directly_import("atoll.app.application")
+    ]
     started = graph.find_modules_directly_imported_by("tests.preloaded")
     for importer, imported in {*later, *(("tests.preloaded", name) for name in started)}:
         if not importer.startswith("tests.") or importer == "tests.preloaded":

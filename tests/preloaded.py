@@ -185,7 +185,7 @@ def main() -> None:
     import typer
     import uvloop  # noqa: F401
 
-    import atoll.app
+    import atoll.app.application
     import atoll.sdk.client  # noqa: F401
     from atoll.cli.root import app
 

@@ -1,7 +1,7 @@
 """
 Every setting, its default and its unit.
 
-Read once, in `app.py`, and handed down. A setting comes from its argument, else from the
+Read once, in `app`, and handed down. A setting comes from its argument, else from the
 environment variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default
 here. A variable that starts with `ATOLL_` and names no setting is an error, so that a misspelt one
 cannot pass for set.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from atoll import app, directories
+from atoll.app import api_keys, application, data_directory
 from atoll.errors import TemporaryError
 from atoll.settings import LocalSettings, Settings
 
@@ -27,20 +27,20 @@ def test_a_start_between_making_and_locking_takes_nothing_away(
     def flock(fd: int, operation: int) -> None:
         if not inner and operation == fcntl.LOCK_EX:
             inner.append(tmp_path)  # Once.
-            with directories.own_directory(tmp_path, LOCAL) as other:
+            with data_directory.own_directory(tmp_path, LOCAL) as other:
                 inner[0] = other
                 assert other.is_dir()
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with directories.own_directory(tmp_path, LOCAL) as place:
+    with data_directory.own_directory(tmp_path, LOCAL) as place:
         assert inner != [tmp_path]
         (place / "used").touch()
 
 
 def test_many_starts_at_once_all_have_a_directory(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        held = list(pool.map(lambda _: directories.own_directory(tmp_path, LOCAL), range(64)))
+        held = list(pool.map(lambda _: data_directory.own_directory(tmp_path, LOCAL), range(64)))
     places = []
     for one in held:
         with one as place:
@@ -64,7 +64,7 @@ def test_what_a_dead_process_left_goes_whatever_its_depth_and_rights(tmp_path: P
     (closed / "inner").chmod(0)
     closed.chmod(0)
 
-    with directories.own_directory(tmp_path, LOCAL) as place:
+    with data_directory.own_directory(tmp_path, LOCAL) as place:
         assert list(tmp_path.iterdir()) == [place]
 
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a file").touch()
-    with capture_logs() as logs, directories.own_directory(tmp_path, LOCAL) as place:
+    with capture_logs() as logs, data_directory.own_directory(tmp_path, LOCAL) as place:
         assert place.is_dir()
     assert [entry["event"] for entry in logs] == ["embedded.not_removed"]
 
@@ -81,19 +81,19 @@ def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
 async def test_a_key_that_the_environment_gives_no_more_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.service.keys.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("atoll.service.auth.service.PATIENCE_SECONDS", 60.0)
     old, new = "the-old-secret-key", "the-new-secret-key"
-    async with app.keys(Settings(data_dir=tmp_path)) as keys:
+    async with api_keys.keys(Settings(data_dir=tmp_path)) as keys:
         for secret in (old, old, new, new):
             assert (
-                await app.ensure_first_key(Settings(data_dir=tmp_path, api_key=secret), keys)
+                await api_keys.ensure_first_key(Settings(data_dir=tmp_path, api_key=secret), keys)
                 is None
             )
             assert await keys.find(secret) is not None
             assert [key.name for key in await keys.list()] == ["environment"]
         assert await keys.find(old) is None
 
-        path = await app.ensure_first_key(Settings(data_dir=tmp_path), keys)
+        path = await api_keys.ensure_first_key(Settings(data_dir=tmp_path), keys)
         assert path is not None
         assert [key.name for key in await keys.list()] == ["first"]
         assert await keys.find(new) is None
@@ -116,7 +116,7 @@ async def test_an_embedded_one_ends_everything_at_once() -> None:
     loops = [asyncio.create_task(loop()) for _ in range(2)]
     await asyncio.sleep(0)  # They run, and have something to finish.
     async with asyncio.timeout(60):
-        await app._stop(loops, end, end)
+        await application._stop(loops, end, end)
 
 
 @pytest.mark.anyio
@@ -131,5 +131,5 @@ async def test_an_end_that_fails_keeps_no_other_from_its_end() -> None:
         done.append("end")
 
     with pytest.raises(TemporaryError):
-        await app._stop([], fail, end)
+        await application._stop([], fail, end)
     assert done == ["end"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atoll import Atoll, app
+from atoll import Atoll
+from atoll.app.embedded import embedded
 from tests.e2e.hostile.host import below, eventually, processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
@@ -21,7 +22,7 @@ async def test_embedded_starts_at_once_leave_each_other_alone(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     async def one() -> int:
-        async with app.embedded(data_dir=tmp_path, pool={"size": 0}) as web:
+        async with embedded(data_dir=tmp_path, pool={"size": 0}) as web:
             transport = httpx.ASGITransport(web)
             async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as http:
                 made = await http.post("/api/v1/sessions", json={})
@@ -78,7 +79,7 @@ async def test_a_node_without_bubblewrap_is_not_healthy(bubblewrap: str, tmp_pat
     own = tmp_path / "bwrap"
     own.symlink_to(bubblewrap)
     settings = {"local": {"bubblewrap": str(own)}, "pool": {"size": 0}}
-    async with app.embedded(data_dir=tmp_path / "data", **settings) as web:
+    async with embedded(data_dir=tmp_path / "data", **settings) as web:
         transport = httpx.ASGITransport(web)
         async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as http:
             health = (await http.get("/api/v1/runtimes/local/health")).json()

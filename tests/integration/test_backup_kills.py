@@ -21,11 +21,11 @@ import pytest
 
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.s3 import S3Objects
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.orphaned_blobs import OrphanSweep
-from atoll.service.checkpoints import Checkpoints
-from atoll.service.leases import Leases
-from atoll.service.objects import data_of
+from atoll.service.checkpoints.chunks import data_of
+from atoll.service.checkpoints.service import Checkpoints
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from atoll import app
+from atoll.app.embedded import embedded
 from atoll.blobs.base import MAX_GET, PART
 from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
@@ -229,7 +229,7 @@ async def test_what_waits_in_an_embedded_atoll_is_moved_when_it_ends(
     bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
 ) -> None:
     settings = server_of_s3.settings("embedded", retry_after="3600")
-    async with app.embedded(data_dir=tmp_path / "data", blob=settings) as web:
+    async with embedded(data_dir=tmp_path / "data", blob=settings) as web:
         transport = httpx.ASGITransport(web)
         async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as http:
             session = (await http.post(f"{V1}/sessions", json={})).json()["id"]

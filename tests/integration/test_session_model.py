@@ -26,9 +26,9 @@ from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
-from atoll.service.lives import instance_lease
-from atoll.service.sessions import Terms
-from atoll.service.wants import Change
+from atoll.service.sessions.connections import instance_lease
+from atoll.service.sessions.lifecycle import Change
+from atoll.service.sessions.service import Terms
 from tests.integration.troubled import KINDS, METHODS, Replica, World, kill
 
 if TYPE_CHECKING:

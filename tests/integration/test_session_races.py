@@ -14,10 +14,10 @@ from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
 from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
-from atoll.service.clones import AT_ONCE
-from atoll.service.lives import instance_lease
-from atoll.service.sessions import Terms
-from atoll.service.wants import Change
+from atoll.service.sessions.clone import AT_ONCE
+from atoll.service.sessions.connections import instance_lease
+from atoll.service.sessions.lifecycle import Change
+from atoll.service.sessions.service import Terms
 from tests.integration.troubled import World, kill
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.service.pool import Ready
-    from atoll.service.running import Running
+    from atoll.service.executions.run import Running
+    from atoll.service.pool.service import Ready
     from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio

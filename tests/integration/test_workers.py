@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll import workers
+from atoll.app import workers
 from atoll.settings import Settings
 from tests.e2e.api import Api, eventually
 from tests.harness import Server

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll import directories
-from atoll.directories import DataDirLock, give_to, node_id
+from atoll.app import data_directory
+from atoll.app.data_directory import DataDirLock, give_to, node_id
 from atoll.errors import Conflict
 
 
@@ -63,7 +63,7 @@ def test_without_redis_there_is_one_server(tmp_path: Path) -> None:
 def test_with_redis_the_first_is_alone_until_it_lets_others_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "CLEARING_SECONDS", 0.0)
+    monkeypatch.setattr(data_directory, "CLEARING_SECONDS", 0.0)
     with closing(DataDirLock(tmp_path, shared=True)) as first:
         assert first.alone
         with pytest.raises(Conflict):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from atoll.app import configure_logging
+from atoll.app.logs import configure_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -128,10 +128,10 @@ def _run(
 ) -> "T":
     import asyncio
 
-    from atoll import app
+    from atoll.app import stores
 
     async def run() -> "T":
-        async with app.schema(chosen, alone=alone) as schema:
+        async with stores.schema(chosen, alone=alone) as schema:
             return await work(schema)
 
     return asyncio.run(run())

@@ -9,9 +9,9 @@ from atoll.cli.options import DataDir, Json, settings
 def doctor(data_dir: DataDir = None, json: Json = False) -> None:
     """Say what isolation this machine can give, what is missing, and how to get it."""
     chosen = settings(data_dir=data_dir)
-    from atoll import app
+    from atoll.app import doctor as host
 
-    checks = app.doctor(chosen)
+    checks = host.doctor(chosen)
     if json:
         output.as_json(checks)
     else:
@@ -30,7 +30,7 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
                 output.line("")
                 output.line(f"{check.name}: to fix it, run")
                 output.line(f"    {check.fix}")
-        paragraph, ways = app.advice(chosen, checks)
+        paragraph, ways = host.advice(chosen, checks)
         if paragraph:
             output.line("")
             output.paragraph(paragraph)

@@ -32,10 +32,11 @@ def gc(
     chosen = settings(data_dir=data_dir)
     import asyncio
 
-    from atoll import app, leftovers
+    from atoll.app import leftovers, server
+    from atoll.app.logs import configure_logging
 
-    app.configure_logging("warning", as_json=False)
-    ended = asyncio.run(app.stop_sessions(chosen)) if stop_sessions and not dry_run else 0
+    configure_logging("warning", as_json=False)
+    ended = asyncio.run(server.stop_sessions(chosen)) if stop_sessions and not dry_run else 0
     found = asyncio.run(leftovers.collect(chosen, dry_run=dry_run))
     if ended and not json:
         output.line(f"Running sessions that were ended: {ended}.")

@@ -31,9 +31,9 @@ def create(
     chosen = settings(data_dir=data_dir)
 
     async def made() -> tuple[Key, str]:
-        from atoll import app
+        from atoll.app import api_keys
 
-        async with app.keys(chosen) as keys:
+        async with api_keys.keys(chosen) as keys:
             return await keys.create(name, scope)
 
     key, secret = _run(made())
@@ -46,9 +46,9 @@ def list_(data_dir: DataDir = None, json: Json = False) -> None:
     chosen = settings(data_dir=data_dir)
 
     async def found() -> list[Key]:
-        from atoll import app
+        from atoll.app import api_keys
 
-        async with app.keys(chosen) as keys:
+        async with api_keys.keys(chosen) as keys:
             return await keys.list()
 
     keys = _run(found())
@@ -69,9 +69,9 @@ def rm(
     chosen = settings(data_dir=data_dir)
 
     async def removed() -> bool:
-        from atoll import app
+        from atoll.app import api_keys
 
-        async with app.keys(chosen) as keys:
+        async with api_keys.keys(chosen) as keys:
             return await keys.remove(key_id)
 
     if not _run(removed()):

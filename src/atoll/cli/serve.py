@@ -42,6 +42,6 @@ def serve(
         insecure=insecure or None,
         log_json=json or None,
     )
-    from atoll import app
+    from atoll.app import server
 
-    app.serve(chosen, stop_sessions=stop_sessions)
+    server.serve(chosen, stop_sessions=stop_sessions)

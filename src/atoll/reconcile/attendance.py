@@ -17,8 +17,8 @@ from atoll.errors import AtollError
 from atoll.reconcile.sweep import alone, sweep
 
 if TYPE_CHECKING:
-    from atoll.service.leases import Leases
-    from atoll.service.lives import Lives
+    from atoll.coordination.leases import Leases
+    from atoll.service.sessions.connections import Lives
     from atoll.settings import LinkSettings
     from atoll.stores.base import Store
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.clock import Clock
+    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.builds import Builds
-    from atoll.service.leases import Leases
+    from atoll.service.templates.builds import Builds
     from atoll.settings import TemplateSettings
     from atoll.stores.base import Store
 

@@ -11,7 +11,7 @@ from atoll.reconcile.sweep import sweep
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
-    from atoll.service.checkpoints import Checkpoints
+    from atoll.service.checkpoints.service import Checkpoints
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ import structlog
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle
-    from atoll.service.lives import Lives
-    from atoll.service.runs import Runs
+    from atoll.service.executions.runner import Runs
+    from atoll.service.sessions.connections import Lives
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)

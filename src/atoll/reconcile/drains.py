@@ -19,18 +19,18 @@ from atoll.errors import AtollError
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause
 from atoll.reconcile.sweep import alone, heeding
-from atoll.service.nodes import node_topic
+from atoll.service.nodes.service import node_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
     from atoll.model.session import Session
-    from atoll.service.leases import Leases
-    from atoll.service.moves import Moves
-    from atoll.service.nodes import Nodes
-    from atoll.service.placement import Placements
-    from atoll.service.runs import Runs
+    from atoll.service.executions.runner import Runs
+    from atoll.service.nodes.migration import Moves
+    from atoll.service.nodes.placement import Placements
+    from atoll.service.nodes.service import Nodes
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 

@@ -15,12 +15,12 @@ import structlog
 
 from atoll.errors import TemporaryError
 from atoll.reconcile.sweep import sweep
-from atoll.service.events import TOPIC, until
+from atoll.service.events.service import TOPIC, until
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.events import Feed
+    from atoll.service.events.service import Feed
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
-from atoll.service.runs import LEAVING
+from atoll.service.executions.runner import LEAVING
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
     from atoll.model.execution import Execution
-    from atoll.service.leases import Leases
-    from atoll.service.runs import Runs
+    from atoll.service.executions.runner import Runs
     from atoll.settings import CoordinationSettings
     from atoll.stores.base import Store
 

@@ -21,7 +21,7 @@ from atoll.model.event import Event
 from atoll.model.node import NodeStatus, judged
 from atoll.model.session import Cause
 from atoll.reconcile.sweep import alone, sweep
-from atoll.service.nodes import node_topic
+from atoll.service.nodes.service import node_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
     from atoll.model.node import Node
     from atoll.model.session import Session
     from atoll.reconcile.departed import Departed
-    from atoll.service.leases import Leases
-    from atoll.service.moves import Moves
-    from atoll.service.nodes import Nodes
-    from atoll.service.probing import Probing
+    from atoll.service.nodes.migration import Moves
+    from atoll.service.nodes.probing import Probing
+    from atoll.service.nodes.service import Nodes
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 

@@ -24,15 +24,15 @@ import structlog
 from atoll.blobs.base import PAGE, Oversized, UnlistableNames
 from atoll.errors import PermanentError, TemporaryError
 from atoll.reconcile.sweep import alone, sweep
-from atoll.service.checkpoints import lease_of
-from atoll.service.materials import CONTEXTS
-from atoll.service.objects import data_of
+from atoll.service.checkpoints.chunks import data_of
+from atoll.service.checkpoints.service import lease_of
+from atoll.service.templates.build_inputs import CONTEXTS
 
 if TYPE_CHECKING:
     from atoll.blobs.base import BlobInfo, Blobs
     from atoll.clock import Clock
-    from atoll.service.checkpoints import Checkpoints
-    from atoll.service.leases import Leases
+    from atoll.coordination.leases import Leases
+    from atoll.service.checkpoints.service import Checkpoints
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.reconcile.sweep import alone, sweep
-from atoll.service.lives import instance_lease, workspace_lease
+from atoll.service.sessions.connections import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
-    from atoll.service.leases import Leases
-    from atoll.service.pool import Pool
-    from atoll.service.sessions import Sessions
+    from atoll.service.pool.service import Pool
+    from atoll.service.sessions.service import Sessions
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 

@@ -19,8 +19,8 @@ from atoll.reconcile.sweep import alone, sweep
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
+    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Environments
-    from atoll.service.leases import Leases
     from atoll.settings import PackageSettings
     from atoll.stores.base import Store
 

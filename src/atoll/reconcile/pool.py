@@ -20,8 +20,8 @@ from atoll.errors import AtollError, TemporaryError
 from atoll.model import demand
 from atoll.model.demand import Level, Limit, Want
 from atoll.model.template import TemplateStatus
-from atoll.service.demand import START_SECONDS
-from atoll.service.pool import Outlook
+from atoll.service.pool.service import Outlook
+from atoll.service.pool.stats import START_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool import Edition, Pool, Ready
+    from atoll.service.pool.service import Edition, Pool, Ready
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 

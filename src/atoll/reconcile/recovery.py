@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
-    from atoll.service.pool import Pool
-    from atoll.service.sessions import Sessions
+    from atoll.service.pool.service import Pool
+    from atoll.service.sessions.service import Sessions
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 

@@ -16,13 +16,13 @@ import structlog
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
 from atoll.reconcile.sweep import heeding, sweep
-from atoll.service.sessions import settle_topic
+from atoll.service.sessions.service import settle_topic
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.steps import Steps
-    from atoll.service.wants import Wants
+    from atoll.service.sessions.lifecycle import Wants
+    from atoll.service.sessions.transitions import Steps
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 

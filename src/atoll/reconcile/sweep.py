@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.coordination.base import Coordination
-    from atoll.service.leases import Leases
+    from atoll.coordination.leases import Leases
 
 log = structlog.get_logger(__name__)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
-from atoll.service.templates import CHANGED
+from atoll.service.templates.service import CHANGED
 
 if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
-    from atoll.service.templates import Templates
+    from atoll.service.templates.service import Templates
 
 log = structlog.get_logger(__name__)
 

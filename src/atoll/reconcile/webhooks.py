@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, TemporaryError
-from atoll.service.events import LOOK_SECONDS, until
-from atoll.service.webhooks import CHANGED
+from atoll.service.events.service import LOOK_SECONDS, until
+from atoll.service.webhooks.service import CHANGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
     from atoll.model.event import Event, Stretch
     from atoll.model.webhook import Deliveries, Webhook
-    from atoll.service.deliveries import Answered, Line, Sender
-    from atoll.service.events import Feed
-    from atoll.service.leases import Leases
+    from atoll.service.events.service import Feed
+    from atoll.service.webhooks.delivery import Answered, Line, Sender
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp]:
     # Late: a client of another server must not pay for loading one.
-    from atoll.app import embedded
+    from atoll.app.embedded import embedded
 
     return embedded(**settings)
 

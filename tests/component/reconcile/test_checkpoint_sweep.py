@@ -9,10 +9,10 @@ import pytest
 
 from atoll.blobs.base import UnlistableNames
 from atoll.blobs.objects import LocalObjects
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.checkpoints import CheckpointSweep
-from atoll.service.checkpoints import Checkpoints
-from atoll.service.leases import Leases
+from atoll.service.checkpoints.service import Checkpoints
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock

@@ -22,14 +22,14 @@ from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
-from atoll.service.builds import Builds
-from atoll.service.materials import Materials
-from atoll.service.moves import WAITS, Moves
-from atoll.service.nodes import Nodes
-from atoll.service.packages import Packages
-from atoll.service.placement import Placements
-from atoll.service.probing import LIFE, Probing
-from atoll.service.sealing import Sealing
+from atoll.service.auth.encryption import Sealing
+from atoll.service.nodes.migration import WAITS, Moves
+from atoll.service.nodes.placement import Placements
+from atoll.service.nodes.probing import LIFE, Probing
+from atoll.service.nodes.service import Nodes
+from atoll.service.packages.service import Packages
+from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.builds import Builds
 from atoll.settings import BlobSettings, Settings
 from tests.component.reconcile.test_strays import MovedClock
 from tests.contract.stores.store_entities import (

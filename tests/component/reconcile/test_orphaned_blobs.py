@@ -18,6 +18,7 @@ from atoll.blobs.objects import LocalObjects
 from atoll.blobs.reach import Reach
 from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.model.checkpoint import Checkpoint, Older
@@ -26,9 +27,8 @@ from atoll.model.manifest import Manifest
 from atoll.model.session import SessionStatus
 from atoll.reconcile import orphaned_blobs as orphans
 from atoll.reconcile.orphaned_blobs import OWNER, OrphanSweep
-from atoll.service.checkpoints import Checkpoints, lease_of
-from atoll.service.leases import Leases
-from atoll.service.objects import data_of, digest, manifest_of
+from atoll.service.checkpoints.chunks import data_of, digest, manifest_of
+from atoll.service.checkpoints.service import Checkpoints, lease_of
 from atoll.settings import BlobSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock

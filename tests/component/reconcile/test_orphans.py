@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.blobs.objects import LocalObjects
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.orphans import YOUNG, Orphans
-from atoll.service.leases import Leases
-from atoll.service.lives import Lives
-from atoll.service.materials import Materials
-from atoll.service.packages import Packages
-from atoll.service.pool import Pool
-from atoll.service.provision import Provision
-from atoll.service.sealing import Sealing
-from atoll.service.secrets import Secrets
-from atoll.service.sessions import Sessions
-from atoll.service.tasks import Tasks
-from atoll.service.templates import Templates
-from atoll.service.volumes import Volumes
+from atoll.service.auth.encryption import Sealing
+from atoll.service.background import Tasks
+from atoll.service.packages.service import Packages
+from atoll.service.pool.service import Pool
+from atoll.service.sessions.connections import Lives
+from atoll.service.sessions.provisioning import Provision
+from atoll.service.sessions.secrets import Secrets
+from atoll.service.sessions.service import Sessions
+from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.service import Templates
+from atoll.service.volumes.service import Volumes
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore

@@ -16,7 +16,7 @@ from atoll.model.demand import Limit
 from atoll.model.instance import Handle
 from atoll.model.node import NodeMetrics
 from atoll.reconcile.pool import FULL_SECONDS, ROOM_SECONDS, PoolRefill
-from atoll.service.pool import Outlook, Pool
+from atoll.service.pool.service import Outlook, Pool
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.component.reconcile.test_strays import MovedClock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.blobs.objects import LocalObjects
-from atoll.service.build_logs import MAX_READ, BuildLogs
+from atoll.service.templates.build_logs import MAX_READ, BuildLogs
 from tests.contract.stores.store_entities import make_template
 
 if TYPE_CHECKING:

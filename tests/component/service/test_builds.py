@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.blobs.objects import LocalObjects
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.reconcile.builds import YOUNG, BuildLoop, LayerSweep
-from atoll.service.builds import Builds
-from atoll.service.leases import Leases
-from atoll.service.materials import Materials
-from atoll.service.packages import Packages
-from atoll.service.sealing import Sealing
-from atoll.service.tasks import Tasks
-from atoll.service.templates import Templates
+from atoll.service.auth.encryption import Sealing
+from atoll.service.background import Tasks
+from atoll.service.packages.service import Packages
+from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.builds import Builds
+from atoll.service.templates.service import Templates
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.blobs.objects import LocalObjects
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import NotFound, PermanentError, TemporaryError
 from atoll.model.manifest import (
@@ -31,9 +32,8 @@ from atoll.model.manifest import (
     spans,
 )
 from atoll.model.manifest_reading import read_manifest, read_page
-from atoll.service import told
-from atoll.service.checkpoints import Checkpoints, Restored
-from atoll.service.leases import Leases
+from atoll.service.checkpoints import scan_input
+from atoll.service.checkpoints.service import Checkpoints, Restored
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests import executors
@@ -564,7 +564,7 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
 async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(told, "MOST_PARTS", 100)
+    monkeypatch.setattr(scan_input, "MOST_PARTS", 100)
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(200):

@@ -18,8 +18,8 @@ from atoll.model.event import Event
 from atoll.model.webhook import Webhook
 from atoll.reconcile.webhooks import pause_after
 from atoll.sdk.verify import verify_webhook
-from atoll.service.deliveries import Sender, sealed_about, signature
-from atoll.service.sealing import Sealing
+from atoll.service.auth.encryption import Sealing
+from atoll.service.webhooks.delivery import Sender, sealed_about, signature
 from atoll.settings import EventSettings
 from tests.servers.receiver import Receiver
 

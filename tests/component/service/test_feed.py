@@ -14,8 +14,8 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import Conflict, Forbidden, InvalidRequest
 from atoll.model.event import Event, Stretch
 from atoll.reconcile.events import EventSweep, Sequencer
-from atoll.service import events
-from atoll.service.events import Feed, types_of
+from atoll.service.events import service
+from atoll.service.events.service import Feed, types_of
 from atoll.settings import CoordinationSettings, DatabaseSettings, EventSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import NOW, make_execution
@@ -142,7 +142,7 @@ async def test_one_who_fell_too_far_behind_is_told_so() -> None:
 
 
 async def test_one_who_may_no_longer_read_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(service, "CHECK_SECONDS", 0.0)
 
     async def refused() -> None:
         raise Forbidden("No.")

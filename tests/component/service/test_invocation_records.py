@@ -13,7 +13,7 @@ from atoll.clock import SystemClock
 from atoll.errors import Conflict, InvalidRequest, NotFound
 from atoll.model.execution import ExecutionStatus, Mode, Request
 from atoll.model.invocation import InvocationStatus
-from atoll.service.invocations import Invocations
+from atoll.service.invocations.service import Invocations
 from tests.contract.stores.store_entities import (
     NOW,
     ended,

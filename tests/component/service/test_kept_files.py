@@ -10,7 +10,7 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.session import SessionStatus
-from atoll.service.files import Entry, Files, Range
+from atoll.service.files.service import Entry, Files, Range
 from tests.contract.stores.store_entities import make_session
 from tests.parts import parts
 

@@ -11,8 +11,8 @@ import pytest
 from atoll import ids
 from atoll.errors import TemporaryError
 from atoll.model.key import Key, Scope
-from atoll.service import keys as module
-from atoll.service.keys import RELOAD_SECONDS, Keys
+from atoll.service.auth import service as module
+from atoll.service.auth.service import RELOAD_SECONDS, Keys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock

@@ -14,8 +14,8 @@ from atoll.blobs.objects import LocalObjects
 from atoll.errors import AtollError
 from atoll.executor import frames
 from atoll.link.client import Link, LinkLost
-from atoll.service.capture import Capture
-from atoll.service.objects import SessionObjects
+from atoll.service.checkpoints.capture import Capture
+from atoll.service.checkpoints.chunks import SessionObjects
 from atoll.settings import LinkSettings
 
 if TYPE_CHECKING:

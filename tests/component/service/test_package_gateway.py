@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from atoll.service.package_gateway import Gateway
-from atoll.service.package_index import find_index, index_at
-from atoll.service.package_pages import JSON_PAGE, PAGE_LIMIT, read_page
+from atoll.service.packages.gateway import Gateway
+from atoll.service.packages.index import find_index, index_at
+from atoll.service.packages.pages import JSON_PAGE, PAGE_LIMIT, read_page
 from atoll.settings import PackageSettings
 from tests.servers.index import Index
 

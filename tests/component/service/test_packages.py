@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.clock import SystemClock
+from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict
@@ -18,8 +19,7 @@ from atoll.model.packages import Dependency, Install, InstallStatus, Interpreter
 from atoll.model.session import SessionStatus
 from atoll.model.template import DEFAULT_TEMPLATE, Template
 from atoll.reconcile.packages import YOUNG, PackageSweep
-from atoll.service.leases import Leases
-from atoll.service.packages import Packages
+from atoll.service.packages.service import Packages
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.contract.drivers.conftest import template

@@ -13,11 +13,11 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.model.node import Node
-from atoll.service.hops import LIFETIME, Hops
-from atoll.service.moves import Moves
-from atoll.service.nonces import Nonces
-from atoll.service.peers import Peers
-from atoll.service.placement import Placements
+from atoll.service.nodes.forward_token import LIFETIME, Hops
+from atoll.service.nodes.migration import Moves
+from atoll.service.nodes.nonces import Nonces
+from atoll.service.nodes.peers import Peers
+from atoll.service.nodes.placement import Placements
 from atoll.settings import NodeSettings
 from tests.parts import ME, NODE, parts
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import InvalidRequest, PermanentError
-from atoll.service.sealing import Sealing
+from atoll.service.auth.encryption import Sealing
 from atoll.settings import SecretSettings, parse_key
 
 if TYPE_CHECKING:
@@ -119,5 +119,8 @@ def test_neither_keys_nor_settings_show_themselves() -> None:
 
 
 def test_a_server_without_secrets_does_not_load_the_cipher() -> None:
-    code = "import atoll.app, sys; sys.exit(any('cryptography' in name for name in sys.modules))"
+    code = (
+        "import atoll.app.application, sys; "
+        "sys.exit(any('cryptography' in name for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

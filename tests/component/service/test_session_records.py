@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import ids
-from atoll.app import application
+from atoll.app.application import application
 from atoll.errors import TemporaryError
 from atoll.model.session import SessionStatus
 from atoll.settings import PoolSettings, SessionSettings, Settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from atoll.model.event import Event
     from atoll.model.session import Session
-    from atoll.service.sessions import Sessions
+    from atoll.service.sessions.service import Sessions
     from atoll.stores.recall import RecallingStore
 
 pytestmark = pytest.mark.anyio

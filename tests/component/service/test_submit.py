@@ -12,8 +12,8 @@ from atoll.clock import SystemClock
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
-from atoll.service.attempts import Superseded
-from atoll.service.running import Running
+from atoll.service.executions.attempt import Superseded
+from atoll.service.executions.run import Running
 from tests.contract.stores.store_entities import make_execution, make_session
 from tests.parts import ME, parts
 

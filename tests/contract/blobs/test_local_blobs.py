@@ -146,7 +146,7 @@ async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
 
 def test_obstore_is_imported_by_the_first_use_only() -> None:
     program = (
-        "import sys, atoll, atoll.app, atoll.service.bulk\n"
+        "import sys, atoll, atoll.app.application, atoll.service.executions.offload\n"
         "from atoll.blobs.choice import choose\n"
         "from atoll.clock import SystemClock\n"
         "from atoll.settings import BlobSettings, Settings\n"

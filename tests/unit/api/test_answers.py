@@ -17,7 +17,7 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import REQUIREMENTS, Template
 from atoll.sdk import values
 from atoll.sdk.decode import decode
-from atoll.service.files import Entry
+from atoll.service.files.service import Entry
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from atoll.api.rest import conditions, names
 from atoll.errors import InvalidRequest
-from atoll.service.files import Entry, Range
+from atoll.service.files.service import Entry, Range
 
 ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "tag")
 

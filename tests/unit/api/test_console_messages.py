@@ -14,7 +14,7 @@ from atoll.errors import Conflict, InvalidRequest
 from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
-from atoll.service.consoles import Output, State
+from atoll.service.executions.console import Output, State
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.api.rest import sse
-from atoll.service.story import Event
+from atoll.service.executions.event_log import Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

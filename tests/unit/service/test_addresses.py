@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import pytest
 
 from atoll.errors import InvalidRequest
-from atoll.service.addresses import Target, parse, resolve
 from atoll.service.public_addresses import SPECIAL_V4, SPECIAL_V6, is_public
+from atoll.service.webhooks.addresses import Target, parse, resolve
 
 ADDRESSES = [
     ("8.8.8.8", True),

@@ -12,9 +12,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import Conflict, NotFound
 from atoll.model.execution import Execution, ExecutionStatus, Request
-from atoll.service.approvals import Approvals
-from atoll.service.running import Running
-from atoll.service.tasks import Tasks
+from atoll.service.background import Tasks
+from atoll.service.executions.approvals import Approvals
+from atoll.service.executions.run import Running
 from atoll.settings import CoordinationSettings
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from atoll.blobs.base import MAX_GET
 from atoll.blobs.objects import Objects
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
-from atoll.service.bulk import Bulk, shortened
+from atoll.service.executions.offload import Bulk, shortened
 from atoll.settings import BlobSettings
 from tests.contract.stores import store_entities as make
 from tests.contract.stores.store_entities import ODD_BYTES, ODD_TEXT

@@ -9,9 +9,9 @@ import pytest
 
 from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
-from atoll.service.consoles import rest
-from atoll.service.running import Running
-from atoll.service.story import GAP, lines_of
+from atoll.service.executions.console import rest
+from atoll.service.executions.event_log import GAP, lines_of
+from atoll.service.executions.run import Running
 
 OUT, ERR, VALUE, ASK = frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL
 DONE = ExecutionStatus.COMPLETED

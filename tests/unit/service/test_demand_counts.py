@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from atoll.service.demand import CREATES, Demand
+from atoll.service.pool.stats import CREATES, Demand
 from tests.component.reconcile.test_strays import MovedClock
 
 WINDOW = timedelta(seconds=60)

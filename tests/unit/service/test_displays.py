@@ -9,8 +9,8 @@ import pytest
 from atoll.executor import frames
 from atoll.link.values import is_within
 from atoll.model.json_size import values_in
-from atoll.service import story
-from atoll.service.displays import DEPTH, VALUES, shaped
+from atoll.service.executions import event_log
+from atoll.service.executions.mime import DEPTH, VALUES, shaped
 
 
 def nested(depth: int) -> Any:
@@ -56,15 +56,15 @@ def test_depth_has_a_bound() -> None:
 
 @pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])
 def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
-    lines = story.Lines()
+    lines = event_log.Lines()
     assert list(lines.feed(line + b'\n{"b":')) == []
     assert list(lines.feed(b"1}\n")) == [{"b": 1}]
 
 
 def test_a_question_is_told_as_it_is() -> None:
     line = {"id": "1", "state": "asked", "question": "Go on?", "data": [1], "timeout": 300.0}
-    assert story.told_of(frames.APPROVAL, line) == line
-    assert story.told_of(frames.DISPLAY, line) is None
+    assert event_log.told_of(frames.APPROVAL, line) == line
+    assert event_log.told_of(frames.DISPLAY, line) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])
 def test_what_would_take_much_more_memory_than_it_has_bytes_is_left_out(unit: bytes) -> None:
-    lines = story.Lines()
+    lines = event_log.Lines()
     half = b'{"data":[' + unit * (VALUES // 4) + b"0]}\n"
     assert list(lines.feed(b'{"data":[' + unit * VALUES + b"0]}\n")) == []
     # Of all lines together: what was shown is kept as long as the execution runs.

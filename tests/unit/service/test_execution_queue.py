@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.service.running import Queue
+from atoll.service.executions.run import Queue
 
 if TYPE_CHECKING:
     from random import Random

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import AtollError, Forbidden, TemporaryError
-from atoll.service import nonces
-from atoll.service.hops import LIFETIME, Content, Hop, Hops
-from atoll.service.nonces import Nonces
-from atoll.service.peers import Places
+from atoll.service.nodes import nonces
+from atoll.service.nodes.forward_token import LIFETIME, Content, Hop, Hops
+from atoll.service.nodes.nonces import Nonces
+from atoll.service.nodes.peers import Places
 from tests.clock import MovedClock
 
 if TYPE_CHECKING:

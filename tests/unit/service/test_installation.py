@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.service.installation import LOG_LIMIT, Installation
+from atoll.service.packages.installation import LOG_LIMIT, Installation
 
 
 @pytest.mark.parametrize("piece", [1000, LOG_LIMIT, 3 * LOG_LIMIT])

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from atoll.errors import Forbidden
-from atoll.service.signing import LONGEST, Grant, Signing
-from atoll.service.tokens import Tokens
+from atoll.service.auth.executor_tokens import Tokens
+from atoll.service.files.link_tokens import LONGEST, Grant, Signing
 from tests.clock import MovedClock
 
 HOUR = timedelta(hours=1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from atoll.executor import frames
 from atoll.model.execution import Attempt, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
-from atoll.service import story
-from atoll.service.running import Running
+from atoll.service.executions import event_log
+from atoll.service.executions.run import Running
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ def test_the_record_tells_what_was_told_live(
 ) -> None:
     async def work() -> None:
         heard = hear(log, retry_count)
-        replayed = list(story.replay(ended(heard)))
+        replayed = list(event_log.replay(ended(heard)))
         numbers = [event.number or 0 for event in replayed]
         assert numbers == sorted(set(numbers))
         told = [event for event in replayed if event.name not in ("retry", "result")]
@@ -98,10 +98,10 @@ def test_one_who_comes_back_hears_exactly_the_rest(
 ) -> None:
     async def work() -> None:
         heard = hear(log, retry_count)
-        whole = list(story.replay(ended(heard)))
+        whole = list(event_log.replay(ended(heard)))
         first = whole[: stop % (len(whole) + 1)]
         after = max((event.number or 0 for event in first), default=-1)
-        rest = [event for event in story.replay(ended(heard)) if (event.number or 0) > after]
+        rest = [event for event in event_log.replay(ended(heard)) if (event.number or 0) > after]
         assert first + rest == whole
 
     run(work())
@@ -110,8 +110,8 @@ def test_one_who_comes_back_hears_exactly_the_rest(
 def test_one_who_heard_more_than_was_recorded_hears_the_result() -> None:
     async def work() -> None:
         # Told by a replica that was lost together with the instance.
-        after = story.of_entry(1, 1000)
-        replayed = story.replay(ended(hear([], 1)))
+        after = event_log.of_entry(1, 1000)
+        replayed = event_log.replay(ended(hear([], 1)))
         assert [event.name for event in replayed if (event.number or 0) > after] == ["result"]
 
     run(work())
@@ -159,6 +159,6 @@ async def test_what_a_lost_attempt_wrote_is_not_the_result_s() -> None:
 
 
 def test_lines_that_are_no_json_are_left_out() -> None:
-    lines = story.Lines()
+    lines = event_log.Lines()
     assert list(lines.feed(b"garbage\n[1]\n{")) == []
     assert list(lines.feed(b'"a":1}\n\xff\n' + b"[" * 100_000 + b"\n")) == [{"a": 1}]

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from atoll.errors import Unauthenticated
-from atoll.service.tokens import Tokens
+from atoll.service.auth.executor_tokens import Tokens
 from tests.clock import MovedClock
 
 DAY = timedelta(days=1)

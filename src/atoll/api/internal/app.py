@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.service.reports import Reports
-    from atoll.service.tokens import Tokens
+    from atoll.service.auth.executor_tokens import Tokens
+    from atoll.service.executions.callbacks import Reports
     from atoll.settings import ExecutionSettings
 
 PREFIX = "/internal/"

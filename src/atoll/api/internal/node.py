@@ -8,13 +8,13 @@ from atoll.api.internal.app import bearer
 from atoll.api.rest import problems
 from atoll.api.rest.context import Answer
 from atoll.errors import AtollError
-from atoll.service.probing import PATH
+from atoll.service.nodes.probing import PATH
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.service.nodes import Nodes
-    from atoll.service.probing import Probing
+    from atoll.service.nodes.probing import Probing
+    from atoll.service.nodes.service import Nodes
 
 
 class NodeRoute:

@@ -15,9 +15,9 @@ from atoll.model import plan
 from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
 from atoll.model.template import Build, Template
-from atoll.service.bulk import shortened
-from atoll.service.displays import shaped
-from atoll.service.story import lines_of
+from atoll.service.executions.event_log import lines_of
+from atoll.service.executions.mime import shaped
+from atoll.service.executions.offload import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.packages import Install
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.service.pool import PoolState
+    from atoll.service.pool.service import PoolState
 
     Link = Callable[[str], str]
     """Where the file of a path is downloaded."""

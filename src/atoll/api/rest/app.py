@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from atoll.api.rest.context import Services
-    from atoll.service.keys import Keys
+    from atoll.service.auth.service import Keys
 
 PREFIX = "/api/v1"
 

@@ -12,14 +12,14 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
-from atoll.service.files import Range
+from atoll.service.files.service import Range
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from starlette.datastructures import Headers
 
-    from atoll.service.files import Entry
+    from atoll.service.files.service import Entry
 
 _RANGE = re.compile(r"bytes=[ \t]*(\d*)-(\d*)[ \t]*", re.ASCII | re.IGNORECASE)
 _TAG = re.compile(r'[ \t]*((?:W/)?"([^"]*)"|\*)[ \t]*(?:,|$)')

@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.artifacts import Artifacts
-    from atoll.service.builds import Builds
-    from atoll.service.checkpoints import Checkpoints
-    from atoll.service.clones import Clones
-    from atoll.service.consoles import Consoles
-    from atoll.service.contexts import Contexts
-    from atoll.service.dependencies import Dependencies
-    from atoll.service.events import Feed
-    from atoll.service.executions import Executions
-    from atoll.service.files import Files
-    from atoll.service.invocations import Invocations
-    from atoll.service.materials import Materials
-    from atoll.service.nodes import Nodes
-    from atoll.service.peers import Peers
-    from atoll.service.placement import Placements
-    from atoll.service.pool import Pool
-    from atoll.service.saves import Saves
-    from atoll.service.secrets import SessionSecrets
-    from atoll.service.sessions import Sessions
-    from atoll.service.signed_links import SignedLinks
-    from atoll.service.templates import Templates
-    from atoll.service.volumes import Volumes
-    from atoll.service.wants import Wants
-    from atoll.service.webhooks import Webhooks
+    from atoll.service.sessions.autosave import Saves
+    from atoll.service.checkpoints.service import Checkpoints
+    from atoll.service.contexts.service import Contexts
+    from atoll.service.events.service import Feed
+    from atoll.service.executions.artifacts import Artifacts
+    from atoll.service.executions.console import Consoles
+    from atoll.service.executions.service import Executions
+    from atoll.service.files.service import Files
+    from atoll.service.files.signed_links import SignedLinks
+    from atoll.service.invocations.service import Invocations
+    from atoll.service.nodes.peers import Peers
+    from atoll.service.nodes.placement import Placements
+    from atoll.service.nodes.service import Nodes
+    from atoll.service.pool.service import Pool
+    from atoll.service.sessions.clone import Clones
+    from atoll.service.sessions.dependencies import Dependencies
+    from atoll.service.sessions.lifecycle import Wants
+    from atoll.service.sessions.secrets import SessionSecrets
+    from atoll.service.sessions.service import Sessions
+    from atoll.service.templates.build_inputs import Materials
+    from atoll.service.templates.builds import Builds
+    from atoll.service.templates.service import Templates
+    from atoll.service.volumes.service import Volumes
+    from atoll.service.webhooks.service import Webhooks
     from atoll.settings import Settings
     from atoll.stores.base import Store
 

@@ -14,7 +14,7 @@ from atoll.api.rest.requests import CreateContext
 from atoll.api.rest.schemas import ContextOut, ContextPage
 
 if TYPE_CHECKING:
-    from atoll.service.contexts import Context
+    from atoll.service.contexts.service import Context
 
 router = APIRouter(prefix="/sessions/{session_id}/contexts", tags=["contexts"])
 

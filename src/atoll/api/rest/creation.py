@@ -23,8 +23,8 @@ from atoll.errors import AtollError, InvalidRequest, NotFound, TemporaryError
 from atoll.model.placement import Demand, rank
 from atoll.model.session import WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.nodes import edition
-from atoll.service.placement import mounts, pinned
+from atoll.service.nodes.placement import mounts, pinned
+from atoll.service.nodes.service import edition
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

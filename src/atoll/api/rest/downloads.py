@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll.api.rest import conditions
 from atoll.api.rest.problems import precondition_failed, range_not_satisfiable
 from atoll.errors import AtollError
-from atoll.service.files import Range
+from atoll.service.files.service import Range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Send
 
-    from atoll.service.files import Download, Entry, Files
+    from atoll.service.files.service import Download, Entry, Files
 
 log = structlog.get_logger(__name__)
 

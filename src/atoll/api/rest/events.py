@@ -14,8 +14,8 @@ from atoll.api.rest.context import Answer, services
 from atoll.api.rest.schemas import EventPage
 from atoll.errors import AtollError, InvalidRequest
 from atoll.model.event import Stretch
-from atoll.service.deliveries import event_out
-from atoll.service.events import types_of
+from atoll.service.events.service import types_of
+from atoll.service.webhooks.delivery import event_out
 
 router = APIRouter(tags=["events"])
 

@@ -31,7 +31,7 @@ from atoll.api.rest.schemas import (
 )
 from atoll.errors import AtollError, Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
-from atoll.service.bulk import size_of
+from atoll.service.executions.offload import size_of
 
 router = APIRouter(tags=["executions"])
 

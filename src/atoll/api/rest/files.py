@@ -24,7 +24,7 @@ from atoll.api.rest.multipart import parts
 from atoll.api.rest.requests import Chmod, Copy, Mkdir, Move, Presign, path_of
 from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
 from atoll.errors import AtollError, InvalidRequest
-from atoll.service.files import Entry
+from atoll.service.files.service import Entry
 
 Form = Literal["tar", "tar.gz", "zip"]
 MAX_WRITTEN = 1000

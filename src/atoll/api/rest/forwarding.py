@@ -21,9 +21,9 @@ from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, 
 from atoll.api.rest.problems import problem
 from atoll.api.ws import forwarding as sockets
 from atoll.errors import AtollError, TemporaryError
-from atoll.service.hops import WRONG_NODE
-from atoll.service.lives import may_start
-from atoll.service.peers import HEADER, caller
+from atoll.service.nodes.forward_token import WRONG_NODE
+from atoll.service.nodes.peers import HEADER, caller
+from atoll.service.sessions.connections import may_start
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -20,7 +20,7 @@ from atoll.api.rest.pacing import may_be_large, offer_short_answer
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
 from atoll.errors import AtollError, InvalidRequest
-from atoll.service.bulk import size_of
+from atoll.service.executions.offload import size_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -16,8 +16,8 @@ from atoll.api.rest.requests import Cancel, Invoke
 from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.model.execution import Mode
 from atoll.model.invocation import InvocationStatus
-from atoll.service.bulk import size_of
-from atoll.service.story import Event
+from atoll.service.executions.event_log import Event
+from atoll.service.executions.offload import size_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.context import Services
     from atoll.api.rest.limits import Held
-    from atoll.service.running import Running
+    from atoll.service.executions.run import Running
 
 router = APIRouter(prefix="/invocations", tags=["invocations"])
 

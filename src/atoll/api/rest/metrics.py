@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from atoll.blobs.spool import Spool
-    from atoll.service.lives import Lives
-    from atoll.service.moves import Moves
-    from atoll.service.nodes import Nodes
-    from atoll.service.pool import Pool
-    from atoll.service.runs import Runs
-    from atoll.service.sessions import Sessions
+    from atoll.service.executions.runner import Runs
+    from atoll.service.nodes.migration import Moves
+    from atoll.service.nodes.service import Nodes
+    from atoll.service.pool.service import Pool
+    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.service import Sessions
 
 
 class _Collector:

@@ -13,13 +13,13 @@ from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.json_size import at_most
 from atoll.model.key import Scope
-from atoll.service.lives import may_start
+from atoll.service.sessions.connections import may_start
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send
     from starlette.types import Scope as ASGIScope
 
-    from atoll.service.keys import Keys
+    from atoll.service.auth.service import Keys
 
 OPEN_PATHS = pages.PATHS | {"/health", "/ready", "/openapi.json"}
 FORM = b"application/x-www-form-urlencoded"

@@ -17,8 +17,8 @@ import httpx
 import structlog
 
 from atoll.api.rest.exchange import SMALL
-from atoll.service.hops import Content, Hop, body_refused
-from atoll.service.peers import HEADER
+from atoll.service.nodes.forward_token import Content, Hop, body_refused
+from atoll.service.nodes.peers import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from atoll.model.node import Node
-    from atoll.service.peers import Peers
+    from atoll.service.nodes.peers import Peers
 
 log = structlog.get_logger(__name__)
 

@@ -27,10 +27,10 @@ from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import LONGEST_DOCKERFILE, MOST_PACKAGES, REQUIREMENTS, Build
 from atoll.model.volume import VolumeMount
-from atoll.service.provision import NOTHING, Extras
-from atoll.service.secrets import MAX_SECRET, MAX_SECRETS
-from atoll.service.sessions import AS_SET, Terms
-from atoll.service.wants import Change
+from atoll.service.sessions.lifecycle import Change
+from atoll.service.sessions.provisioning import NOTHING, Extras
+from atoll.service.sessions.secrets import MAX_SECRET, MAX_SECRETS
+from atoll.service.sessions.service import AS_SET, Terms
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,254}$"
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]

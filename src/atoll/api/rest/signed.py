@@ -14,7 +14,7 @@ from atoll.api.rest import downloads
 from atoll.api.rest.context import Answer, services
 from atoll.api.rest.files import _body, _body_of, _entry_out
 from atoll.api.rest.schemas import EntryOut
-from atoll.service.lives import may_start
+from atoll.service.sessions.connections import may_start
 
 router = APIRouter(prefix="/signed", tags=["signed links"])
 

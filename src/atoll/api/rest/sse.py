@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.limits import Held
     from atoll.model.execution import Execution
-    from atoll.service.story import Event
+    from atoll.service.executions.event_log import Event
 
 PING_SECONDS = 15.0
 MEDIA_TYPE = "text/event-stream"

@@ -12,11 +12,11 @@ from atoll.api.rest.context import Answer, services
 from atoll.api.rest.requests import ChangeWebhook, CreateWebhook
 from atoll.api.rest.schemas import NewWebhook, TriedOut, WebhookList, WebhookOut
 from atoll.errors import Forbidden
-from atoll.service.events import checked_types
+from atoll.service.events.service import checked_types
 
 if TYPE_CHECKING:
     from atoll.model.webhook import Webhook
-    from atoll.service.webhooks import Webhooks
+    from atoll.service.webhooks.service import Webhooks
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"])
 

@@ -19,14 +19,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from atoll.api.rest.problems import on_unexpected, problem
 from atoll.api.ws import messages
 from atoll.errors import AtollError, Forbidden, InvalidRequest, NotFound, RequestError
-from atoll.service.consoles import Output, State
+from atoll.service.executions.console import Output, State
 
 if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from atoll.api.rest.context import Services
-    from atoll.service.consoles import Console
+    from atoll.service.executions.console import Console
 
 PROTOCOL = "atoll.console"
 PATH = re.compile(r"/api/v1/executions/([^/]+)/console")

@@ -20,15 +20,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from atoll.api.rest.passage import passed_on, target_of
 from atoll.api.ws.console import SEND_SECONDS, check_origin, deny
 from atoll.api.ws.protocol import PING_SECONDS
-from atoll.service.hops import Content, Hop
-from atoll.service.peers import HEADER
+from atoll.service.nodes.forward_token import Content, Hop
+from atoll.service.nodes.peers import HEADER
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from websockets.asyncio.client import ClientConnection
 
     from atoll.model.node import Node
-    from atoll.service.peers import Peers
+    from atoll.service.nodes.peers import Peers
 
 __all__ = ["Passage", "check_origin", "deny"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from atoll.model.execution import Execution
-    from atoll.service.consoles import Output, State
+    from atoll.service.executions.console import Output, State
 
 MAX_SIDE = 65_535
 """Rows or columns."""

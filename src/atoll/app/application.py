@@ -1,0 +1,564 @@
+"""
+The composition root: the only module that names concrete back-ends.
+
+`application` puts the parts together and takes them apart again, whatever happens in between; a
+server, an embedded Atoll and the local commands all go through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import mimetypes
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from atoll.api.internal.app import Internal
+from atoll.api.internal.node import NodeRoute
+from atoll.api.rest import metrics
+from atoll.api.rest.app import build
+from atoll.api.rest.context import Services
+from atoll.api.rest.limits import AnswerMemory, OpenStreams
+from atoll.api.rest.pacing import Pacing
+from atoll.app import data_directory, leftovers
+from atoll.app.coordination import announce_departure, open_coordination, wake_node
+from atoll.app.data_directory import DataDirLock, give_to, make_data_dir
+from atoll.app.drivers import open_driver
+from atoll.app.stores import names_database, open_store
+from atoll.blobs.choice import choose
+from atoll.blobs.spool import Spool
+from atoll.clock import SystemClock
+from atoll.coordination.leases import Leases
+from atoll.drivers import known_nodes
+from atoll.drivers.local.driver import NODE
+from atoll.model.instance import Callback
+from atoll.reconcile.attendance import Attendance
+from atoll.reconcile.builds import BuildLoop, LayerSweep
+from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.reconcile.departed import Departed
+from atoll.reconcile.drains import Drains
+from atoll.reconcile.events import EventNews, EventSweep, Sequencer
+from atoll.reconcile.executions import Adoption
+from atoll.reconcile.nodes import Probe, Report
+from atoll.reconcile.orphaned_blobs import OrphanSweep
+from atoll.reconcile.orphans import Orphans
+from atoll.reconcile.packages import PackageSweep
+from atoll.reconcile.pool import PoolRefill
+from atoll.reconcile.recovery import Recovery
+from atoll.reconcile.requests import RequestSweep
+from atoll.reconcile.sessions import SessionReconciler
+from atoll.reconcile.templates import TemplateNews
+from atoll.reconcile.webhooks import WebhookLoop
+from atoll.service.auth.encryption import Sealing
+from atoll.service.auth.executor_tokens import Tokens
+from atoll.service.auth.service import Keys
+from atoll.service.background import Tasks
+from atoll.service.sessions.autosave import Saves
+from atoll.service.checkpoints.browse import KeptFiles
+from atoll.service.checkpoints.service import Checkpoints
+from atoll.service.contexts.service import Contexts
+from atoll.service.events.service import Feed
+from atoll.service.executions.approvals import Approvals
+from atoll.service.executions.artifacts import Artifacts
+from atoll.service.executions.attempt import Attempts
+from atoll.service.executions.callbacks import Reports
+from atoll.service.executions.completion import Ends
+from atoll.service.executions.console import Consoles
+from atoll.service.executions.offload import Bulk
+from atoll.service.executions.runner import Runs
+from atoll.service.executions.service import Executions
+from atoll.service.files.link_tokens import Signing
+from atoll.service.files.service import Files
+from atoll.service.files.signed_links import SignedLinks
+from atoll.service.invocations.service import Invocations
+from atoll.service.nodes.admission import Admission
+from atoll.service.nodes.forward_token import LIFETIME, Hops
+from atoll.service.nodes.migration import Moves
+from atoll.service.nodes.nonces import Nonces
+from atoll.service.nodes.peers import Peers
+from atoll.service.nodes.placement import Placements
+from atoll.service.nodes.probing import Probing
+from atoll.service.nodes.service import Nodes
+from atoll.service.packages.service import Packages
+from atoll.service.pool.service import Pool
+from atoll.service.sessions.activity import Activity
+from atoll.service.sessions.clone import Clones
+from atoll.service.sessions.connections import Lives
+from atoll.service.sessions.dependencies import Dependencies
+from atoll.service.sessions.lifecycle import Wants
+from atoll.service.sessions.provisioning import Provision
+from atoll.service.sessions.secrets import Secrets, SessionSecrets
+from atoll.service.sessions.service import Sessions
+from atoll.service.sessions.transitions import Steps
+from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.builds import Builds
+from atoll.service.templates.service import Templates
+from atoll.service.volumes.service import Volumes
+from atoll.service.webhooks.delivery import Sender
+from atoll.service.webhooks.service import Webhooks
+from atoll.stores.recall import RecallingStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from starlette.types import ASGIApp
+
+    from atoll.clock import Clock
+    from atoll.settings import Settings
+    from atoll.stores.base import Store
+
+SECRET_KEY_FILE = "secret-key"  # noqa: S105 - the name of a file
+TOKEN_BEYOND_SESSION = timedelta(days=7)
+"""How long an instance may have waited in a pool and still report all its session's life."""
+
+log = structlog.get_logger(__name__)
+
+
+class Application:
+    """The parts, as the server needs to reach them."""
+
+    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys, feed: Feed) -> None:
+        self.web = web
+        self.sessions = sessions
+        self.keys = keys
+        self.feed = feed
+
+
+@asynccontextmanager
+async def application(
+    settings: Settings, *, embedded: bool = False, url: str | None = None
+) -> AsyncIterator[Application]:
+    """
+    A whole Atoll on `settings.data_dir`, at `url` for the control planes of other nodes. Embedded,
+    it needs no key, and its instances end with it.
+    """
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(make_data_dir, settings.data_dir)
+        lock = None
+        if not embedded:
+            shared = settings.redis_url is not None
+            lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=shared)
+            stack.callback(lock.close)
+        presence = await asyncio.to_thread(
+            known_nodes.Presence, settings.data_dir, temporary=embedded
+        )
+        stack.callback(presence.close)
+        await asyncio.to_thread(mimetypes.init)
+        clock = SystemClock()
+        tasks = Tasks()
+        store = RecallingStore(open_store(settings), clock, settings.recall)
+        stack.push_async_callback(store.close)
+        await store.open()
+        own = embedded or not names_database(settings)
+        cluster = await store.cluster()
+        if not embedded:
+            await asyncio.to_thread(give_to, settings.data_dir, cluster, own=own)
+        node_id = await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
+        blobs = choose(settings, clock)
+        spool = blobs if isinstance(blobs, Spool) else None
+        bulk = Bulk(blobs, settings.blob)
+        coordination = open_coordination(settings, cluster, clock)
+        stack.push_async_callback(coordination.close)
+        await coordination.open()
+        stack.push_async_callback(announce_departure, coordination)
+        leases = Leases(coordination, clock, settings.coordination)
+        await leases.start()
+        stack.push_async_callback(_stop, [asyncio.create_task(leases.run(), name="heartbeat")])
+        driver = open_driver(settings)
+        stack.push_async_callback(driver.close)
+        await driver.open()
+        feed = Feed(store, coordination, clock)
+        store.told = feed.written
+        sealing = _sealing(settings, own=own)
+        materials = Materials(blobs, sealing)
+        templates = Templates(store, driver, materials, coordination, clock, settings)
+        templates.told = feed.written
+        await templates.ensure_default()
+        tokens = None if embedded else await _tokens(store, clock, settings)
+        pool = Pool(
+            store,
+            driver,
+            clock,
+            node_id,
+            leases.replica,
+            ephemeral=embedded,
+            settings=settings.pool,
+            callback=None if tokens is None else _callbacks(tokens, settings),
+        )
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
+        builds = Builds(
+            store,
+            driver,
+            templates,
+            packages,
+            materials,
+            leases,
+            tasks,
+            blobs,
+            clock,
+            settings.template,
+            node_id,
+        )
+        pool.provide = builds.provide
+        build_loop = BuildLoop(store, builds, leases, clock, settings.template)
+
+        checkpoints = Checkpoints(
+            store, blobs, leases, clock, node_id, backups=settings.workspace.backups
+        )
+        lives = Lives(
+            store,
+            driver,
+            pool,
+            templates,
+            leases,
+            tasks,
+            clock,
+            settings.session,
+            node_id,
+            checkpoints,
+        )
+        sealed = Secrets(sealing)
+        sender = Sender(sealing, clock, settings.event)
+        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
+        provision = Provision(sealed, volumes, packages)
+        sessions = Sessions(
+            store,
+            driver,
+            pool,
+            templates,
+            lives,
+            leases,
+            tasks,
+            clock,
+            settings,
+            node_id,
+            provision,
+        )
+        steps = Steps(
+            store,
+            driver,
+            pool,
+            lives,
+            sessions,
+            checkpoints,
+            leases,
+            clock,
+            settings.session,
+            settings.archive,
+            node_id,
+            remote=spool is not None,
+        )
+        wants = Wants(store, driver, templates, lives, sessions, tasks, clock, settings, node_id)
+        sessions.settle = steps.settle
+        sessions.wake = functools.partial(wake_node, coordination)
+        activity = Activity(store, tasks, clock)
+        lives.touched = activity.touch
+        activity.moved = wants.schedule
+        dependencies = Dependencies(
+            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
+        )
+        ends = Ends(store, bulk, coordination, clock)
+        attempts = Attempts(
+            store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link
+        )
+        approvals = Approvals(coordination, lives, tasks)
+        runs = Runs(
+            store,
+            sessions,
+            lives,
+            bulk,
+            attempts,
+            ends,
+            coordination,
+            leases,
+            approvals,
+            tasks,
+            clock,
+            settings.execution,
+            node_id,
+        )
+        saves = Saves(
+            checkpoints,
+            store,
+            driver,
+            lives,
+            tasks,
+            clock,
+            settings.workspace,
+            remote=spool is not None,
+            away=lambda: None if spool is None else spool.away,
+            embedded=embedded,
+        )
+        sessions.saves = saves
+        saves.resting = steps.save_resting
+        checkpoints.discard_mounted = volumes.discard_mounted
+        saves.busy = runs.sessions
+        runs.saved = saves.before_result
+        keys = Keys(store, clock, settings.recall)
+        nodes = Nodes(
+            store,
+            driver,
+            builds,
+            coordination,
+            clock,
+            settings,
+            node_id,
+            url or f"unix://{settings.data_dir / NODE}",
+            pool.on_node,
+        )
+        placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
+        moves = Moves(store, placements, coordination, clock)
+        admission = Admission(store, clock, settings.node, node_id)
+        sessions.admit, lives.admit = admission.admit, admission.readmit
+        nonces = settings.data_dir / NODE / "nonces"
+        peers = Peers(
+            store,
+            lives,
+            moves,
+            coordination,
+            clock,
+            settings.node,
+            node_id,
+            Hops(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
+            shared_blobs=settings.blob.url is not None,
+        )
+        stack.push_async_callback(peers.close)
+        saves.elsewhere = peers.save
+        departed = Departed(store, driver, lives, runs, node_id)
+        report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
+
+        def changed() -> None:
+            pool.renew()
+            build_loop.changed.set()
+            report.changed.set()
+
+        templates.changed = changed
+        contexts = Contexts(lives, driver, provision, settings.execution)
+        executions = Executions(
+            store,
+            lives,
+            runs,
+            ends,
+            bulk,
+            coordination,
+            leases,
+            approvals,
+            contexts,
+            tasks,
+            clock,
+            settings,
+        )
+        files = Files(
+            lives,
+            driver,
+            work_timeout=settings.link.work_timeout,
+            kept=KeptFiles(checkpoints, saves.left),
+        )
+        files.changed = saves.touched
+        found = Services(
+            sessions=sessions,
+            wants=wants,
+            clones=Clones(
+                store, driver, lives, sessions, wants, saves, sealed, leases, clock, node_id
+            ),
+            dependencies=dependencies,
+            executions=executions,
+            consoles=Consoles(executions, lives, coordination, settings),
+            contexts=contexts,
+            invocations=Invocations(store, executions),
+            files=files,
+            links=SignedLinks(
+                files,
+                lives,
+                Signing(await store.secret(), clock),
+                blobs,
+                None if embedded else keys,
+            ),
+            artifacts=Artifacts(store, lives),
+            checkpoints=checkpoints,
+            saves=saves,
+            templates=templates,
+            materials=materials,
+            builds=builds,
+            volumes=volumes,
+            secrets=SessionSecrets(store, lives, sealed, clock),
+            nodes=nodes,
+            placements=placements,
+            peers=peers,
+            feed=feed,
+            webhooks=Webhooks(store, feed, sender, sealing, coordination, clock, settings.event),
+            pool=pool,
+            store=store,
+            blobs=blobs,
+            coordination=coordination,
+            clock=clock,
+            settings=settings,
+            streams=OpenStreams(settings.connection.max_streams),
+            answer_memory=AnswerMemory(settings.connection.answer_memory),
+        )
+        registry = CollectorRegistry()
+        metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
+        if spool is not None and embedded:
+            stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
+        stack.push_async_callback(lives.close)
+        stack.push_async_callback(wants.close)
+        stack.push_async_callback(pool.close)
+        stack.callback(saves.close)
+        stack.callback(activity.close)
+        stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
+        adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
+        running: list[asyncio.Task[None]] = []
+        if embedded:
+            # Concurrently: instances end independently of each other.
+            stack.push_async_callback(_stop, running, sessions.stop_all, pool.close)
+        else:
+            stack.callback(runs.let_go)
+            stack.push_async_callback(_stop, running)
+        if lock is not None and lock.alone:
+            await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
+            await asyncio.to_thread(lock.let_others_in)
+        await nodes.report()
+        await adoption.once()
+        orphans = Orphans(
+            store,
+            driver,
+            sessions,
+            pool,
+            coordination,
+            leases,
+            clock,
+            settings.session,
+            node_id,
+            cluster,
+        )
+        await peers.look()
+        loops = {
+            "adoption": adoption.run(),
+            "templates": TemplateNews(coordination, templates).run(),
+            "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
+            "sessions": SessionReconciler(
+                store, wants, steps, coordination, clock, settings.session, node_id
+            ).run(),
+            "orphans": orphans.run(),
+            "builds": build_loop.run(),
+            "layers": LayerSweep(
+                store, driver, builds, leases, clock, settings.template, node_id
+            ).run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
+            ).run(),
+            "request sweep": RequestSweep(store, blobs, clock).run(),
+            "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "orphaned blobs": OrphanSweep(
+                store,
+                blobs,
+                checkpoints,
+                leases,
+                clock,
+                cluster=cluster,
+                name=node_id if spool is None else "shared",
+                grace=settings.blob.orphan_grace,
+                request_ttl=settings.idempotency_ttl,
+            ).run(),
+            "saves": saves.run(),
+            "peers": peers.run(),
+            "report": report.run(),
+            "event numbers": Sequencer(feed).run(),
+            "event news": EventNews(coordination, feed).run(),
+            "event sweep": EventSweep(store, clock, settings.event).run(),
+            "webhooks": WebhookLoop(
+                store, feed, sender, coordination, leases, clock, settings.event
+            ).run(),
+        }
+        probing = Probing(
+            await store.secret(), clock, settings.node.probe_timeout, settings.node.ca_file
+        )
+        if not embedded:
+            loops["attendance"] = Attendance(store, lives, leases, settings.link, node_id).run()
+            loops["leftovers"] = _collect_leftovers(settings)
+            loops["probe"] = Probe(
+                store, nodes, probing, moves, coordination, leases, clock, settings.node
+            ).run()
+            loops["drains"] = Drains(
+                store,
+                nodes,
+                placements,
+                moves,
+                runs,
+                coordination,
+                leases,
+                settings.node,
+                steps.leave,
+            ).run()
+        if spool is not None:
+            loops["spool"] = spool.run()
+        running += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        web = build(found, None if embedded else keys, registry)
+        if tokens is not None:
+            reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
+            web = Internal(web, reports, tokens, settings.execution)
+        if not embedded:
+            web = Pacing(NodeRoute(web, nodes, probing), found.answer_memory)
+        yield Application(web, sessions, keys, feed)
+
+
+def _sealing(settings: Settings, *, own: bool) -> Sealing:
+    """A key file is only for a database that is beside it: others share one and not the file."""
+    keys = [settings.secrets.key, *settings.secrets.old_keys]
+    given = [key.get_secret_value() for key in keys if key is not None]
+    return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
+
+
+async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
+    """Move what still waits: the directory that it waits in is about to go."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit.total_seconds()):
+            if await spool.catch_up():
+                return
+    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
+
+
+async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
+    """None where executors are not to report."""
+    if settings.link.callback_url is None:
+        return None
+    life = settings.session.max_timeout + TOKEN_BEYOND_SESSION
+    return Tokens(await store.secret(), clock, life)
+
+
+def _callbacks(tokens: Tokens, settings: Settings) -> Callable[[str], Callback]:
+    url = settings.link.callback_url
+    assert url is not None
+    return lambda instance_id: Callback(url, tokens.make(instance_id))
+
+
+async def _collect_leftovers(settings: Settings) -> None:
+    try:
+        found = await leftovers.collect(settings)
+    except OSError as error:
+        log.warning("leftovers.not_collected", error=str(error))
+        return
+    for one in found:
+        if one.error is not None:
+            log.warning("leftovers.stay", data_dir=str(one.data_dir), error=one.error)
+
+
+async def _stop(loops: list[asyncio.Task[None]], *ends: Callable[[], Awaitable[None]]) -> None:
+    """Cancel the loops, and call `ends` while they finish."""
+    for loop in loops:
+        loop.cancel()
+    waited = [*loops, *(end() for end in ends)]
+    for result in await asyncio.gather(*waited, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+# Embedded
+
+
+# Local commands

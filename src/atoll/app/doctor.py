@@ -1,0 +1,27 @@
+"""What `atoll doctor` reports of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.drivers.local import delegation, host
+from atoll.drivers.local.advice import without_root
+from atoll.drivers.local.driver import NODE
+
+if TYPE_CHECKING:
+    from atoll.drivers.local.host import Check
+    from atoll.settings import Settings
+
+
+log = structlog.get_logger(__name__)
+
+
+def doctor(settings: Settings) -> list[Check]:
+    return host.checks(settings.local, settings.data_dir / NODE)
+
+
+def advice(settings: Settings, checks: list[Check]) -> tuple[str, list[tuple[str, str]]]:
+    """What an ordinary user lacks, as a paragraph, and the ways to get it."""
+    return without_root(checks, *delegation.possible(settings.local))

@@ -1,0 +1,40 @@
+"""Atoll inside the process of a program that uses it as a library."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from atoll.app.application import application
+from atoll.app.data_directory import own_directory, remove
+from atoll.app.logs import configure_logging
+from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import ASGIApp
+
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
+    """Atoll inside this process, on a directory of its own that goes with it."""
+    settings = Settings.read(**given)
+    if not structlog.is_configured():
+        # Left alone where the program that embeds us has its own way.
+        configure_logging("warning", as_json=False)
+    base = settings.data_dir / "embedded"
+    with await asyncio.to_thread(own_directory, base, settings.local) as place:
+        try:
+            async with application(
+                settings.model_copy(update={"data_dir": place}), embedded=True
+            ) as app:
+                yield app.web
+        finally:
+            await asyncio.to_thread(remove, place)

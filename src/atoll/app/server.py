@@ -1,0 +1,106 @@
+"""`atoll serve`: one process, or several workers, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.api.rest import server
+from atoll.api.rest.connections import raise_open_files
+from atoll.app import data_directory, workers
+from atoll.app.api_keys import KEY_FILE, ensure_first_key
+from atoll.app.application import application
+from atoll.app.logs import configure_logging
+from atoll.app.stores import names_database, open_store
+from atoll.drivers.local import delegation
+from atoll.drivers.local.driver import NODE
+from atoll.errors import NotFound, TemporaryError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from atoll.settings import Settings
+
+
+log = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
+    server.check_exposure(settings)
+    workers.check(settings)
+    # Secrets pass through its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    raise_open_files()
+    configure_logging(settings.log_level, as_json=settings.log_json)
+    if settings.driver == "local":
+        # Before there are workers, which inherit the group.
+        delegation.acquire(settings.local, settings.data_dir / NODE)
+    with server.listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+
+        def welcome() -> None:
+            key_file = None if settings.api_key else settings.data_dir / KEY_FILE
+            server.print_welcome(settings, port, key_file)
+
+        def work(ready: workers.Ready) -> None:
+            # Each of them: who ends last ends what the others still made.
+            server.run(_serve(settings, listener, ready, ready.parent, stop_sessions))
+
+        if settings.workers == 1:
+            server.run(_serve(settings, listener, welcome, None, stop_sessions))
+        elif code := workers.Workers(settings, work).run(welcome):
+            raise SystemExit(code)
+    if not stop_sessions:
+        count = asyncio.run(_left_running(settings))
+        server.print_farewell(settings, count)
+
+
+async def _left_running(settings: Settings) -> int:
+    """How many sessions of this node have an instance; 0 when the database does not say."""
+    own = not names_database(settings)
+    node_id = data_directory.node_id(settings.data_dir, own=own)
+    store = open_store(settings)
+    count, after = 0, ""
+    try:
+        await store.open()
+        while held := await store.sessions.holdings(node_id, limit=1000, after=after):
+            count += sum(one.instance_id is not None for one in held)
+            after = held[-1].session_id
+    except TemporaryError as error:
+        log.warning("sessions.not_counted", error=error.message)
+    finally:
+        await store.close()
+    return count
+
+
+async def stop_sessions(settings: Settings) -> int:
+    """End all sessions of a data directory that no server has; how many had an instance."""
+    if not settings.data_dir.is_dir():
+        raise NotFound(f"There is no directory {settings.data_dir}.", code="data_dir_not_found")
+    count = await _left_running(settings)
+    async with application(settings) as found:
+        await found.sessions.stop_all()
+    return count
+
+
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    parent: int | None,
+    stop_sessions: bool,
+) -> None:
+    url = server.address(settings, listener.getsockname()[1])
+    async with application(settings, url=url) as app:
+        await ensure_first_key(settings, app.keys)
+        # Before the welcome: who reads it may want it to end at once.
+        http = server.prepare(app.web, settings, parent, app.feed.close)
+        ready()
+        await http.serve(sockets=[listener])
+        if stop_sessions:
+            await app.sessions.stop_all()

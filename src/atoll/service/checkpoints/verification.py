@@ -1,0 +1,98 @@
+"""
+A backup read through: whether all that its manifest names is in the blob store, undamaged.
+
+Every page and object is read and must have the digest that it is named by, and every part of a file
+must lie within an object that the manifest names. What is missing is found by listing, before
+anything is read. A few objects are in memory at a time, and it may be cancelled at any await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from atoll.blobs.base import PAGE
+from atoll.errors import PermanentError
+from atoll.model.manifest import MAX_OBJECT
+from atoll.model.manifest_reading import DAMAGED, read_page
+from atoll.service.checkpoints.chunks import AT_ONCE, data_of, stored
+from atoll.service.checkpoints.restore import first
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.blobs.base import Blobs
+    from atoll.model.manifest import Manifest
+
+NAMED = 5
+"""Objects that a message names; there may be very many."""
+
+
+class Verification:
+    def __init__(self, blobs: Blobs, session_id: str, manifest: Manifest) -> None:
+        self._blobs = blobs
+        self._session_id = session_id
+        self._data = data_of(session_id)
+        self._manifest = manifest
+        self._pages = [name for _, name in manifest.pages]
+
+    async def run(self) -> None:
+        """Raises `PermanentError`, `checkpoint_damaged`, with the names of some that are."""
+        self._raise(await self._missing(), "gone")
+        todo = iter([*self._pages, *self._manifest.objects])
+        damaged: list[str] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._read(todo, damaged))
+        except ExceptionGroup as errors:
+            raise first(errors) from None
+        self._raise(damaged, "damaged")
+
+    async def _missing(self) -> list[str]:
+        """Those that are not there, or not of the size that they must have."""
+        objects = self._manifest.objects
+        wanted = set(self._pages) | objects.keys()
+        after: str | None = None
+        while wanted:
+            listed = await self._blobs.list(self._data, after=after)
+            for info in listed:
+                name = info.key.removeprefix(self._data)
+                size = objects[name][1] if name in objects else info.size
+                if info.size == size and size <= MAX_OBJECT:
+                    wanted.discard(name)
+            if len(listed) < PAGE:
+                break
+            after = listed[-1].key
+        return sorted(wanted)
+
+    async def _read(self, todo: Iterator[str], damaged: list[str]) -> None:
+        pages = set(self._pages)
+        for name in todo:
+            try:
+                data = await stored(self._blobs, self._data + name, name, MAX_OBJECT)
+                whole = name not in pages or await asyncio.to_thread(self._leads_somewhere, data)
+            except PermanentError:
+                whole = False
+            if not whole:
+                damaged.append(name)
+            if len(damaged) > NAMED:
+                return
+
+    def _leads_somewhere(self, page: bytes) -> bool:
+        objects = self._manifest.objects
+        return all(
+            part.object is None
+            or (part.object in objects and part.offset + part.length <= objects[part.object][1])
+            for entry in read_page(page)
+            for part in entry.parts
+        )
+
+    def _raise(self, names: list[str], how: str) -> None:
+        if names:
+            shown = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+            raise PermanentError(
+                f"Checkpoint {self._manifest.number} of session {self._session_id} cannot be used: "
+                f"objects of it are {how} in the blob store: {shown}",
+                code=DAMAGED,
+            )

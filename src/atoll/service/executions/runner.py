@@ -1,0 +1,555 @@
+"""
+Executions under way on this replica, each seen through to its end.
+
+As many at a time as the session's capacity, which is one unless it asked for more: a turn in the
+line of this replica, then the lease of that place in the session, which stands in line with other
+replicas. One that may have begun before (under a replica that was lost, or a lease that was) is
+looked for first. An attempt that was lost by no fault of the code is followed by another after a
+pause, as `model.retry` says; that is recorded before, so it holds whoever sees to it then.
+
+The result is stored by compare-and-set before anybody is told, and acknowledged to the executor
+only then: a replica that dies in between leaves it in the executor's journal, for the next one. A
+replica that lost the execution to another is refused by its version and waits for that one's
+result. While the store is away the code goes on and the result waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.coordination.leases import LeaseLost
+from atoll.errors import Conflict, TemporaryError
+from atoll.link.client import ExecutorError, LinkLost
+from atoll.model import retry
+from atoll.model.event import execution_event
+from atoll.model.execution import ExecutionStatus
+from atoll.model.outcome import lost
+from atoll.model.session import Cause
+from atoll.service.backoff import Backoff
+from atoll.service.executions.attempt import AWAY, Elsewhere, StaleRecord, Superseded, cut_short
+from atoll.service.executions.run import Queue, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
+    from atoll.model.execution import Execution, Outcome
+    from atoll.model.session import Session
+    from atoll.service.background import Tasks
+    from atoll.service.executions.approvals import Approvals
+    from atoll.service.executions.attempt import Attempts
+    from atoll.service.executions.completion import Ends
+    from atoll.service.executions.offload import Bulk
+    from atoll.service.sessions.connections import Live, Lives
+    from atoll.service.sessions.service import Sessions
+    from atoll.settings import ExecutionSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+QUICK_TRIES = 10
+"""How often an execution that the executor did not take is tried again without a pause."""
+LEAVING = "leaving"
+"""What is told when executions have no holder any more, or one that ends on purpose."""
+
+
+class Runs:
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        lives: Lives,
+        bulk: Bulk,
+        attempts: Attempts,
+        ends: Ends,
+        coordination: Coordination,
+        leases: Leases,
+        approvals: Approvals,
+        tasks: Tasks,
+        clock: Clock,
+        settings: ExecutionSettings,
+        node_id: str,
+    ) -> None:
+        self._store = store
+        self._lives = lives
+        self._bulk = bulk
+        self._attempts = attempts
+        self._ends = ends
+        self._coordination = coordination
+        self._leases = leases
+        self._approvals = approvals
+        self._tasks = tasks
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+        self._running: dict[str, Running] = {}
+        self._queues: dict[str, Queue] = {}
+        self.finished: dict[str, int] = {}
+        """How many executions have ended, by status."""
+        self.seconds = 0.0
+        """How long they took together."""
+        self.saved: Callable[[Live], Awaitable[None]] = _at_once
+        """Told of each end before it is final, with what its session was reached by."""
+        sessions.ended = sessions.halted = self._session_ended
+        lives.reconnected = self._reconnected
+        coordination.on_cancel = self._cancel_heard
+        coordination.on_gap = self._cancels_missed
+
+    # What is under way
+
+    def get(self, execution_id: str) -> Running | None:
+        return self._running.get(execution_id)
+
+    @property
+    def count(self) -> int:
+        return len(self._running)
+
+    def sessions(self) -> set[str]:
+        """Those in which something is under way."""
+        return {running.execution.session_id for running in self._running.values()}
+
+    def queue(self, session_id: str, capacity: int) -> Queue:
+        """The session's line on this replica; who takes it gives it to `forget` in the end."""
+        queue = self._queues.get(session_id)
+        if queue is None:
+            queue = self._queues[session_id] = Queue(capacity)
+        return queue
+
+    def forget(self, session_id: str, queue: Queue) -> None:
+        """Drop a queue that nobody is in, and no other: a new one may have taken its place."""
+        if not queue.busy and not queue.coming and self._queues.get(session_id) is queue:
+            del self._queues[session_id]
+
+    def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Running:
+        """See a recorded execution through; with `adopted`, one that may have begun already."""
+        running = self._running[execution.id] = Running(execution)
+        running.on_question = lambda line: self._approvals.hear(running, line)
+        running.adopted = running.may_have_begun = adopted
+        running.losses = self._leases.losses
+        # Before the first await: the order of the turns is that of the calls.
+        queue = running.queue = self.queue(execution.session_id, capacity)
+        running.turn = queue.join(running.changed.set)
+        running.task = self._tasks.start(
+            self._run(running, queue, running.turn), f"run {execution.id}"
+        )
+        return running
+
+    async def adopt(self, execution: Execution) -> None:
+        """Take over an execution whose holder is lost; nothing happens if somebody else did."""
+        if execution.id in self._running:
+            return
+        capacity = await self.capacity_here(execution.session_id)
+        if capacity is None:
+            return
+        try:
+            execution = await self._store.executions.save(
+                dataclasses.replace(execution, holder=self._leases.replica)
+            )
+        except Conflict:
+            return
+        log.info("execution.adopted", execution_id=execution.id)
+        self.start(execution, capacity, adopted=True)
+        # Not before: it is seen to whatever this raises, and one that comes now is heard.
+        if await self._coordination.cancelled(execution.id) is not None:
+            self._cancel_heard(execution.id)
+
+    async def capacity_here(self, session_id: str) -> int | None:
+        """
+        How many may run in a session at once; none when it is on a node that this replica does not
+        reach.
+        """
+        session = await self._store.sessions.get(session_id)
+        if session is None:
+            return 1
+        return session.capacity if session.runtime_node == self._node_id else None
+
+    async def revoke_later(self, execution_id: str) -> None:
+        """
+        After a record whose fate is not known: who submitted it was told that it failed, so when
+        the store is back it must not be there to run.
+        """
+        stored = await self._ends.stored(execution_id)
+        if stored is not None and not stored.status.ended:
+            await self.revoke(stored)
+
+    async def revoke(self, execution: Execution) -> None:
+        """Record that an execution was never accepted, and so did not run."""
+        words = "The database did not answer in time when it was submitted; it was not run."
+        outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
+        with contextlib.suppress(Superseded):
+            await self._finish(Running(execution), outcome)
+
+    def stand_in(self, execution: Execution) -> Running:
+        """An execution that another replica sees to, as one here: its end can be waited for."""
+        running = Running(execution)
+        if execution.status.ended:
+            running.finish(execution)
+        else:
+            running.task = self._tasks.start(
+                self._await_other(running), f"await {execution.id}", waits=True
+            )
+        return running
+
+    def let_go(self) -> None:
+        """Follow nothing any more: what runs goes on, and is found again by another replica."""
+        for running in self._running.values():
+            if running.task is not None and running.ended_by is None:
+                running.task.cancel()
+
+    # To another node
+
+    def under_way(self, session_id: str) -> list[asyncio.Future[Execution]]:
+        """The ends of what this replica sees to in a session."""
+        return [running.done for running in self._of(session_id)]
+
+    def _of(self, session_id: str) -> list[Running]:
+        return [
+            running
+            for running in self._running.values()
+            if running.execution.session_id == session_id
+        ]
+
+    async def let_go_of(self, session_id: str) -> list[Running]:
+        """
+        Follow what is under way in a session no more, because it leaves this node; to be given to
+        `hand_over` when it has.
+        """
+        found = [running for running in self._of(session_id) if not running.done.done()]
+        tasks = [running.task for running in found if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        left = [running for running in found if not running.done.done()]
+        for running in left:
+            # It is this replica's as long as its record says so.
+            self._running[running.execution.id] = running
+        return left
+
+    async def hand_over(self, left: Sequence[Running]) -> None:
+        """Leave these to whoever reaches their session; who waits for them here goes on to."""
+        for running in left:
+            await self.release(running.execution.id)
+            if self._running.get(running.execution.id) is running:
+                del self._running[running.execution.id]
+            self._give_up(running)
+        if left:
+            with contextlib.suppress(TemporaryError):
+                await self._coordination.tell(LEAVING)
+
+    async def release(self, execution_id: str) -> None:
+        """Record that nobody sees to an execution of ours, however long the store is away."""
+        backoff = Backoff()
+        while True:
+            stored = await self._ends.stored(execution_id)
+            if stored is None or stored.status.ended or not self._is_ours(stored):
+                return
+            try:
+                await self._store.executions.save(dataclasses.replace(stored, holder=None))
+            except Conflict:
+                continue
+            except TemporaryError as error:
+                log.warning(
+                    "execution.not_released", execution_id=execution_id, error=error.message
+                )
+                await backoff.pause()
+            else:
+                log.info("execution.released", execution_id=execution_id)
+                return
+
+    # From outside
+
+    async def cancel(self, running: Running, reason: str | None = None) -> None:
+        """End an execution: asked first, then made to."""
+        if not running.cancelled:
+            running.reason = reason
+        self._stop(running)
+        live = self._lives.reachable(running.execution.session_id)
+        # Not begun: `_run` sees the mark. Or just over: then its result stands.
+        if live is not None:
+            with contextlib.suppress(ExecutorError, LinkLost):
+                grace = self._settings.cancel_grace.total_seconds()
+                await live.link.call("cancel", id=running.execution.id, grace=grace)
+
+    def _stop(self, running: Running) -> None:
+        running.cancelled = True
+        running.give_up_turn()
+
+    def _cancel_heard(self, execution_id: str) -> None:
+        running = self._running.get(execution_id)
+        if running is not None:
+            self._tasks.start(self._cancel_as_asked(running), f"cancel {execution_id}")
+
+    async def _cancel_as_asked(self, running: Running) -> None:
+        reason = None
+        with contextlib.suppress(TemporaryError):
+            reason = await self._coordination.cancelled(running.execution.id)
+        await self.cancel(running, reason or None)
+
+    def _cancels_missed(self) -> None:
+        self._leases.gap()
+        self._tasks.start(self._look_for_cancels(), "look for cancellations")
+
+    async def _look_for_cancels(self) -> None:
+        for execution_id in list(self._running):
+            if await self._coordination.cancelled(execution_id) is not None:
+                self._cancel_heard(execution_id)
+
+    def _session_ended(self, session: Session) -> None:
+        for running in self._running.values():
+            if running.execution.session_id == session.id and _is_cut_short(
+                running.execution, session
+            ):
+                running.ended_by = session
+                running.give_up_turn()
+
+    def _reconnected(self, live: Live) -> None:
+        if live.link.hello["runs"]:
+            work = self._settle_journal(live)
+            self._tasks.start(work, f"settle journal of {live.instance.id}")
+
+    async def _settle_journal(self, live: Live) -> None:
+        """Acknowledge what is stored, and was not acknowledged before the link went."""
+        for run in live.link.hello["runs"]:
+            stored = await self._store.executions.get(run["id"])
+            if run["ended"] and (stored is None or stored.status.ended):
+                live.link.acknowledge(run["id"])
+
+    # To the end
+
+    async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
+        try:
+            backoff = Backoff()
+            tries = 0
+            while not running.done.done():
+                try:
+                    if running.may_have_begun:
+                        await self._resume(running)
+                        continue
+                    await turn
+                    await self._try(running, queue, turn)
+                    tries += 1
+                    if tries > QUICK_TRIES and not running.done.done():
+                        # A hostile image can refuse for ever, and is not to keep this busy.
+                        await backoff.pause()
+                except LeaseLost:
+                    # Nobody has sent it but this one, as long as it is this one's.
+                    running.may_have_begun |= running.execution.started_at is not None
+                    if not await self._still_ours(running):
+                        self._give_up(running)
+                        return
+                except StaleRecord:
+                    if not await self._caught_up(running):
+                        self._give_up(running)
+                        return
+                    running.may_have_begun |= running.execution.started_at is not None
+                    await backoff.pause()
+                except Superseded:
+                    self._give_up(running)
+                    return
+                except Elsewhere:
+                    await self.hand_over([running])
+                    return
+                except TemporaryError as error:
+                    if error.code not in AWAY:
+                        raise
+                    # Sent to an instance before: it may have begun there, and does so once.
+                    running.may_have_begun |= running.execution.started_at is not None
+                    log.warning(
+                        "execution.waits", execution_id=running.execution.id, error=error.message
+                    )
+                    await backoff.pause()
+        finally:
+            queue.leave(turn)
+            self.forget(running.execution.session_id, queue)
+            self._running.pop(running.execution.id, None)
+
+    def _give_up(self, running: Running) -> None:
+        """Another replica has it; those who wait for it here are told what comes of it there."""
+        execution_id = running.execution.id
+        log.info("execution.superseded", execution_id=execution_id)
+        running.task = self._tasks.start(
+            self._await_other(running), f"await {execution_id}", waits=True
+        )
+
+    async def _try(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
+        if running.stopped:
+            await self._finish(running, cut_short(running))
+            await self._ends.tell(running.execution.id)
+            return
+        execution = running.execution
+        lost = None
+        place, *others = _places(execution.session_id, queue.slot(turn), queue.capacity)
+        lease = self._leases.lease(place, execution.id, instead=others)
+        running.in_line = True
+        try:
+            async with lease:
+                running.in_line = False
+                outcome = await self._attempts.run(running, lease)
+                if outcome is not None and self._is_retried(running, outcome):
+                    lost = outcome
+                elif outcome is not None:
+                    await self._finish(running, outcome)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # Any other cancellation goes on.
+            if not running.called_out or task is None or task.uncancel() > 0:
+                raise
+            running.called_out = False
+        finally:
+            running.in_line = False
+        if lost is not None:
+            await self._again(running, lost)
+        if running.done.done():
+            await self._ends.tell(execution.id)
+
+    async def _resume(self, running: Running) -> None:
+        """
+        See to an execution that may have begun before: to its end if the executor has it. That
+        takes neither a turn nor a lease, as nothing new is started; two who do it are told apart by
+        the record's version.
+        """
+        outcome = await self._attempts.resume(running)
+        if outcome is None:
+            running.may_have_begun = False
+        elif self._is_retried(running, outcome):
+            await self._again(running, outcome)
+        else:
+            await self._finish(running, outcome)
+            await self._ends.tell(running.execution.id)
+
+    def _is_retried(self, running: Running, outcome: Outcome) -> bool:
+        return not running.stopped and retry.is_retried(
+            running.execution, outcome, self._settings.retries
+        )
+
+    async def _again(self, running: Running, outcome: Outcome) -> None:
+        """Record that the attempt is lost, tell, and pause before the next one."""
+        execution = running.execution
+        following = execution.retried(outcome, at=self._clock.now(), node_id=self._node_id)
+        try:
+            event = execution_event(following, "retried", self._clock.now())
+            following = await self._store.executions.save(following, event=event)
+        except Conflict:
+            raise StaleRecord from None
+        pause = retry.delay(
+            following.retry_count,
+            first=self._settings.retry_backoff,
+            most=self._settings.retry_max_backoff,
+        ).total_seconds()
+        message = None if outcome.error is None else outcome.error.get("message")
+        log.warning(
+            "execution.retried",
+            execution_id=execution.id,
+            cause=outcome.cause,
+            retry=following.retry_count,
+            pause=pause,
+        )
+        running.may_have_begun = False
+        self._approvals.forget(running)
+        running.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await running.stopping.wait()
+
+    async def _finish(self, running: Running, outcome: Outcome) -> None:
+        """Store the result, then tell: not before, however long the store is away."""
+        live = self._lives.reachable(running.execution.session_id)
+        if live is not None:
+            await self.saved(live)
+        outcome = running.with_log(outcome)
+        execution = running.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
+        event = execution_event(execution, execution.status, self._clock.now())
+        backoff = Backoff()
+        while True:
+            try:
+                away = await self._bulk.put_away(execution)
+                stored = await self._store.executions.save(away, event=event)
+                if away is execution:
+                    execution = stored
+                else:
+                    version, kept = stored.version, stored.kept
+                    execution = dataclasses.replace(execution, version=version, kept=kept)
+                break
+            except TemporaryError as error:
+                log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
+                await backoff.pause()
+            except Conflict:
+                # Somebody else stored a result first, and that one counts; or sees to it now.
+                found = await self._ends.stored(execution.id)
+                if found is None or not found.status.ended:
+                    seen_to = self._running.get(execution.id) is running
+                    if found is None or not seen_to or not self._is_ours(found):
+                        raise Superseded from None
+                    # Written by this very one, though the store did not say so.
+                    execution = dataclasses.replace(execution, version=found.version)
+                    continue
+                execution = await self._bulk.fetch(found)
+                running.complete(execution)
+                break
+        live = self._lives.reachable(execution.session_id)
+        if live is not None:
+            live.link.acknowledge(execution.id)
+        self.finished[execution.status] = self.finished.get(execution.status, 0) + 1
+        self.seconds += outcome.execution_time
+        running.finish(execution)
+        self._approvals.forget(running)
+
+    # Seen to by others
+
+    async def _still_ours(self, running: Running) -> bool:
+        """After a lease was lost: the record tells whose the execution is."""
+        stored = await self._ends.stored(running.execution.id)
+        return stored is not None and not stored.status.ended and self._is_ours(stored)
+
+    async def _caught_up(self, running: Running) -> bool:
+        """
+        Take the version of the record, if it is this replica's: a write whose answer was lost is
+        repeated then. False when another replica owns the execution, or it has ended.
+        """
+        execution = running.execution
+        stored = await self._ends.stored(execution.id)
+        if (
+            stored is None
+            or stored.status.ended
+            or not self._is_ours(stored)
+            or self._running.get(execution.id) is not running
+        ):
+            return False
+        running.execution = dataclasses.replace(execution, version=stored.version)
+        return True
+
+    def _is_ours(self, stored: Execution) -> bool:
+        return stored.holder == self._leases.replica
+
+    async def _await_other(self, running: Running) -> None:
+        ended = await self._ends.end_of(running.execution)
+        running.complete(ended)
+        running.finish(ended)
+
+
+def _is_cut_short(execution: Execution, session: Session) -> bool:
+    """Whether the end or the rest of its session is that of the execution."""
+    rested = session.rested_at
+    if session.status.ended or rested is None:
+        return True
+    if session.cause is Cause.IDLE and execution.started_at is None:
+        return False  # It came when nobody seemed to need the session, and starts it again.
+    # What was asked for after it was stopped does so too.
+    return execution.created_at <= rested
+
+
+async def _at_once(live: Live) -> None:
+    """Nothing has to be done before a result is final."""
+
+
+def _places(session_id: str, slot: int, capacity: int) -> list[str]:
+    """The session's places by name, this one first: other replicas may be in any of them."""
+    slots = [(slot + further) % capacity for further in range(capacity)]
+    return [session_id if number == 0 else f"{session_id}#{number}" for number in slots]

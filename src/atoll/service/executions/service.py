@@ -1,0 +1,493 @@
+"""
+Executions: submitted, found, waited for, cancelled, talked to, heard.
+
+An execution costs two commits: the record before it runs, and the result. Between the two one
+replica sees to it (`runs`). Any other answers for it as well: it waits for the message that it has
+ended, passes a cancellation on, and hears its output from the executor itself. Nobody polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from atoll import ids
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermanentError,
+    TemporaryError,
+)
+from atoll.link.client import ExecutorError
+from atoll.model.event import execution_event
+from atoll.model.execution import Execution, ExecutionStatus, Request
+from atoll.service.executions import event_log
+from atoll.service.executions.event_log import Event
+from atoll.service.executions.follower import Mirrors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.coordination.leases import Leases
+    from atoll.model.page import Page
+    from atoll.service.background import Tasks
+    from atoll.service.contexts.service import Contexts
+    from atoll.service.executions.approvals import Approvals
+    from atoll.service.executions.completion import Ends
+    from atoll.service.executions.offload import Bulk
+    from atoll.service.executions.run import Running
+    from atoll.service.executions.runner import Runs
+    from atoll.service.sessions.connections import Lives
+    from atoll.settings import Settings
+    from atoll.stores.recall import RecallingStore, Remembered
+
+CANCEL_MARGIN = 3.0
+"""Seconds that a cancellation waits beyond the grace for the end to be recorded."""
+_CONFLICTS = {
+    "unknown_run": "execution_not_running",
+    "not_running": "execution_not_running",
+    "stdin_closed": "stdin_closed",
+}
+"""What an executor refuses, and what that is called here."""
+
+
+class Overtaken(Conflict):
+    """Another execution has the place in the invocation that this one was to have."""
+
+
+class Executions:
+    def __init__(
+        self,
+        store: RecallingStore,
+        lives: Lives,
+        runs: Runs,
+        ends: Ends,
+        bulk: Bulk,
+        coordination: Coordination,
+        leases: Leases,
+        approvals: Approvals,
+        contexts: Contexts,
+        tasks: Tasks,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._lives = lives
+        self._runs = runs
+        self._ends = ends
+        self._bulk = bulk
+        self._coordination = coordination
+        self._leases = leases
+        self._approvals = approvals
+        self._contexts = contexts
+        self._tasks = tasks
+        self._clock = clock
+        self._settings = settings
+        self._mirrors = Mirrors(lives, ends, tasks, settings.execution)
+        self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the id that is being submitted, as long as somebody does."""
+
+    async def submit(
+        self,
+        session_id: str,
+        request: Request,
+        *,
+        execution_id: str | None = None,
+        invocation_id: str | None = None,
+        after: Execution | None = None,
+    ) -> Running:
+        """
+        Record the execution and start it as soon as its session is free. One whose id is given and
+        exists is not recorded again. `after` is the latest execution of an invocation, which has
+        failed, and that this is the next one of. `Overtaken` when the invocation has that already.
+        """
+        most = self._settings.execution.max_timeout.total_seconds()
+        if request.timeout > most:
+            raise InvalidRequest(
+                f"timeout: at most {most:g} seconds are allowed here.", field="timeout"
+            )
+        if execution_id is None:
+            return await self._record(session_id, request, None, invocation_id, after)
+        # One after the other: what the first has recorded it has started too when the next looks,
+        # which would otherwise take it for a stray.
+        lock = self._submitting.setdefault(execution_id, asyncio.Lock())
+        async with lock:
+            if (
+                self._runs.get(execution_id) is not None
+                # To record it may start the session, which a repeated request is not to do.
+                or request.context_id is not None
+                or self._lives.reachable(session_id) is None
+            ):
+                known = await self._known(execution_id, session_id, invocation_id, request)
+                if known is not None:
+                    return known
+            try:
+                return await self._record(session_id, request, execution_id, invocation_id, after)
+            except AtollError:
+                # A repeated request finds what the first one made, also where nothing new may be
+                # submitted any more.
+                known = await self._known(execution_id, session_id, invocation_id, request)
+                if known is None:
+                    raise
+                return known
+
+    async def repeat(self, execution: Execution) -> Running:
+        """An execution that is recorded, whatever it was submitted with."""
+        lock = self._submitting.setdefault(execution.id, asyncio.Lock())
+        async with lock:
+            found = await self._known(execution.id, execution.session_id, execution.invocation_id)
+        return self._runs.stand_in(execution) if found is None else found
+
+    async def _record(
+        self,
+        session_id: str,
+        request: Request,
+        execution_id: str | None,
+        invocation_id: str | None,
+        after: Execution | None,
+    ) -> Running:
+        if request.context_id is not None:
+            await self._contexts.check(session_id, request)
+        live, rested = self._lives.reachable(session_id), None
+        if live is not None:
+            instance_id, capacity = live.instance.id, live.session.capacity
+        else:
+            session = await self._lives.startable(session_id)
+            instance_id, capacity = session.instance_id or "", session.capacity
+            rested = session.rested_at
+        if not self._leases.valid:
+            raise TemporaryError(
+                "Redis does not answer, so nothing new can be started.",
+                code="coordination_unavailable",
+            )
+        queue = self._runs.queue(session_id, capacity)
+        ahead = len(queue.waiting) + queue.coming
+        if ahead >= self._settings.execution.queue_limit:
+            raise TemporaryError(
+                f"{ahead} executions are waiting for session {session_id} already.",
+                code="session_busy",
+            )
+        now = self._clock.now()
+        if rested is not None:
+            # By whatever clock it was stopped, this came later, and starts it.
+            now = max(now, rested + timedelta(microseconds=1))
+        may_be_repeated = execution_id is not None or invocation_id is not None
+        if execution_id is None:
+            execution_id = ids.execution_id(now)
+        execution = Execution(
+            id=execution_id,
+            invocation_id=invocation_id or ids.invocation_id(execution_id),
+            ordinal=1 if after is None else after.ordinal + 1,
+            invoked_at=None if after is None else after.invoked_at or after.created_at,
+            session_id=session_id,
+            request=request,
+            status=ExecutionStatus.PENDING,
+            created_at=now,
+            # Where it is to begin: another instance later means that it may have been lost.
+            instance_id=instance_id or None,
+            holder=self._leases.replica,
+        )
+        queue.coming += 1
+        was_away = self._store.away
+        try:
+            stored = await self._bulk.put_away(execution)
+            event = execution_event(execution, "submitted", now)
+            if after is None:
+                await self._store.executions.add(stored, event=event)
+            else:
+                await self._store.executions.add_after(stored, after, event=event)
+        except TemporaryError:
+            # With an id it may be repeated, and is found then. While the database is known to be
+            # away nothing gets there, and what waits for its return must not grow with each call.
+            if not may_be_repeated and not was_away:
+                self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
+            raise
+        except Conflict as error:
+            known = await self._known(execution_id, session_id, invocation_id, request)
+            if known is None:
+                raise Overtaken(
+                    f"Invocation {execution.invocation_id} has another execution already.",
+                    code="invocation_id_in_use",
+                ) from error
+            # The same request, here or at a replica that was taken for lost, was quicker.
+            return known
+        finally:
+            queue.coming -= 1
+            self._runs.forget(session_id, queue)
+        if stored is not execution:
+            execution = dataclasses.replace(execution, kept=stored.kept)
+        return self._runs.start(execution, capacity)
+
+    async def _known(
+        self,
+        execution_id: str,
+        session_id: str,
+        invocation_id: str | None,
+        request: Request | None = None,
+    ) -> Running | None:
+        """The execution with this id; `Conflict` when it is not what is asked for now."""
+        running = self._runs.get(execution_id)
+        execution = None if running is None else running.execution
+        if execution is None:
+            execution = await self._store.executions.get(execution_id)
+        if execution is None:
+            return None
+        if execution.session_id != session_id:
+            raise Conflict(
+                f"Execution {execution_id} is one of another session.", code="execution_id_in_use"
+            )
+        if invocation_id not in (None, execution.invocation_id):
+            raise Conflict(
+                f"Execution {execution_id} is one of another invocation.",
+                code="execution_id_in_use",
+            )
+        if request is not None:
+            await self._check_same_work(execution, request, running)
+        if running is not None:
+            return running
+        if execution.holder == self._leases.replica and not execution.status.ended:
+            # Recorded here, though nobody was told so: the answer of the store was lost. Written
+            # once more, so that who looks for such strays does not take it for one.
+            capacity = await self._runs.capacity_here(session_id)
+            execution = await self._store.executions.save(execution)
+            return self._runs.start(execution, capacity or 1, adopted=True)
+        return self._runs.stand_in(await self._bulk.fetch(execution))
+
+    async def _check_same_work(
+        self, execution: Execution, request: Request, running: Running | None
+    ) -> None:
+        try:
+            if running is not None and not running.adopted:
+                first = execution.request  # Complete, as it was submitted here.
+            else:
+                first = await self._bulk.request_of(execution)
+        except (PermanentError, TemporaryError):
+            return  # The blob store has lost it or is away: there is nothing to compare with.
+        if not first.same_work(request):
+            raise Conflict(
+                f"Execution {execution.id} exists, with other code, command or input. Use a new id "
+                "for new work.",
+                code="execution_id_in_use",
+            )
+
+    async def get(
+        self, execution_id: str, *, remembered: Remembered[Execution] | None = None
+    ) -> Execution:
+        """With `remembered`, which will do as well, the database has little time to answer."""
+        running = self._runs.get(execution_id)
+        if running is not None:
+            return running.execution
+        async with self._store.patience(remembered):
+            execution = await self._store.executions.get(execution_id)
+        if execution is None:
+            raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
+        return await self._bulk.fetch(execution)
+
+    async def look(self, execution_id: str, *, wait: float = 0.0) -> tuple[Execution, float | None]:
+        """
+        The execution, waited for as `wait` does, and while the database is away what is remembered
+        of it with its age in seconds. To show, not to decide by.
+        """
+        recall = self._store.recent_executions.recall
+        try:
+            return await self.wait(execution_id, wait, remembered=recall(execution_id)), None
+        except TemporaryError:
+            remembered = recall(execution_id)
+            if remembered is None:
+                raise
+            return await self._bulk.fetch(remembered.entity), remembered.age
+
+    async def list(
+        self,
+        *,
+        session_id: str | None = None,
+        invocation_id: str | None = None,
+        status: ExecutionStatus | None = None,
+        cursor: str | None,
+        limit: int,
+    ) -> Page[Execution]:
+        """A page of records; of large ones only the beginning is in it."""
+        if session_id is not None:
+            await self._lives.session(session_id)
+        page = await self._store.executions.page(
+            session_id=session_id,
+            invocation_id=invocation_id,
+            status=status,
+            cursor=cursor,
+            limit=limit,
+        )
+        items = tuple(
+            self.under_way(item) if not item.status.ended else item for item in page.items
+        )
+        return dataclasses.replace(page, items=items)
+
+    def under_way(self, execution: Execution) -> Execution:
+        """What is known here beyond the record, which says late that it runs, or never."""
+        running = self._runs.get(execution.id)
+        return execution if running is None else running.execution
+
+    async def wait(
+        self,
+        execution_id: str,
+        seconds: float,
+        *,
+        remembered: Remembered[Execution] | None = None,
+    ) -> Execution:
+        """The execution when it has ended, or as it is after so many seconds."""
+        running = self._runs.get(execution_id)
+        if running is not None:
+            return await self.await_end(running, seconds)
+        execution = await self.get(execution_id, remembered=remembered)
+        seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
+        if execution.status.ended or seconds <= 0:
+            return execution
+        ended = await self._ends.within(execution_id, seconds)
+        return execution if ended is None else await self._bulk.fetch(ended)
+
+    async def await_end(self, running: Running, seconds: float) -> Execution:
+        seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
+        if seconds > 0 and not running.done.done():
+            await asyncio.wait([running.done], timeout=seconds)
+        return running.execution
+
+    async def cancel(self, execution_id: str, reason: str | None = None) -> Execution:
+        """
+        End an execution: asked first, then made to. One that was cancelled before stays so; one
+        that has ended otherwise is a `Conflict`.
+        """
+        grace = self._settings.execution.cancel_grace.total_seconds() + CANCEL_MARGIN
+        running = self._runs.get(execution_id)
+        if running is not None:
+            await self._runs.cancel(running, reason)
+            await asyncio.wait([running.done], timeout=grace)
+            execution = running.execution
+        else:
+            execution = await self.get(execution_id)
+            if not execution.status.ended:
+                await self._coordination.cancel(execution_id, reason or "")
+                execution = await self.wait(execution_id, grace)
+        if execution.status.ended and execution.status is not ExecutionStatus.CANCELLED:
+            raise Conflict(
+                f"Execution {execution_id} has ended ({execution.status}).",
+                code="execution_ended",
+                status_now=execution.status.value,
+            )
+        return execution
+
+    # While it runs
+
+    async def inject(self, execution_id: str, message: str) -> None:
+        """A message that the code can read."""
+        await self._talk(execution_id, "message", text=message)
+
+    async def type(self, execution_id: str, data: str, *, eof: bool) -> None:
+        """More for its stdin, as base64."""
+        await self._talk(execution_id, "stdin", data=data, eof=eof)
+
+    async def _talk(self, execution_id: str, operation: str, **content: Any) -> None:
+        execution = await self.get(execution_id)
+        if execution.status.ended:
+            raise _not_running(execution)
+        live = await self._lives.reach(execution.session_id)
+        if live is None:
+            raise _not_running(execution)
+        try:
+            await live.link.call(operation, id=execution_id, **content)
+        except ExecutorError as error:
+            if error.code in _CONFLICTS:
+                raise _not_running(await self.get(execution_id), _CONFLICTS[error.code]) from error
+            if error.code in ("queue_full", "stdin_full"):
+                raise TemporaryError(
+                    f"Execution {execution_id} has not read what it was given before.",
+                    code="queue_full",
+                ) from error
+            raise
+
+    async def resume(
+        self, execution_id: str, answer: dict[str, Any], *, approval: str | None
+    ) -> Execution:
+        """Answer what the execution asks."""
+        execution = await self.get(execution_id)
+        await self._approvals.resume(
+            execution_id, answer, approval=approval, status=execution.status.value
+        )
+        return execution
+
+    async def question(self, execution: Execution) -> dict[str, Any] | None:
+        """What an execution that runs waits to be told."""
+        if execution.status.ended:
+            return None
+        try:
+            return await self._approvals.question(execution.id)
+        except TemporaryError:
+            # Redis is away: all else that is known of it can be shown.
+            return None
+
+    # What happens to it
+
+    async def events(self, execution_id: str, after: int) -> AsyncIterator[Event]:
+        """
+        What happens to an execution from behind the number `after` on; the last event is `result`
+        with the execution.
+        """
+        running = self._runs.get(execution_id)
+        if running is not None:
+            async for event in _live_events(running, after):
+                yield event
+            return
+        execution = await self.get(execution_id)
+        if execution.status.ended:
+            for event in event_log.replay(execution):
+                if (event.number or 0) > after:
+                    yield event
+            return
+        mirror = self._mirrors.join(execution)
+        try:
+            async for event in _live_events(mirror, after):
+                yield event
+        finally:
+            self._mirrors.leave(mirror)
+
+
+async def _live_events(running: Running, after: int) -> AsyncIterator[Event]:
+    position, beats, ahead = 0, running.beats, None
+    while True:
+        running.changed.clear()
+        while (position := max(position, running.forgotten)) < running.told:
+            event = running.events[position - running.forgotten]
+            position += 1
+            if (event.number or 0) > after:
+                yield event
+        if running.done.done():
+            break
+        if running.ahead != ahead:
+            ahead = running.ahead
+            if ahead is not None:
+                yield Event(None, "queued", {"ahead": ahead})
+                continue  # Whatever came meanwhile may have been cleared by another reader.
+        if running.beats != beats:
+            beats = running.beats
+            yield Event(None, "heartbeat", {})
+            continue
+        await running.changed.wait()
+    execution = running.execution
+    if execution.outcome is not None:
+        last = event_log.of_result(execution.retry_count)
+        if last > after:
+            yield Event(last, "result", execution)
+
+
+def _not_running(execution: Execution, code: str = "execution_not_running") -> Conflict:
+    words = "takes no more input" if code == "stdin_closed" else "does not run"
+    return Conflict(
+        f"Execution {execution.id} {words} ({execution.status}).",
+        code=code,
+        status_now=execution.status.value,
+    )

@@ -1,0 +1,415 @@
+"""
+A session's files.
+
+Every path is resolved by the executor, inside the instance and beneath the workspace: the control
+plane never opens a file of user code. A path is text in which each byte that is not UTF-8 stands as
+a lone surrogate (PEP 383); what may leave by JSON is for the API to say.
+
+What was kept of a session that has ended, or whose node cannot be reached, is read from `Kept`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge
+from atoll.link.client import ExecutorError, ProtocolViolation
+from atoll.link.messages import MAX_NOTICE, FileEntry, notice
+from atoll.model.page import Page
+from atoll.model.times import moment
+from atoll.service import cursors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from datetime import datetime, timedelta
+
+    from atoll.drivers.base import Driver
+    from atoll.link.client import Link
+    from atoll.service.sessions.connections import Live, Lives
+
+    Tags = list[str] | None
+
+MAX_LIST = 1000
+TREE_SECONDS = 5.0
+"""For a page of a tree; a page that is not full then is not the last."""
+SEARCH_SECONDS = 10.0
+
+_NOT_FOUND = {"file_not_found"}
+_CONFLICTS = {
+    "is_directory",
+    "not_directory",
+    "file_exists",
+    "not_empty",
+    "not_a_file",
+    "disk_full",
+    "precondition_failed",
+}
+_CHANGES = {"mkdir", "move", "chmod", "remove"}
+_AWAY = {
+    "session_ended",
+    "node_not_reached",
+    "session_not_ready",
+    "workspace_lost",
+    "link_lost",
+    "protocol_violation",
+}
+"""Errors of a session whose files are not to be had where they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    path: str
+    type: str
+    size: int
+    mode: int
+    modified_at: datetime
+    etag: str | None = None
+    """Another one whenever the content may be another."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of a file: from first to last, or the last so many when there is no first."""
+
+    first: int | None
+    last: int | None
+    if_range: str | None = None
+    """All of the file when it has another tag than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    entry: Entry
+    start: int | None
+    """None when the file has none of the bytes that were asked for."""
+    stop: int
+    content: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    path: str
+    line: int
+    column: int
+    text: str
+
+
+class Kept(Protocol):
+    """Files of sessions that are away, as they were kept last."""
+
+    async def open(
+        self, session_id: str, path: str, start: int, end: int | None
+    ) -> tuple[Entry, AsyncIterator[bytes]] | None:
+        """
+        A file, and its bytes from `start` up to but not including `end`; None when nothing is kept
+        of it. The entry is of the whole file. The path is as it was given: it is this one's to see
+        that it leads to a file of this session and nowhere else.
+        """
+
+    async def list(
+        self, session_id: str, path: str, *, after: str | None, limit: int
+    ) -> tuple[list[Entry], str | None] | None:
+        """
+        Entries of a directory by name, beyond the name `after`, and the name to go on behind; None
+        when nothing is kept of it.
+        """
+
+
+class Files:
+    def __init__(
+        self, lives: Lives, driver: Driver, *, work_timeout: timedelta, kept: Kept | None = None
+    ) -> None:
+        self._lives = lives
+        self._driver = driver
+        self._work_timeout = work_timeout
+        self._kept = kept
+        self.changed: Callable[[str], None] = lambda session_id: None
+        """Told of each session whose files may be others now."""
+
+    # Looking
+
+    async def list(
+        self, session_id: str, path: str, *, cursor: str | None, limit: int
+    ) -> Page[Entry]:
+        after, limit = cursors.read("n", cursor), min(limit, MAX_LIST)
+        try:
+            answer = await self._call(session_id, "list", path=path, after=after, limit=limit)
+        except AtollError as error:
+            kept = None
+            if self._kept is not None and error.code in _AWAY:
+                kept = await self._kept.list(session_id, path, after=after, limit=limit)
+            if kept is None:
+                raise
+            return Page(tuple(kept[0]), cursors.written("n", kept[1]))
+        entries = tuple(_entry(item) for item in answer["entries"])
+        return Page(entries, cursors.written("n", answer["next"]))
+
+    async def tree(
+        self, session_id: str, path: str, *, glob: str | None, cursor: str | None, limit: int
+    ) -> Page[Entry]:
+        """
+        What is below a directory, or those that match a pattern, each directory before what is in
+        it. A page may have fewer than `limit` and not be the last.
+        """
+        answer = await self._call(
+            session_id,
+            "tree",
+            path=path,
+            glob=glob,
+            after=cursors.read("t", cursor),
+            limit=min(limit, MAX_LIST),
+            seconds=TREE_SECONDS,
+        )
+        entries = tuple(_entry(item) for item in answer["entries"])
+        return Page(entries, cursors.written("t", answer["next"]))
+
+    async def search(
+        self,
+        session_id: str,
+        path: str,
+        query: str,
+        *,
+        regex: bool,
+        ignore_case: bool,
+        glob: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> Page[Match]:
+        """Lines of text that hold something; pages as in `tree`."""
+        after, line = _search_place(cursor)
+        answer = await self._call(
+            session_id,
+            "search",
+            path=path,
+            query=query,
+            regex=regex,
+            ignore_case=ignore_case,
+            glob=glob,
+            after=after,
+            line=line,
+            limit=min(limit, MAX_LIST),
+            seconds=SEARCH_SECONDS,
+        )
+        found = tuple(Match(**match) for match in answer["matches"])
+        following = answer["next"]
+        place = None if following is None else json.dumps([following["path"], following["line"]])
+        return Page(found, cursors.written("s", place))
+
+    async def stat(self, session_id: str, path: str) -> Entry:
+        return _entry((await self._call(session_id, "stat", path=path))["entry"])
+
+    async def watch(
+        self, session_id: str, path: str, *, recursive: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        """
+        What happens below a directory, from now on: `type`, `path`, and `from` of what was moved.
+        """
+        live = await self._lives.live(session_id)
+        fetch = live.link.fetch("follow", path=path, recursive=recursive)
+        _, content = await _translated(fetch)
+        return _notices(live.link, content)
+
+    # Content
+
+    async def read(
+        self, session_id: str, path: str, part: Range | None = None, *, head: bool = False
+    ) -> Download:
+        """A file and its content, which is read as fast as it is taken; with `head`, none of it."""
+        try:
+            live = await self._lives.live(session_id)
+            asked = None if part is None else (part.first, part.last)
+            if_range = None if part is None else part.if_range
+            entry, content = await _translated(
+                live.link.read(path, part=asked, if_range=if_range, head=head)
+            )
+        except AtollError as error:
+            found = await self._read_kept(session_id, path, part, head, error)
+            if found is None:
+                raise
+            return found
+        return Download(_entry(entry), entry["start"], entry["stop"], content)
+
+    async def _read_kept(
+        self, session_id: str, path: str, part: Range | None, head: bool, error: AtollError
+    ) -> Download | None:
+        if self._kept is None or error.code not in _AWAY:
+            return None
+        found = await self._kept.open(session_id, path, 0, 0)
+        if found is None:
+            return None
+        entry = found[0]
+        start, stop = _chosen(entry, part)
+        content = found[1]
+        if not head and start is not None and stop > start:
+            again = await self._kept.open(session_id, path, start, stop)
+            if again is None:
+                return None
+            content = again[1]
+        return Download(entry, start, stop, content)
+
+    async def write(
+        self,
+        session_id: str,
+        path: str,
+        content: AsyncIterator[bytes],
+        *,
+        mode: int = 0o644,
+        if_match: Tags = None,
+        if_none_match: Tags = None,
+    ) -> Entry:
+        """The file is there whole, or is as it was."""
+        live = await self._lives.live(session_id)
+        write = live.link.write(
+            path,
+            content,
+            mode=mode,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            disk=self._disk(live),
+        )
+        entry: FileEntry = await self._changing(session_id, write)
+        return _entry(entry)
+
+    async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
+        """A directory as an archive, made while it is taken."""
+        live = await self._lives.live(session_id)
+        _, content = await _translated(live.link.fetch("pack", path=path, form=form))
+        found: AsyncIterator[bytes] = content
+        return found
+
+    async def unpack(
+        self, session_id: str, path: str, form: str, content: AsyncIterator[bytes]
+    ) -> int:
+        """An archive into a directory, all of it or nothing; how many entries it had."""
+        live = await self._lives.live(session_id)
+        push = live.link.push(
+            "unpack",
+            content,
+            path=path,
+            form=form,
+            disk=self._disk(live),
+            within=self._work_timeout,
+        )
+        return int((await self._changing(session_id, push))["entries"])
+
+    def _disk(self, live: Live) -> int | None:
+        """How large the workspace may be, where the executor has to see to that."""
+        _, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
+        return watch.get("disk")
+
+    # Changing
+
+    async def mkdir(self, session_id: str, path: str, *, parents: bool) -> Entry:
+        return _entry((await self._call(session_id, "mkdir", path=path, parents=parents))["entry"])
+
+    async def move(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
+        answer = await self._call(
+            session_id, "move", source=source, target=target, overwrite=overwrite
+        )
+        return _entry(answer["entry"])
+
+    async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
+        """A file or a tree; the copy is there whole or not at all."""
+        live = await self._lives.live(session_id)
+        copy = live.link.call(
+            "copy",
+            within=self._work_timeout,
+            source=source,
+            target=target,
+            overwrite=overwrite,
+            disk=self._disk(live),
+        )
+        return _entry((await self._changing(session_id, copy))["entry"])
+
+    async def chmod(self, session_id: str, path: str, mode: int) -> Entry:
+        return _entry((await self._call(session_id, "chmod", path=path, mode=mode))["entry"])
+
+    async def remove(self, session_id: str, path: str, *, recursive: bool) -> None:
+        await self._call(session_id, "remove", path=path, recursive=recursive)
+
+    async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
+        live = await self._lives.live(session_id)
+        call = live.link.call(op, **request)
+        answer: dict[str, Any] = await (
+            self._changing(session_id, call) if op in _CHANGES else _translated(call)
+        )
+        return answer
+
+    async def _changing(self, session_id: str, call: Awaitable[Any]) -> Any:
+        try:
+            return await _translated(call)
+        finally:
+            # Also when it failed: a part of it may have been done.
+            self.changed(session_id)
+
+
+async def _translated(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except ExecutorError as error:
+        if error.code in _NOT_FOUND:
+            raise NotFound(error.message, code=error.code) from None
+        if error.code in _CONFLICTS:
+            raise Conflict(error.message, code=error.code) from None
+        if error.code == "too_large":
+            raise TooLarge(error.message, code=error.code) from None
+        if error.code == "executor_busy":
+            raise TemporaryError(error.message, code="session_crowded") from None
+        raise InvalidRequest(error.message, code=error.code) from None
+
+
+async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    rest = b""
+    async for piece in content:
+        *lines, rest = (rest + piece).split(b"\n")
+        try:
+            if len(rest) > MAX_NOTICE:
+                raise ProtocolViolation("The executor sent a notice that is too long.")
+            notices = [notice(line) for line in lines]
+        except ProtocolViolation as violation:
+            link.violated(violation)
+            raise
+        for found in notices:
+            yield found
+
+
+def _chosen(entry: Entry, part: Range | None) -> tuple[int | None, int]:
+    """As the executor does it."""
+    if part is None or part.if_range not in (None, entry.etag):
+        return 0, entry.size
+    first, last = part.first, part.last
+    if first is None:
+        first, last = max(0, entry.size - (last or 0)), None
+    stop = entry.size if last is None else min(entry.size, last + 1)
+    return (first, stop) if first < stop else (None, 0)
+
+
+def _search_place(cursor: str | None) -> tuple[str | None, int]:
+    """The file and the line to go on behind."""
+    place = cursors.read("s", cursor)
+    if place is None:
+        return None, 0
+    try:
+        path, line = json.loads(place)
+    except (ValueError, TypeError, RecursionError):
+        raise cursors.bad() from None
+    if not (isinstance(path, str) and isinstance(line, int)):
+        raise cursors.bad()
+    return path, line
+
+
+def _entry(item: FileEntry) -> Entry:
+    return Entry(
+        path=item["path"],
+        type=item["type"],
+        size=item["size"],
+        mode=item["mode"],
+        modified_at=moment(item["modified"]),
+        etag=item["etag"] if item["type"] == "file" else None,
+    )

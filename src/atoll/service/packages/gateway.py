@@ -1,0 +1,276 @@
+"""
+What an installation can reach: the pages of the package index, and the files that they link to.
+
+One gateway serves one installation, over connections from inside its sandbox. It answers
+`GET /simple/<name>/` with the index's page in the form of PEP 691, in which every link leads back
+here, and `GET` or `HEAD /files/<token>/<name>` for a link that it gave out itself; everything else
+is refused. Who asks never learns the index's address, which may hold a password, and cannot name an
+address of its own. A redirect is followed to the host that was asked, and no other; which hosts
+may be asked is the affair of `package_hosts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import structlog
+from packaging.utils import canonicalize_name
+
+from atoll.drivers import relay
+from atoll.drivers.relay import PIECE, Refused
+from atoll.service.packages.downloads import Downloads
+from atoll.service.packages.hosts import PackageHosts
+from atoll.service.packages.index import ACCEPT
+from atoll.service.packages.links import Links, UnreadablePage
+from atoll.service.packages.pages import JSON_PAGE, PAGE_LIMIT
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    import h11
+
+    from atoll.drivers.base import Wheel
+    from atoll.drivers.relay import Peer, Way
+    from atoll.service.packages.downloads import Download
+    from atoll.service.packages.index import Index
+    from atoll.settings import PackageSettings
+
+METADATA_LIMIT = 8 * 1024 * 1024
+PAGES = 4
+"""Pages that one installation is given at once: each is in memory, and has a process."""
+MOST_DIGITS = 19
+CONNECTIONS = 64
+SIMPLE = re.compile(r"/simple/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/")
+FILES = re.compile(r"/files/([0-9a-f]{32})/([^/]+)")
+METADATA, WHEEL = ".metadata", ".whl"
+RANGE = re.compile(r"bytes=\d*-\d*")
+PASSED = ("content-type", "content-length", "content-range", "accept-ranges", "etag")
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class Gateway:
+    def __init__(
+        self, index: Index, settings: PackageSettings, say: Callable[[str], None], place: Path
+    ) -> None:
+        """`place` is a directory for the wheels that are downloaded."""
+        self._index = index
+        self._settings = settings
+        self._say = say
+        """Told in the installation's log what the index did wrong."""
+        self._links = Links()
+        self._downloads = Downloads(place)
+        self._hosts = PackageHosts(index.url, settings)
+        self._left = settings.disk
+        """Bytes that may still be downloaded."""
+        self._pages = asyncio.Semaphore(PAGES)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._client: httpx.AsyncClient | None = None
+        self.away = False
+        """Whether the index did not answer when it was asked: a fault that may pass."""
+
+    async def __aenter__(self) -> Gateway:
+        # What is trusted is read from disk.
+        tls = await asyncio.to_thread(self._index.tls)
+        self._client = relay.client(self._settings, tls=tls, trust_env=True)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in list(self._serving):
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+        assert self._client is not None
+        await self._client.aclose()
+
+    def wheels(self) -> list[Wheel]:
+        """Those that were downloaded, each as the index has it."""
+        return self._downloads.wheels()
+
+    async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serve one connection to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._serving) >= CONNECTIONS:
+            writer.close()
+            return
+        self._serving.add(task)
+        try:
+            await relay.converse(reader, writer, self._answer)
+        except asyncio.CancelledError:
+            # The installation is over. Who made this task has no use for how it ended.
+            pass
+        finally:
+            self._serving.discard(task)
+
+    async def _answer(self, peer: Peer, request: h11.Request) -> None:
+        try:
+            await self._route(peer, request)
+        except (httpx.InvalidURL, ValueError):
+            # Of a link on a page, or a redirect.
+            self._say("The package index links to what is no address.")
+            raise Refused(502, "The index links to what is no address.") from None
+        except httpx.HTTPError as error:
+            self.away = True
+            # Its words may hold the address.
+            self._say(f"The package index does not answer ({type(error).__name__}).")
+            log.warning("packages.index_failed", error=str(error) or repr(error))
+            raise Refused(502, "The package index does not answer.") from None
+
+    async def _route(self, peer: Peer, request: h11.Request) -> None:
+        method, target = request.method.decode(), request.target.decode("ascii", "replace")
+        if method not in ("GET", "HEAD"):
+            raise Refused(403, "Only GET and HEAD.")
+        if found := SIMPLE.fullmatch(target):
+            async with self._pages:
+                await self._page(peer, found[1])
+        elif found := FILES.fullmatch(target):
+            await self._file(peer, request, found[1], unquote(found[2]))
+        else:
+            raise Refused(403, "Only the package index can be reached from here.")
+
+    # Pages
+
+    async def _page(self, peer: Peer, name: str) -> None:
+        if canonicalize_name(name) != name:
+            raise Refused(403, "Not a package's name.")
+        url = self._index.page(name)
+        async with self._asked("GET", url, {"Accept": ACCEPT}) as response:
+            if response.status_code in (404, 410):
+                raise Refused(404, "No such package.")
+            self._check(response, f"for {name}")
+            content = await _read(response, PAGE_LIMIT)
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            at = str(response.url)
+        try:
+            page = await self._links.rewrite(name, content, kind, at)
+        except UnreadablePage:
+            self._say(f"The page of {name} on the package index is malformed or too large.")
+            raise Refused(502, "The index's page cannot be read.") from None
+        await peer.whole(200, JSON_PAGE, page)
+
+    # Files
+
+    async def _file(self, peer: Peer, request: h11.Request, token: str, name: str) -> None:
+        file = self._links.get(token)
+        if file is None or name not in (file.name, file.name + METADATA):
+            raise Refused(403, "No page of the index links there.")
+        url, limit = file.url, self._settings.max_file
+        if name != file.name:
+            if not file.metadata:
+                raise Refused(404, "The index has no metadata of it.")
+            parts = urlsplit(url)
+            url = parts._replace(path=parts.path + METADATA).geturl()
+            limit = METADATA_LIMIT
+        headers = {}
+        for key, value in request.headers:
+            if key == b"range" and RANGE.fullmatch(value.decode("ascii", "replace")):
+                headers["Range"] = value.decode()
+        method = request.method.decode()
+        async with self._asked(method, url, headers) as response:
+            if response.status_code in (404, 410, 416):
+                raise Refused(response.status_code, "The index does not have it.")
+            self._check(response, f"for {name}")
+            announced = response.headers.get("content-length", "")
+            if announced.isdecimal() and int(announced[:MOST_DIGITS]) > limit:
+                self._say(f"{name} is larger than the {limit} bytes that are allowed.")
+                raise Refused(413, "Too large.")
+            passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]
+            download = None
+            if method == "GET" and response.status_code == 200 and name.endswith(WHEEL):
+                download = self._downloads.begin(file)
+            try:
+                await peer.start(response.status_code, passed)
+                if method == "GET":
+                    await self._pass_on(peer, response, name, limit, download)
+                await peer.end()
+            finally:
+                if download is not None:
+                    await asyncio.shield(asyncio.to_thread(download.drop))
+
+    async def _pass_on(
+        self,
+        peer: Peer,
+        response: httpx.Response,
+        name: str,
+        limit: int,
+        download: Download | None,
+    ) -> None:
+        sent, last = 0, b""
+        async for data in response.aiter_raw(PIECE):
+            sent += len(data)
+            self._left -= len(data)
+            if sent > limit or self._left < 0:
+                self._say(f"More was downloaded than is allowed, at {name}.")
+                raise Refused(413, "Too large.")
+            if download is not None:
+                await self._stored(name, download.write, data)
+            if last:
+                await peer.send(last)
+            last = data
+        # Before the last of it is sent: what is wrong is never complete inside.
+        if download is not None and not await self._stored(name, download.is_right):
+            self._say(f"{name} is not what the package index's hashes say.")
+            raise Refused(502, "Its hash is another.")
+        if last:
+            await peer.send(last)
+
+    async def _stored(self, name: str, work: Callable[..., T], *arguments: bytes) -> T:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except OSError as error:
+            self.away = True
+            self._say(f"{name} could not be stored on this node: {error.strerror}.")
+            raise Refused(502, "It could not be stored.") from error
+
+    # Upstream
+
+    def _asked(
+        self, method: str, url: str, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        assert self._client is not None
+        return relay.ask(
+            self._client,
+            method,
+            url,
+            headers,
+            auth=self._index.auth_for,
+            ways=self._ways,
+        )
+
+    async def _ways(self, url: str) -> list[Way]:
+        try:
+            return await self._hosts.ways(url)
+        except Refused:
+            self._say(
+                f"The package index links to {urlsplit(url).hostname}, which is not at a public "
+                "address. Name it in ATOLL_PACKAGES__PRIVATE_HOSTS to allow that."
+            )
+            raise
+
+    def _check(self, response: httpx.Response, what: str) -> None:
+        if response.is_redirect:
+            self._say(f"The package index sends elsewhere {what}, which is not allowed.")
+            raise Refused(403, "It leads to another host.")
+        if response.status_code not in (200, 206):
+            self.away |= response.status_code >= 500 or response.status_code == 429
+            self._say(f"The package index answered {response.status_code} {what}.")
+            raise Refused(502, f"The index answered {response.status_code}.")
+
+
+async def _read(response: httpx.Response, limit: int) -> bytes:
+    content = bytearray()
+    async for data in response.aiter_raw(PIECE):
+        content += data
+        if len(content) > limit:
+            raise Refused(413, "The page is too large.")
+    return bytes(content)

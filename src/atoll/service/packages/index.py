@@ -1,0 +1,110 @@
+"""
+The package index, as the gateway asks it.
+
+Which one it is, settings say; else what pip on this machine is configured with. pip itself is asked
+for that, because only it knows all the places where that can be said, and where it goes if nothing
+is said. Its address may hold a password: it is told to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import ssl
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from atoll.drivers.relay import origin
+from atoll.errors import InvalidRequest
+from atoll.service.packages.pages import JSON_PAGE
+
+if TYPE_CHECKING:
+    from atoll.settings import PackageSettings
+
+ASK_SECONDS = 30.0
+ACCEPT = f"{JSON_PAGE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+"""Variables of uv that name an index; pip's own are read by pip."""
+
+# With the options that it would install with, from its files, the environment and its defaults.
+_ASK_PIP = """
+import json
+from pip._internal.commands import create_command
+options, _ = create_command("install").parser.parse_args([])
+print(json.dumps({"url": options.index_url, "none": options.no_index, "ca_file": options.cert}))
+"""
+
+
+@dataclass(frozen=True)
+class Index:
+    url: str = field(repr=False)
+    """Without user and password, and without a slash at its end."""
+    auth: tuple[str, str] | None = field(default=None, repr=False)
+    ca_file: str | None = None
+
+    def page(self, name: str) -> str:
+        return f"{self.url}/{name}/"
+
+    def auth_for(self, url: str) -> tuple[str, str] | None:
+        """Its password is for itself, not for where it links to."""
+        return self.auth if origin(url) == origin(self.url) else None
+
+    def tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.ca_file)
+
+
+def index_at(url: str, ca_file: str | None) -> Index:
+    parts = urlsplit(url)
+    auth = None
+    if parts.username is not None:
+        auth = unquote(parts.username), unquote(parts.password or "")
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+    return Index(urlunsplit(bare).rstrip("/"), auth, ca_file)
+
+
+async def find_index(settings: PackageSettings) -> Index:
+    ca_file = None if settings.ca_file is None else str(settings.ca_file)
+    if settings.index_url is not None:
+        return index_at(settings.index_url, ca_file)
+    for name in VARIABLES:
+        if os.environ.get(name):
+            return index_at(os.environ[name].rpartition("=")[2], ca_file)
+    for python in (sys.executable, shutil.which("python3")):
+        if python is not None and (told := await _ask(python)) is not None:
+            if told["none"]:
+                break
+            return index_at(told["url"], ca_file or told["ca_file"])
+    raise InvalidRequest(
+        "dependencies: no package index is configured here. Set ATOLL_PACKAGES__INDEX_URL.",
+        code="packages_not_configured",
+        field="dependencies",
+    )
+
+
+async def _ask(python: str) -> dict[str, Any] | None:
+    """What pip of this interpreter would use; none when there is no pip."""
+    process = await asyncio.create_subprocess_exec(
+        python, "-c", _ASK_PIP,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        told = json.loads(printed)
+        return told if process.returncode == 0 and isinstance(told["url"], str) else None
+    except (ValueError, KeyError, TypeError):
+        return None

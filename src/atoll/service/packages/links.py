@@ -1,0 +1,87 @@
+"""
+The files that pages of the package index have linked to, for one installation.
+
+Pages are read by `package_pages` in a process of its own with limits. What comes back is kept here:
+so many bytes of links for an installation and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+
+from atoll.service.packages import pages
+
+READ_SECONDS = 60.0
+"""For one page, on a busy machine too: its processor time has a limit of its own."""
+MOST_BYTES = 64 * 1024 * 1024
+"""Of all links of an installation, as they are written by `package_pages`."""
+
+
+class UnreadablePage(Exception):
+    """A page that makes no sense, or takes more than the limits to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file as a page of the index links to it."""
+
+    name: str
+    url: str = field(repr=False)
+    metadata: bool
+    """Whether the index has its metadata beside it."""
+    hashes: dict[str, str]
+    """Hexadecimal, by algorithm."""
+
+
+class Links:
+    def __init__(self) -> None:
+        self._links: dict[str, Link] = {}
+        self._bytes = 0
+
+    def get(self, token: str) -> Link | None:
+        return self._links.get(token)
+
+    async def rewrite(self, name: str, content: bytes, kind: str, url: str) -> bytes:
+        """A page of the index in whose place each link has a token. Raises `UnreadablePage`."""
+        written = await _run(name, content, kind, url)
+        return await asyncio.to_thread(self._keep, written)
+
+    def _keep(self, written: bytes) -> bytes:
+        count, _, rest = written.partition(b"\n")
+        *listed, page = rest.split(b"\n", int(count))
+        for line in listed:
+            token, *about = json.loads(line)
+            if token in self._links:
+                continue
+            self._bytes += len(line)
+            if self._bytes > MOST_BYTES:
+                raise UnreadablePage
+            self._links[token] = Link(*about)
+        return page
+
+
+async def _run(name: str, content: bytes, kind: str, url: str) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", pages.__file__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
+        env={},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            told = json.dumps([name, kind, url]).encode()
+            written, _ = await process.communicate(told + b"\n" + content)
+    except TimeoutError:
+        raise UnreadablePage from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise UnreadablePage
+    return written

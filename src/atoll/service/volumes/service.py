@@ -1,0 +1,190 @@
+"""
+Volumes: files that several sessions share.
+
+A session that asks for volumes is given them in every instance that it ever has. A volume on a
+node's disk is for the sessions of that node; one in the blob store's bucket is for all. The record
+is written before the volume is made and removed before its files are, so nobody is ever given what
+another one left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.blobs.base import Refused, UnlistableNames
+from atoll.drivers.base import NotEmptied
+from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
+from atoll.model.session import WorkspaceMode
+from atoll.model.volume import LOCAL, S3, Volume
+from atoll.service.sessions.connections import mounted_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.blobs.base import Blobs
+    from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.model.page import Page
+    from atoll.model.session import Session
+    from atoll.model.volume import VolumeMount
+    from atoll.settings import SessionSettings
+    from atoll.stores.base import Store
+
+BATCH = 100
+
+log = structlog.get_logger(__name__)
+
+
+class Volumes:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        blobs: Blobs,
+        clock: Clock,
+        settings: SessionSettings,
+        node_id: str,
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._blobs = blobs
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+
+    # For sessions
+
+    async def check(self, mounts: Sequence[VolumeMount], mode: WorkspaceMode) -> None:
+        """Whether a session on this node can have them, and its workspace in that mode."""
+        if mode is WorkspaceMode.MOUNT and (trouble := self._driver.places.trouble()) is not None:
+            raise InvalidRequest(
+                f"workspace_mode: no workspace can be mounted on this node: {trouble}.",
+                code="mount_unavailable",
+                field="workspace_mode",
+            )
+        _check_paths([mount.path for mount in mounts])
+        for mount in mounts:
+            volume = await self.get(mount.volume_id)
+            self._check_here(volume)
+            await self._driver.places.check(volume, read_only=mount.read_only)
+
+    async def discard_mounted(self, session: Session) -> None:
+        """Remove what an ended session had in a workspace that was mounted."""
+        prefix = mounted_at(session)
+        if prefix is not None and session.status.ended:
+            await self._empty(prefix, later=True)
+            try:
+                await self._driver.places.discard(prefix)
+            except NotEmptied as error:
+                # Code of the session chose these names: nothing else may wait for it.
+                log.error("workspace.not_emptied", session_id=session.id, error=error.message)
+
+    async def _empty(self, prefix: str, *, later: bool) -> None:
+        """
+        Remove in bulk what has ordinary keys, and leave the rest, directories above all, to those
+        who know how a file system is kept in a bucket. One by one, all of it would take long.
+        """
+        try:
+            await self._blobs.remove_all(f"{prefix}/", later=later)
+        except (UnlistableNames, Refused) as error:
+            log.info("prefix.not_listed", prefix=prefix, error=error.message)
+
+    # Verbs
+
+    async def create(self, volume_id: str, *, size: int | None, kind: str | None) -> Volume:
+        trouble = self._driver.places.trouble()
+        if kind is None:
+            kind = S3 if trouble is None else LOCAL
+        if kind == S3 and trouble is not None:
+            raise InvalidRequest(
+                f"kind: nothing of a bucket can be mounted on this node: {trouble}.",
+                code="mount_unavailable",
+                field="kind",
+            )
+        if kind == S3 and size is not None:
+            raise InvalidRequest(
+                "size: a volume in the bucket has no bound; leave it out.", field="size"
+            )
+        if size is not None and size > (most := self._settings.max_disk):
+            raise InvalidRequest(f"size: at most {most} bytes are allowed here.", field="size")
+        volume = Volume(
+            id=volume_id,
+            created_at=self._clock.now(),
+            size=0 if kind == S3 else size or self._settings.disk,
+            kind=kind,
+            node_id=None if kind == S3 else self._node_id,
+        )
+        try:
+            await self._store.volumes.add(volume)
+        except Conflict:
+            raise Conflict(
+                f"A volume has the name {volume_id} already.", code="volume_exists"
+            ) from None
+        try:
+            await self._driver.places.make(volume)
+        except BaseException:
+            await self._store.volumes.remove(volume_id)
+            raise
+        return volume
+
+    async def get(self, volume_id: str) -> Volume:
+        volume = await self._store.volumes.get(volume_id)
+        if volume is None:
+            raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
+        return volume
+
+    async def list(self, *, cursor: str | None, limit: int) -> Page[Volume]:
+        return await self._store.volumes.page(cursor=cursor, limit=limit)
+
+    async def remove(self, volume_id: str) -> None:
+        volume = await self.get(volume_id)
+        self._check_here(volume)
+        await self._check_unused(volume_id)
+        # From now on no session is given it; one that came to have it meanwhile is seen below.
+        if not await self._store.volumes.remove(volume_id):
+            raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
+        try:
+            await self._check_unused(volume_id)
+            # An instance of a session that has just ended may have it still.
+            await self._driver.places.check_unused(volume)
+            if volume.kind == S3:
+                # Now or not at all: a volume that stays after a failure keeps its files.
+                await self._empty(f"volumes/{volume_id}", later=False)
+            await self._driver.places.remove(volume)
+        except AtollError:
+            await self._store.volumes.add(volume)
+            raise
+        log.info("volume.removed", volume_id=volume_id)
+
+    async def _check_unused(self, volume_id: str) -> None:
+        after = ""
+        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
+            for session in batch:
+                if any(mount.volume_id == volume_id for mount in session.volumes):
+                    raise Conflict(
+                        f"Session {session.id} has volume {volume_id}; end it first.",
+                        code="volume_in_use",
+                        session_id=session.id,
+                    )
+            after = batch[-1].id
+
+    def _check_here(self, volume: Volume) -> None:
+        if volume.node_id not in (None, self._node_id):
+            raise Conflict(
+                f"Volume {volume.id} is on the disk of node {volume.node_id}, not of "
+                f"{self._node_id}.",
+                code="volume_elsewhere",
+                node_id=volume.node_id,
+            )
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    for number, path in enumerate(paths):
+        for other in paths[:number]:
+            if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+                raise InvalidRequest(
+                    f"volumes: {path} and {other} are at the same place, or one in the other.",
+                    field="volumes",
+                )

@@ -1,0 +1,158 @@
+"""
+One event, sent to one webhook: signed, and taken as delivered by an answer of 200 to 299.
+
+The headers are those of Standard Webhooks: `webhook-id`, the same at every try,
+`webhook-timestamp` of this try, and `webhook-signature`, an HMAC-SHA256 of both and the body.
+Redirects are not followed, and of an answer only its head is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from atoll.errors import AtollError
+from atoll.service.webhooks.addresses import parse, resolve
+from atoll.version import __version__
+
+if TYPE_CHECKING:
+    import ssl
+
+    from atoll.clock import Clock
+    from atoll.model.event import Event
+    from atoll.model.webhook import Webhook
+    from atoll.service.auth.encryption import Sealing
+    from atoll.settings import EventSettings
+
+SECRET = "whsec_"  # noqa: S105 - how secrets begin
+LONGEST_ERROR = 200
+IDLE_SECONDS = 30.0
+"""How long a connection is kept for the next event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of one try."""
+
+    status: int | None = None
+    error: str | None = None
+    """Why it does not count; none when it does."""
+
+
+def event_out(event: Event) -> dict[str, Any]:
+    return {
+        "number": event.number,
+        "type": event.type,
+        "subject": event.subject,
+        "at": event.at.isoformat().replace("+00:00", "Z"),
+        "data": event.data,
+    }
+
+
+def sealed_about(webhook_id: str) -> str:
+    return f"webhook:{webhook_id}"
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(SECRET))
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+class Sender:
+    """Makes the lines on which events go out."""
+
+    def __init__(self, sealing: Sealing, clock: Clock, settings: EventSettings) -> None:
+        self._sealing = sealing
+        self._clock = clock
+        self._settings = settings
+        self._tls: ssl.SSLContext | None = None
+
+    async def line(self) -> Line:
+        """One for each webhook: a connection that another left open was made for another name."""
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context)
+        return Line(self._tls, self._sealing, self._clock, self._settings)
+
+
+class Line:
+    def __init__(
+        self, tls: ssl.SSLContext, sealing: Sealing, clock: Clock, settings: EventSettings
+    ) -> None:
+        self._sealing = sealing
+        self._clock = clock
+        self._timeout = settings.webhook_timeout.total_seconds()
+        self._private = settings.webhook_private
+        self._client = httpx.AsyncClient(
+            verify=tls,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=self._timeout,
+            limits=httpx.Limits(max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
+        )
+        self._host = ""
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def send(self, webhook: Webhook, event: Event, message_id: str) -> Answered:
+        """Never raises for what the other side does."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._send(webhook, event, message_id)
+        except TimeoutError:
+            return Answered(error=f"It did not answer within {self._timeout:g} s.")
+        except AtollError as error:
+            return Answered(error=error.message[:LONGEST_ERROR])
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return Answered(error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+
+    async def _send(self, webhook: Webhook, event: Event, message_id: str) -> Answered:
+        target = parse(webhook.url)
+        addresses = await resolve(target, private=self._private, timeout=self._timeout)
+        secret = await asyncio.to_thread(
+            self._sealing.open, webhook.secret, sealed_about(webhook.id)
+        )
+        if secret is None:
+            return Answered(error="Its secret cannot be read: a key of secrets.key is missing.")
+        body = json.dumps(event_out(event), separators=(",", ":")).encode()
+        timestamp = int(self._clock.now().timestamp())
+        headers = {
+            "host": target.authority,
+            "content-type": "application/json",
+            "user-agent": f"atoll/{__version__}",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signature(secret, message_id, timestamp, body),
+        }
+        refused: httpx.ConnectError | None = None
+        for address in addresses:
+            try:
+                # The certificate is that of the name.
+                async with self._client.stream(
+                    "POST",
+                    target.at(address),
+                    content=body,
+                    headers=headers,
+                    extensions={"sni_hostname": target.host},
+                ) as response:
+                    return _judged(response.status_code)
+            except httpx.ConnectError as error:
+                refused = error
+        assert refused is not None
+        raise refused
+
+
+def _judged(status: int) -> Answered:
+    if 200 <= status < 300:
+        return Answered(status)
+    if 300 <= status < 400:
+        return Answered(status, f"It answered {status}; redirects are not followed.")
+    return Answered(status, f"It answered {status}.")

@@ -1,0 +1,184 @@
+"""
+Webhooks: addresses that are told of events.
+
+A secret is shown when it is made and never again; it is stored encrypted. Delivering is the matter
+of `reconcile.webhooks`; here is what people ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import secrets
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll import ids
+from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.model.event import Event
+from atoll.model.webhook import MOST_WEBHOOKS, Webhook
+from atoll.service.webhooks.addresses import parse, resolve
+from atoll.service.webhooks.delivery import SECRET, sealed_about
+
+if TYPE_CHECKING:
+    from atoll.clock import Clock
+    from atoll.coordination.base import Coordination
+    from atoll.service.auth.encryption import Sealing
+    from atoll.service.events.service import Feed
+    from atoll.service.webhooks.delivery import Answered, Sender
+    from atoll.settings import EventSettings
+    from atoll.stores.base import Store
+
+log = structlog.get_logger(__name__)
+
+CHANGED = "webhooks"
+"""What a replica that changed one tells the others."""
+SECRET_BYTES = (24, 64)
+_RACES = 10
+
+
+class Webhooks:
+    def __init__(
+        self,
+        store: Store,
+        feed: Feed,
+        sender: Sender,
+        sealing: Sealing,
+        coordination: Coordination,
+        clock: Clock,
+        settings: EventSettings,
+    ) -> None:
+        self._store = store
+        self._feed = feed
+        self._sender = sender
+        self._sealing = sealing
+        self._coordination = coordination
+        self._clock = clock
+        self._settings = settings
+
+    async def create(
+        self,
+        url: str,
+        types: tuple[str, ...],
+        secret: str | None,
+        *,
+        enabled: bool = True,
+        seed: ids.Seed | None = None,
+    ) -> tuple[Webhook, str | None]:
+        """With its secret if that was made here. It is told of what is stored from now on."""
+        if secret is None and seed is not None:
+            raise InvalidRequest(
+                "secret: an answer to an Idempotency-Key is kept, and a secret must not be; give "
+                "one, or no such key.",
+                field="secret",
+            )
+        if secret is not None:
+            _check_secret(secret)
+        await self._check_url(url)
+        webhook_id = ids.webhook_id(seed)
+        if len(await self._store.webhooks.all()) >= MOST_WEBHOOKS:
+            raise Conflict(
+                f"There are {MOST_WEBHOOKS} webhooks already; remove one.",
+                code="too_many_webhooks",
+            )
+        made = None if secret is not None else _new_secret()
+        webhook = Webhook(
+            id=webhook_id,
+            created_at=self._clock.now(),
+            url=url,
+            secret=await self._sealed(webhook_id, secret or made or ""),
+            types=types,
+            delivered=await self._feed.end(),
+            enabled=enabled,
+        )
+        try:
+            await self._store.webhooks.add(webhook)
+        except Conflict:
+            # The same request before, whose answer was lost.
+            return await self.get(webhook_id), None
+        await self._tell()
+        return webhook, made
+
+    async def list(self) -> list[Webhook]:
+        return await self._store.webhooks.all()
+
+    async def get(self, webhook_id: str) -> Webhook:
+        found = await self._store.webhooks.get(webhook_id)
+        if found is None:
+            raise NotFound(f"No webhook has the id {webhook_id}.", code="webhook_not_found")
+        return found
+
+    async def change(
+        self,
+        webhook_id: str,
+        *,
+        url: str | None = None,
+        types: tuple[str, ...] | None = None,
+        secret: str | None = None,
+        enabled: bool | None = None,
+    ) -> Webhook:
+        """What it waited with is tried again at once."""
+        if secret is not None:
+            _check_secret(secret)
+        if url is not None:
+            await self._check_url(url)
+        sealed = None if secret is None else await self._sealed(webhook_id, secret)
+        given = {"url": url, "types": types, "secret": sealed, "enabled": enabled}
+        changes = {name: value for name, value in given.items() if value is not None}
+        for _ in range(_RACES):
+            found = await self.get(webhook_id)
+            deliveries = dataclasses.replace(found.deliveries, failures=0, retry_at=None)
+            changed = dataclasses.replace(found, deliveries=deliveries, **changes)  # type: ignore[arg-type]
+            with contextlib.suppress(Conflict):
+                saved = await self._store.webhooks.save(changed)
+                await self._tell()
+                return saved
+        raise TemporaryError(f"Webhook {webhook_id} keeps changing; try again.")
+
+    async def remove(self, webhook_id: str) -> None:
+        if not await self._store.webhooks.remove(webhook_id):
+            raise NotFound(f"No webhook has the id {webhook_id}.", code="webhook_not_found")
+        await self._tell()
+
+    async def test(self, webhook_id: str) -> Answered:
+        """Send it an event that is on no feed, once."""
+        webhook = await self.get(webhook_id)
+        event = Event("webhook.test", webhook.id, self._clock.now())
+        line = await self._sender.line()
+        try:
+            return await line.send(webhook, event, f"{webhook.id}_test_{secrets.token_hex(8)}")
+        finally:
+            await line.close()
+
+    async def _check_url(self, url: str) -> None:
+        timeout = self._settings.webhook_timeout.total_seconds()
+        await resolve(parse(url), private=self._settings.webhook_private, timeout=timeout)
+
+    async def _sealed(self, webhook_id: str, secret: str) -> str:
+        return await asyncio.to_thread(self._sealing.seal, secret, sealed_about(webhook_id))
+
+    async def _tell(self) -> None:
+        try:
+            await self._coordination.tell(CHANGED)
+        except TemporaryError as error:
+            # They look now and then as well.
+            log.info("webhooks.not_told", error=error.message)
+
+
+def _new_secret() -> str:
+    return SECRET + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _check_secret(secret: str) -> None:
+    fewest, most = SECRET_BYTES
+    try:
+        length = len(base64.b64decode(secret.removeprefix(SECRET), validate=True))
+    except ValueError:
+        length = 0
+    if not secret.startswith(SECRET) or not fewest <= length <= most:
+        raise InvalidRequest(
+            f"secret: {SECRET} and {fewest} to {most} bytes as base64.", field="secret"
+        )
