@@ -16,28 +16,28 @@ from atoll.reconcile.executions import Adoption
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.sessions import SessionReconciler
-from atoll.service.auth.encryption import Sealing
-from atoll.service.background import Tasks
-from atoll.service.sessions.autosave import Saves
+from atoll.service.auth.encryption import Encryption
+from atoll.service.background import BackgroundTasks
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.contexts.service import Contexts
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.attempt import Attempts
-from atoll.service.executions.completion import Ends
-from atoll.service.executions.offload import Bulk
-from atoll.service.executions.runner import Runs
+from atoll.service.executions.completion import Completions
+from atoll.service.executions.offload import Offload
+from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
 from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
 from atoll.service.sessions.activity import Activity
+from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Clones
-from atoll.service.sessions.connections import Lives
-from atoll.service.sessions.lifecycle import Wants
-from atoll.service.sessions.provisioning import Provision
+from atoll.service.sessions.connections import Connections
+from atoll.service.sessions.lifecycle import Lifecycle
+from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.secrets import Secrets
 from atoll.service.sessions.service import Sessions
-from atoll.service.sessions.transitions import Steps
-from atoll.service.templates.build_inputs import Materials
+from atoll.service.sessions.transitions import Transitions
+from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
@@ -62,16 +62,16 @@ class Parts:
     driver: LocalDriver
     coordination: MemoryCoordination
     leases: Leases
-    tasks: Tasks
+    background: BackgroundTasks
     templates: Templates
-    lives: Lives
+    connections: Connections
     sessions: Sessions
-    wants: Wants
-    steps: Steps
+    lifecycle: Lifecycle
+    transitions: Transitions
     clones: Clones
-    saves: Saves
+    autosave: Autosave
     activity: Activity
-    runs: Runs
+    runner: Runner
     executions: Executions
     builds: Builds
     recovery: Recovery
@@ -100,7 +100,7 @@ def put_together(
     leases_clock: Clock | None = None,
 ) -> Parts:
     """Neither opened nor run."""
-    settings, tasks = settings or Settings(data_dir=place), Tasks()
+    settings, background = settings or Settings(data_dir=place), BackgroundTasks()
     url = f"sqlite:///{place / 'atoll.db'}"
     store = RecallingStore(
         SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
@@ -111,24 +111,43 @@ def put_together(
     leases = Leases(coordination, leases_clock or clock, settings.coordination)
     pool = Pool(store, driver, clock, NODE, leases.replica, ephemeral=False, settings=settings.pool)
     blobs = LocalObjects(place / "blobs")
-    materials = Materials(blobs, Sealing())
-    templates = Templates(store, driver, materials, coordination, clock, settings)
+    build_inputs = BuildInputs(blobs, Encryption())
+    templates = Templates(store, driver, build_inputs, coordination, clock, settings)
     checkpoints = Checkpoints(store, blobs, leases, clock, NODE)
-    lives = Lives(
-        store, driver, pool, templates, leases, tasks, clock, settings.session, NODE, checkpoints
-    )
-    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
-    secrets = Secrets(Sealing())
-    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
-    provision = Provision(secrets, volumes, packages)
-    sessions = Sessions(
-        store, driver, pool, templates, lives, leases, tasks, clock, settings, NODE, provision
-    )
-    steps = Steps(
+    connections = Connections(
         store,
         driver,
         pool,
-        lives,
+        templates,
+        leases,
+        background,
+        clock,
+        settings.session,
+        NODE,
+        checkpoints,
+    )
+    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
+    secrets = Secrets(Encryption())
+    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
+    provisioning = Provisioning(secrets, volumes, packages)
+    sessions = Sessions(
+        store,
+        driver,
+        pool,
+        templates,
+        connections,
+        leases,
+        background,
+        clock,
+        settings,
+        NODE,
+        provisioning,
+    )
+    transitions = Transitions(
+        store,
+        driver,
+        pool,
+        connections,
         sessions,
         checkpoints,
         leases,
@@ -138,52 +157,64 @@ def put_together(
         NODE,
         remote=False,
     )
-    wants = Wants(store, driver, templates, lives, sessions, tasks, clock, settings, NODE)
-    sessions.settle = steps.settle
-    activity = Activity(store, tasks, clock)
-    lives.touched = activity.touch
-    activity.moved = wants.schedule
-    bulk = Bulk(blobs, settings.blob)
-    ends = Ends(store, bulk, coordination, clock)
-    attempts = Attempts(
-        store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link
+    lifecycle = Lifecycle(
+        store, driver, templates, connections, sessions, background, clock, settings, NODE
     )
-    approvals = Approvals(coordination, lives, tasks)
-    runs = Runs(
+    sessions.settle = transitions.settle
+    activity = Activity(store, background, clock)
+    connections.touched = activity.touch
+    activity.moved = lifecycle.schedule
+    offload = Offload(blobs, settings.blob)
+    completions = Completions(store, offload, coordination, clock)
+    attempts = Attempts(
+        store,
+        driver,
+        connections,
+        offload,
+        leases,
+        provisioning,
+        clock,
+        settings.execution,
+        settings.link,
+    )
+    approvals = Approvals(coordination, connections, background)
+    runner = Runner(
         store,
         sessions,
-        lives,
-        bulk,
+        connections,
+        offload,
         attempts,
-        ends,
+        completions,
         coordination,
         leases,
         approvals,
-        tasks,
+        background,
         clock,
         settings.execution,
         NODE,
     )
     builds = Builds(
-        store, driver, templates, packages, materials, leases, tasks, blobs, clock,
+        store, driver, templates, packages, build_inputs, leases, background, blobs, clock,
         settings.template, NODE,
     )  # fmt: skip
-    saves = Saves(checkpoints, store, driver, lives, tasks, clock, settings.workspace, remote=False)
-    sessions.saves = saves
-    saves.resting = steps.save_resting
-    saves.busy = runs.sessions
-    runs.saved = saves.before_result
+    autosave = Autosave(
+        checkpoints, store, driver, connections, background, clock, settings.workspace, remote=False
+    )
+    sessions.autosave = autosave
+    autosave.resting = transitions.save_resting
+    autosave.busy = runner.sessions
+    runner.saved = autosave.before_result
     executions = Executions(
         store,
-        lives,
-        runs,
-        ends,
-        bulk,
+        connections,
+        runner,
+        completions,
+        offload,
         coordination,
         leases,
         approvals,
-        Contexts(lives, driver, provision, settings.execution),
-        tasks,
+        Contexts(connections, driver, provisioning, settings.execution),
+        background,
         clock,
         settings,
     )
@@ -193,22 +224,24 @@ def put_together(
         driver=driver,
         coordination=coordination,
         leases=leases,
-        tasks=tasks,
+        background=background,
         templates=templates,
-        lives=lives,
+        connections=connections,
         sessions=sessions,
-        wants=wants,
-        steps=steps,
-        clones=Clones(store, driver, lives, sessions, wants, saves, secrets, leases, clock, NODE),
-        saves=saves,
+        lifecycle=lifecycle,
+        transitions=transitions,
+        clones=Clones(
+            store, driver, connections, sessions, lifecycle, autosave, secrets, leases, clock, NODE
+        ),
+        autosave=autosave,
         activity=activity,
-        runs=runs,
+        runner=runner,
         executions=executions,
         builds=builds,
         recovery=Recovery(store, driver, sessions, pool, settings.pool, NODE),
-        adoption=Adoption(store, coordination, leases, runs, clock, settings.coordination),
+        adoption=Adoption(store, coordination, leases, runner, clock, settings.coordination),
         reconciler=SessionReconciler(
-            store, wants, steps, coordination, clock, settings.session, NODE
+            store, lifecycle, transitions, coordination, clock, settings.session, NODE
         ),
         sweep=partial(
             Orphans, store, driver, sessions, pool, coordination, leases, clock, settings.session,

@@ -1,9 +1,11 @@
 """
-Every error that crosses a room of Atoll, in three families.
+Every error that crosses a package boundary of Atoll, in three families.
 
-A `RequestError` is the caller's to mend, a `TemporaryError` passes by itself, a `PermanentError` is
-recorded with its cause. The `code` is stable and part of the API; the message is for the person who
-can act on it. Status codes are not known here: `api/*/problems.py` maps the families to them.
+The caller can fix a `RequestError`. A `TemporaryError` goes away without the caller's help, so the
+same call may be repeated. A `PermanentError` is recorded with its cause. The `code` is stable and
+part of the API; only clients compare it. Code inside Atoll that tells errors apart does so by their
+classes. The message is for the person who can act on it. HTTP status codes are not known here:
+`api/rest/problems.py` maps errors to them.
 """
 
 from __future__ import annotations
@@ -60,8 +62,30 @@ class TooLarge(RequestError):
     code = "too_large"
 
 
+class SessionEnded(Conflict):
+    """The session exists no more, or its record is only kept for a while."""
+
+    code = "session_ended"
+
+
+class SessionNotRunning(Conflict):
+    """The session is stopped, paused or archived, and the request may not start it."""
+
+    code = "session_not_running"
+
+
+class WorkspaceLost(NotFound):
+    """The node does not have the workspace that the session's record names."""
+
+    code = "workspace_lost"
+
+
+class CheckpointNotFound(NotFound):
+    code = "checkpoint_not_found"
+
+
 class TemporaryError(AtollError):
-    """Nothing was done, or what was done is finished by a retry; `retry_after` is in seconds."""
+    """Nothing was done, or a retry finishes what was begun; `retry_after` is in seconds."""
 
     code = "unavailable"
 
@@ -82,3 +106,68 @@ class PermanentError(AtollError):
     ) -> None:
         super().__init__(message, code=code, **details)
         self.cause = cause
+
+
+class BackendUnavailable(TemporaryError):
+    """
+    A database, Redis or the blob store does not answer, or a lease that it held was lost. Accepted
+    work waits until it is back.
+    """
+
+
+class DatabaseUnavailable(BackendUnavailable):
+    code = "database_unavailable"
+
+
+class CoordinationUnavailable(BackendUnavailable):
+    code = "coordination_unavailable"
+
+
+class BlobsUnavailable(BackendUnavailable):
+    code = "blobs_unavailable"
+
+
+class SpoolFull(BackendUnavailable):
+    """The blob store does not answer, and no more data can wait for it on this node's disk."""
+
+    code = "spool_full"
+
+
+class LeaseLost(BackendUnavailable):
+    """Another replica may hold the lease now; the work under it was cancelled."""
+
+    code = "lease_lost"
+
+
+class NodeUnreachable(TemporaryError):
+    """The session is on a node that this replica cannot reach."""
+
+    code = "node_not_reached"
+
+
+class NodeFull(TemporaryError):
+    """The node has no room for another instance, or its disk is full."""
+
+    code = "node_full"
+
+
+class InstanceNotStarted(TemporaryError):
+    code = "instance_not_started"
+
+
+class SessionNotReady(TemporaryError):
+    """The session has no instance at the moment, and making one failed."""
+
+    code = "session_not_ready"
+
+
+class DependencyFailed(PermanentError):
+    """Python packages could not be installed."""
+
+    code = "dependency_failed"
+
+
+class CheckpointDamaged(PermanentError):
+    """The blob store has lost or changed a part of the checkpoint."""
+
+    code = "checkpoint_damaged"

@@ -148,7 +148,7 @@ class Life:
         known = await self._slot(slot, replica)
         if known is None:
             return
-        wants = self.replica(replica).parts.wants
+        wants = self.replica(replica).parts.lifecycle
         await self._tried(getattr(wants, verb)(known.id, wait=PATIENCE))
         # Refused or not: it may have been written down before.
         await self._note(known)
@@ -187,7 +187,7 @@ class Life:
             self.written += 1
             labels: dict[str, str | None] = {"number": str(self.written)}
             change = Change(_as_they_are, labels=labels)
-            wants = self.replica(replica).parts.wants
+            wants = self.replica(replica).parts.lifecycle
             changed = await self._tried(wants.update(known.id, change))
             if changed is not None:
                 assert changed.labels == labels
@@ -271,7 +271,7 @@ class Life:
                 for item in await self._sessions()
                 if plan.next_step(item) is not Step.REST
             ]
-            busy = sum(replica.parts.runs.count for replica in self.world.replicas)
+            busy = sum(replica.parts.runner.count for replica in self.world.replicas)
             if not unsettled and not busy and not self.world.leases:
                 return
             assert time.monotonic() < deadline, (unsettled, busy, self.world.leases)
@@ -424,10 +424,10 @@ async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: 
     parts = world.replicas[0].parts
     session = await new(parts)
     async with parts.leases.lease(instance_lease(session.id), parts.leases.own()):
-        stopping = await parts.wants.stop(session.id, wait=0)
+        stopping = await parts.lifecycle.stop(session.id, wait=0)
         assert (stopping.wanted, stopping.status) == (Wanted.STOPPED, SessionStatus.RUNNING)
-        await parts.wants.start(session.id, wait=0)
-    running = await parts.wants.start(session.id, wait=10)
+        await parts.lifecycle.start(session.id, wait=0)
+    running = await parts.lifecycle.start(session.id, wait=10)
 
     _check_consistent(running)
     assert running.status is SessionStatus.RUNNING
@@ -442,10 +442,10 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    stopped = await parts.wants.stop(session.id, wait=10)
-    left = await parts.lives.make(stopped)  # And then it died.
+    stopped = await parts.lifecycle.stop(session.id, wait=10)
+    left = await parts.connections.make(stopped)  # And then it died.
     left.link.close()
-    running = await parts.wants.start(session.id, wait=20)
+    running = await parts.lifecycle.start(session.id, wait=20)
 
     assert running.status is SessionStatus.RUNNING
     assert [handle.instance_id for handle in await driver.handles()] == [running.instance_id]
@@ -456,18 +456,18 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 async def test_a_driver_that_does_not_answer_holds_nobody_up(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    live = await parts.lives.live(session.id)
+    live = await parts.connections.get(session.id)
     world.trouble.set("observe", "hang", 100)
     # The one that is reached is trusted.
     world.clock.ahead += 10
-    assert await parts.lives.live(session.id) is live
+    assert await parts.connections.get(session.id) is live
     live.link.close()
     async with asyncio.timeout(20):
         with pytest.raises(TemporaryError) as refused:
-            await parts.lives.live(session.id)
+            await parts.connections.get(session.id)
     assert refused.value.code == "session_not_ready"
     world.trouble.lift()
-    assert (await parts.lives.live(session.id)).instance.id == session.instance_id
+    assert (await parts.connections.get(session.id)).instance.id == session.instance_id
 
 
 @pytest.mark.anyio
@@ -475,10 +475,10 @@ async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> 
     parts = world.replicas[0].parts
     session = await new(parts)
     assert session.instance_id is not None
-    parts.lives.let_go(session.id)
-    await parts.lives.remove_instance(session.instance_id)
+    parts.connections.let_go(session.id)
+    await parts.connections.remove_instance(session.instance_id)
     async with asyncio.timeout(20):
-        changed = await parts.wants.update(session.id, Change(_as_they_are, labels={"a": "b"}))
+        changed = await parts.lifecycle.update(session.id, Change(_as_they_are, labels={"a": "b"}))
         assert changed.labels == {"a": "b"}
-        stopped = await parts.wants.stop(session.id, wait=10)
+        stopped = await parts.lifecycle.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.errors import Conflict, PermanentError, TemporaryError
+from atoll.errors import Conflict, PermanentError, SpoolFull, TemporaryError
 from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.service.executions.run import Running
+    from atoll.service.executions.run import Run
     from atoll.service.pool.service import Ready
     from tests.parts import Parts
 
@@ -56,7 +56,7 @@ async def new(parts: Parts, **terms: Any) -> Session:
     )
 
 
-async def executed(parts: Parts, session_id: str, code: str) -> Running:
+async def executed(parts: Parts, session_id: str, code: str) -> Run:
     request = Request(code=code, language=Language.PYTHON, timeout=20)
     return await parts.executions.submit(session_id, request)
 
@@ -67,8 +67,8 @@ async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: Wor
         pytest.skip("This machine has no freezer.")
     session = await new(parts, auto_start=False)
     accepted = world.clock.now()
-    assert (await parts.wants.pause(session.id, wait=10)).status is SessionStatus.PAUSED
-    live = await parts.lives.live(session.id, asked_at=accepted)
+    assert (await parts.lifecycle.pause(session.id, wait=10)).status is SessionStatus.PAUSED
+    live = await parts.connections.get(session.id, asked_at=accepted)
     assert (live.session.status, live.instance.id) == (SessionStatus.RUNNING, session.instance_id)
 
 
@@ -78,7 +78,7 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
     parts = world.replicas[0].parts
     session = await new(parts, idle_timeout=3600)
     page = parts.store.executions.page
-    come: list[Running] = []
+    come: list[Run] = []
 
     async def just_before(**asked: Any) -> Page[Execution]:
         found = await page(**asked)
@@ -88,7 +88,7 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
 
     monkeypatch.setattr(parts.store.executions, "page", just_before)
     world.clock.ahead += 3601
-    await parts.wants.tick(session.id)
+    await parts.lifecycle.tick(session.id)
     await parts.sessions.settle(session.id)
     ended = await parts.executions.await_end(come[0], 20)
     assert ended.status is ExecutionStatus.COMPLETED
@@ -100,17 +100,17 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
     session = await new(parts, idle_timeout=3600)
     accepted = world.clock.now()
     world.clock.ahead += 3601
-    assert await parts.wants.tick(session.id)
+    assert await parts.lifecycle.tick(session.id)
     await parts.sessions.settle(session.id)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
-    live = await parts.lives.live(session.id, asked_at=accepted)
+    live = await parts.connections.get(session.id, asked_at=accepted)
     assert live.session.status is SessionStatus.RUNNING
 
     # Not so if somebody stopped it.
     accepted = world.clock.now()
-    await parts.wants.stop(session.id, wait=10)
+    await parts.lifecycle.stop(session.id, wait=10)
     with pytest.raises(Conflict):
-        await parts.lives.live(session.id, asked_at=accepted)
+        await parts.connections.get(session.id, asked_at=accepted)
 
 
 @pytest.mark.parametrize("verb", ["extend", "start"])
@@ -119,9 +119,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.wants.update(session.id, Change(_as_they_are, timeout=3600))
+    await parts.lifecycle.update(session.id, Change(_as_they_are, timeout=3600))
     if verb == "start":
-        await parts.wants.stop(session.id, wait=10)
+        await parts.lifecycle.stop(session.id, wait=10)
     get, looked = parts.store.sessions.get, False
 
     async def meanwhile(session_id: str) -> Session | None:
@@ -130,9 +130,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
         if not looked:
             looked = True
             if verb == "start":
-                await parts.wants.start(session_id, wait=10)
+                await parts.lifecycle.start(session_id, wait=10)
             else:
-                await parts.wants.update(session_id, Change(_as_they_are, timeout=7200))
+                await parts.lifecycle.update(session_id, Change(_as_they_are, timeout=7200))
         return found
 
     for loop in world.replicas[0].loops:
@@ -140,7 +140,7 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
             loop.cancel()  # This is the only one that looks.
     monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
     world.clock.ahead += 3601
-    await parts.wants.tick(session.id)
+    await parts.lifecycle.tick(session.id)
     assert not (await parts.sessions.get(session.id)).status.ended
 
 
@@ -156,7 +156,7 @@ async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_sa
         await world.restart()
     parts = world.replicas[0].parts
     await parts.sessions.settle(session.id)
-    assert await parts.saves._checkpoints.find(session.id, "kept") is not None
+    assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
 async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world: World) -> None:
@@ -168,7 +168,7 @@ async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world
         kill(handle)
     await parts.sessions.delete(session.id)
     await parts.sessions.settle(session.id)
-    assert await parts.saves._checkpoints.find(session.id, "kept") is not None
+    assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
 async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
@@ -226,7 +226,7 @@ async def with_files_of_another(parts: Parts) -> Session:
     session = await new(parts)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
-    await parts.saves.now(session.id)
+    await parts.autosave.now(session.id)
     return await parts.clones.clone(session.id, Change(_as_they_are))
 
 
@@ -235,8 +235,8 @@ async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with
 ) -> None:
     parts = world.replicas[0].parts
     cloned = await with_files_of_another(parts)
-    parts.lives.let_go(cloned.id)
-    await parts.lives.remove_instance(str(cloned.instance_id))
+    parts.connections.let_go(cloned.id)
+    await parts.connections.remove_instance(str(cloned.instance_id))
     await parts.store.sessions.save(plan.moved(cloned, cloned.runtime_node, world.clock.now()))
     assert await has_file(parts, cloned.id)
 
@@ -246,7 +246,7 @@ async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world:
     cloned = await with_files_of_another(parts)
     running = await executed(parts, cloned.id, "import os; os.remove('kept')")
     await parts.executions.await_end(running, 10)
-    archived = await parts.wants.archive(cloned.id, wait=20)
+    archived = await parts.lifecycle.archive(cloned.id, wait=20)
     assert archived.status is SessionStatus.ARCHIVED
     assert not await has_file(parts, cloned.id)
 
@@ -256,26 +256,26 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    monkeypatch.setattr(parts.steps, "_remote", True)
+    monkeypatch.setattr(parts.transitions, "_remote", True)
 
     async def refused(*_: Any, **__: Any) -> None:
         raise ExecutorError("no", code="no_memory")
 
-    monkeypatch.setattr(parts.saves._checkpoints, "take", refused)
-    stopped = await parts.wants.stop(session.id, wait=10)
+    monkeypatch.setattr(parts.autosave._checkpoints, "take", refused)
+    stopped = await parts.lifecycle.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
 
 
 async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.wants.stop(session.id, wait=10)
+    await parts.lifecycle.stop(session.id, wait=10)
     world.trouble.set("ensure", "permanent", 1000)
     with pytest.raises(PermanentError):
-        await parts.wants.archive(session.id, wait=10)
+        await parts.lifecycle.archive(session.id, wait=10)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.ERROR
     world.clock.ahead += 3601
-    await parts.wants.tick(session.id)
+    await parts.lifecycle.tick(session.id)
     ended = await parts.sessions.get(session.id)
     assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)
 
@@ -285,20 +285,20 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    await parts.saves.now(session.id)
-    for part in (parts.steps, parts.saves):
+    await parts.autosave.now(session.id)
+    for part in (parts.transitions, parts.autosave):
         monkeypatch.setattr(part, "_remote", True)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
-    checkpoints = parts.saves._checkpoints
+    checkpoints = parts.autosave._checkpoints
     with monkeypatch.context() as full:
 
         async def refused(*_: Any, **__: Any) -> None:
-            raise TemporaryError("no room", code="spool_full")
+            raise SpoolFull("no room")
 
         full.setattr(checkpoints, "take", refused)
-        await parts.wants.stop(session.id, wait=10)
-    await parts.saves.fresh(session.id)
+        await parts.lifecycle.stop(session.id, wait=10)
+    await parts.autosave.fresh(session.id)
     assert await checkpoints.find(session.id, "kept") is not None
 
 
@@ -307,8 +307,8 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    await parts.wants.archive(session.id, wait=20)
-    make, changes = parts.lives.make, 0
+    await parts.lifecycle.archive(session.id, wait=20)
+    make, changes = parts.connections.make, 0
 
     async def meanwhile(session: Session) -> Ready:
         nonlocal changes
@@ -316,11 +316,11 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
         if changes < 3:
             changes += 1
             change = Change(_as_they_are, labels={"change": str(changes)})
-            await parts.wants.update(session.id, change)
+            await parts.lifecycle.update(session.id, change)
         return ready
 
-    monkeypatch.setattr(parts.lives, "make", meanwhile)
-    running = await parts.wants.start(session.id, wait=20)
+    monkeypatch.setattr(parts.connections, "make", meanwhile)
+    running = await parts.lifecycle.start(session.id, wait=20)
     assert (running.status, running.labels) == (SessionStatus.RUNNING, {"change": "3"})
     assert await driver.workspaces() == [running.workspace]
 
@@ -365,7 +365,7 @@ async def test_few_workspaces_are_copied_at_once(
 async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world: World) -> None:
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
-    await parts.wants.update(other.id, Change(_as_they_are, timeout=3700))
+    await parts.lifecycle.update(other.id, Change(_as_they_are, timeout=3700))
     async with parts.leases.lease(instance_lease(slow.id), parts.leases.own()):
         world.clock.ahead += 3601
         async with asyncio.timeout(20):
@@ -383,7 +383,7 @@ async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_lin
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    first = await parts.lives.live(session.id)
+    first = await parts.connections.get(session.id)
     observe = driver.observe
 
     async def gone(handle: Handle) -> Observation:
@@ -394,7 +394,7 @@ async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_lin
     monkeypatch.setattr(driver, "observe", gone)
     world.clock.ahead += 60
     assert first.link.alive
-    found = await asyncio.gather(*(parts.lives.live(session.id) for _ in range(5)))
+    found = await asyncio.gather(*(parts.connections.get(session.id) for _ in range(5)))
     (instance_id,) = {live.instance.id for live in found}
     assert instance_id != first.instance.id
     assert [item.id for item in await parts.store.instances.all()] == [instance_id]
@@ -405,14 +405,14 @@ async def test_an_instance_that_cannot_be_observed_is_trusted_for_its_link(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    first = await parts.lives.live(session.id)
+    first = await parts.connections.get(session.id)
 
     async def away(handle: Handle) -> Observation:
         raise TemporaryError("the node is away")
 
     monkeypatch.setattr(driver, "observe", away)
     world.clock.ahead += 60
-    assert await parts.lives.live(session.id) is first
+    assert await parts.connections.get(session.id) is first
 
 
 async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_start_it(
@@ -421,10 +421,10 @@ async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_sta
     parts = world.replicas[0].parts
     session = await new(parts)
     asked_at = world.clock.now()
-    await parts.wants.stop(session.id, wait=10)
+    await parts.lifecycle.stop(session.id, wait=10)
     with pytest.raises(Conflict) as refused:
-        await parts.lives.live(session.id, asked_at=asked_at)
+        await parts.connections.get(session.id, asked_at=asked_at)
     assert refused.value.code == "session_not_running"
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
-    live = await parts.lives.live(session.id)
+    live = await parts.connections.get(session.id)
     assert live.session.status is SessionStatus.RUNNING

@@ -54,31 +54,30 @@ from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import SessionReconciler
 from atoll.reconcile.templates import TemplateNews
 from atoll.reconcile.webhooks import WebhookLoop
-from atoll.service.auth.encryption import Sealing
-from atoll.service.auth.executor_tokens import Tokens
+from atoll.service.auth.encryption import Encryption
+from atoll.service.auth.executor_tokens import ExecutorTokens
 from atoll.service.auth.service import Keys
-from atoll.service.background import Tasks
-from atoll.service.sessions.autosave import Saves
-from atoll.service.checkpoints.browse import KeptFiles
+from atoll.service.background import BackgroundTasks
+from atoll.service.checkpoints.browse import CheckpointFiles
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.contexts.service import Contexts
 from atoll.service.events.service import Feed
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.artifacts import Artifacts
 from atoll.service.executions.attempt import Attempts
-from atoll.service.executions.callbacks import Reports
-from atoll.service.executions.completion import Ends
+from atoll.service.executions.callbacks import ExecutorCallbacks
+from atoll.service.executions.completion import Completions
 from atoll.service.executions.console import Consoles
-from atoll.service.executions.offload import Bulk
-from atoll.service.executions.runner import Runs
+from atoll.service.executions.offload import Offload
+from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
-from atoll.service.files.link_tokens import Signing
+from atoll.service.files.link_tokens import LinkTokens
 from atoll.service.files.service import Files
 from atoll.service.files.signed_links import SignedLinks
 from atoll.service.invocations.service import Invocations
 from atoll.service.nodes.admission import Admission
-from atoll.service.nodes.forward_token import LIFETIME, Hops
-from atoll.service.nodes.migration import Moves
+from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
+from atoll.service.nodes.migration import Migrations
 from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Peers
 from atoll.service.nodes.placement import Placements
@@ -87,15 +86,16 @@ from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
 from atoll.service.sessions.activity import Activity
+from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Clones
-from atoll.service.sessions.connections import Lives
+from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.dependencies import Dependencies
-from atoll.service.sessions.lifecycle import Wants
-from atoll.service.sessions.provisioning import Provision
+from atoll.service.sessions.lifecycle import Lifecycle
+from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.secrets import Secrets, SessionSecrets
 from atoll.service.sessions.service import Sessions
-from atoll.service.sessions.transitions import Steps
-from atoll.service.templates.build_inputs import Materials
+from atoll.service.sessions.transitions import Transitions
+from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
@@ -150,7 +150,7 @@ async def application(
         stack.callback(presence.close)
         await asyncio.to_thread(mimetypes.init)
         clock = SystemClock()
-        tasks = Tasks()
+        background = BackgroundTasks()
         store = RecallingStore(open_store(settings), clock, settings.recall)
         stack.push_async_callback(store.close)
         await store.open()
@@ -161,7 +161,7 @@ async def application(
         node_id = await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
         blobs = choose(settings, clock)
         spool = blobs if isinstance(blobs, Spool) else None
-        bulk = Bulk(blobs, settings.blob)
+        offload = Offload(blobs, settings.blob)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
         await coordination.open()
@@ -174,9 +174,9 @@ async def application(
         await driver.open()
         feed = Feed(store, coordination, clock)
         store.told = feed.written
-        sealing = _sealing(settings, own=own)
-        materials = Materials(blobs, sealing)
-        templates = Templates(store, driver, materials, coordination, clock, settings)
+        encryption = _encryption(settings, own=own)
+        build_inputs = BuildInputs(blobs, encryption)
+        templates = Templates(store, driver, build_inputs, coordination, clock, settings)
         templates.told = feed.written
         await templates.ensure_default()
         tokens = None if embedded else await _tokens(store, clock, settings)
@@ -196,9 +196,9 @@ async def application(
             driver,
             templates,
             packages,
-            materials,
+            build_inputs,
             leases,
-            tasks,
+            background,
             blobs,
             clock,
             settings.template,
@@ -210,40 +210,40 @@ async def application(
         checkpoints = Checkpoints(
             store, blobs, leases, clock, node_id, backups=settings.workspace.backups
         )
-        lives = Lives(
+        connections = Connections(
             store,
             driver,
             pool,
             templates,
             leases,
-            tasks,
+            background,
             clock,
             settings.session,
             node_id,
             checkpoints,
         )
-        sealed = Secrets(sealing)
-        sender = Sender(sealing, clock, settings.event)
+        sealed = Secrets(encryption)
+        sender = Sender(encryption, clock, settings.event)
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
-        provision = Provision(sealed, volumes, packages)
+        provisioning = Provisioning(sealed, volumes, packages)
         sessions = Sessions(
             store,
             driver,
             pool,
             templates,
-            lives,
+            connections,
             leases,
-            tasks,
+            background,
             clock,
             settings,
             node_id,
-            provision,
+            provisioning,
         )
-        steps = Steps(
+        transitions = Transitions(
             store,
             driver,
             pool,
-            lives,
+            connections,
             sessions,
             checkpoints,
             leases,
@@ -253,52 +253,71 @@ async def application(
             node_id,
             remote=spool is not None,
         )
-        wants = Wants(store, driver, templates, lives, sessions, tasks, clock, settings, node_id)
-        sessions.settle = steps.settle
+        lifecycle = Lifecycle(
+            store, driver, templates, connections, sessions, background, clock, settings, node_id
+        )
+        sessions.settle = transitions.settle
         sessions.wake = functools.partial(wake_node, coordination)
-        activity = Activity(store, tasks, clock)
-        lives.touched = activity.touch
-        activity.moved = wants.schedule
+        activity = Activity(store, background, clock)
+        connections.touched = activity.touch
+        activity.moved = lifecycle.schedule
         dependencies = Dependencies(
-            store, sessions, lives, templates, provision, packages, leases, tasks, clock, node_id
-        )
-        ends = Ends(store, bulk, coordination, clock)
-        attempts = Attempts(
-            store, driver, lives, bulk, leases, provision, clock, settings.execution, settings.link
-        )
-        approvals = Approvals(coordination, lives, tasks)
-        runs = Runs(
             store,
             sessions,
-            lives,
-            bulk,
+            connections,
+            templates,
+            provisioning,
+            packages,
+            leases,
+            background,
+            clock,
+            node_id,
+        )
+        completions = Completions(store, offload, coordination, clock)
+        attempts = Attempts(
+            store,
+            driver,
+            connections,
+            offload,
+            leases,
+            provisioning,
+            clock,
+            settings.execution,
+            settings.link,
+        )
+        approvals = Approvals(coordination, connections, background)
+        runner = Runner(
+            store,
+            sessions,
+            connections,
+            offload,
             attempts,
-            ends,
+            completions,
             coordination,
             leases,
             approvals,
-            tasks,
+            background,
             clock,
             settings.execution,
             node_id,
         )
-        saves = Saves(
+        autosave = Autosave(
             checkpoints,
             store,
             driver,
-            lives,
-            tasks,
+            connections,
+            background,
             clock,
             settings.workspace,
             remote=spool is not None,
             away=lambda: None if spool is None else spool.away,
             embedded=embedded,
         )
-        sessions.saves = saves
-        saves.resting = steps.save_resting
+        sessions.autosave = autosave
+        autosave.resting = transitions.save_resting
         checkpoints.discard_mounted = volumes.discard_mounted
-        saves.busy = runs.sessions
-        runs.saved = saves.before_result
+        autosave.busy = runner.sessions
+        runner.saved = autosave.before_result
         keys = Keys(store, clock, settings.recall)
         nodes = Nodes(
             store,
@@ -312,24 +331,24 @@ async def application(
             pool.on_node,
         )
         placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
-        moves = Moves(store, placements, coordination, clock)
+        migrations = Migrations(store, placements, coordination, clock)
         admission = Admission(store, clock, settings.node, node_id)
-        sessions.admit, lives.admit = admission.admit, admission.readmit
+        sessions.admit, connections.admit = admission.admit, admission.readmit
         nonces = settings.data_dir / NODE / "nonces"
         peers = Peers(
             store,
-            lives,
-            moves,
+            connections,
+            migrations,
             coordination,
             clock,
             settings.node,
             node_id,
-            Hops(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
+            ForwardTokens(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
             shared_blobs=settings.blob.url is not None,
         )
         stack.push_async_callback(peers.close)
-        saves.elsewhere = peers.save
-        departed = Departed(store, driver, lives, runs, node_id)
+        autosave.elsewhere = peers.save
+        departed = Departed(store, driver, connections, runner, node_id)
         report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
 
         def changed() -> None:
@@ -338,60 +357,69 @@ async def application(
             report.changed.set()
 
         templates.changed = changed
-        contexts = Contexts(lives, driver, provision, settings.execution)
+        contexts = Contexts(connections, driver, provisioning, settings.execution)
         executions = Executions(
             store,
-            lives,
-            runs,
-            ends,
-            bulk,
+            connections,
+            runner,
+            completions,
+            offload,
             coordination,
             leases,
             approvals,
             contexts,
-            tasks,
+            background,
             clock,
             settings,
         )
         files = Files(
-            lives,
+            connections,
             driver,
             work_timeout=settings.link.work_timeout,
-            kept=KeptFiles(checkpoints, saves.left),
+            kept=CheckpointFiles(checkpoints, autosave.left),
         )
-        files.changed = saves.touched
+        files.changed = autosave.touched
         found = Services(
             sessions=sessions,
-            wants=wants,
+            lifecycle=lifecycle,
             clones=Clones(
-                store, driver, lives, sessions, wants, saves, sealed, leases, clock, node_id
+                store,
+                driver,
+                connections,
+                sessions,
+                lifecycle,
+                autosave,
+                sealed,
+                leases,
+                clock,
+                node_id,
             ),
             dependencies=dependencies,
             executions=executions,
-            consoles=Consoles(executions, lives, coordination, settings),
+            consoles=Consoles(executions, connections, coordination, settings),
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=files,
             links=SignedLinks(
                 files,
-                lives,
-                Signing(await store.secret(), clock),
+                connections,
+                LinkTokens(await store.secret(), clock),
                 blobs,
                 None if embedded else keys,
             ),
-            artifacts=Artifacts(store, lives),
+            artifacts=Artifacts(store, connections),
             checkpoints=checkpoints,
-            saves=saves,
+            autosave=autosave,
             templates=templates,
-            materials=materials,
+            build_inputs=build_inputs,
             builds=builds,
             volumes=volumes,
-            secrets=SessionSecrets(store, lives, sealed, clock),
+            secrets=SessionSecrets(store, connections, sealed, clock),
             nodes=nodes,
             placements=placements,
             peers=peers,
             feed=feed,
-            webhooks=Webhooks(store, feed, sender, sealing, coordination, clock, settings.event),
+            webhooks=Webhooks(store, feed, sender, encryption, coordination, clock, settings.event),
             pool=pool,
             store=store,
             blobs=blobs,
@@ -402,22 +430,22 @@ async def application(
             answer_memory=AnswerMemory(settings.connection.answer_memory),
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, lives, runs, pool, spool, nodes, moves)
+        metrics.register(registry, sessions, connections, runner, pool, spool, nodes, migrations)
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
-        stack.push_async_callback(lives.close)
-        stack.push_async_callback(wants.close)
+        stack.push_async_callback(connections.close)
+        stack.push_async_callback(lifecycle.close)
         stack.push_async_callback(pool.close)
-        stack.callback(saves.close)
+        stack.callback(autosave.close)
         stack.callback(activity.close)
-        stack.push_async_callback(tasks.settle, settings.shutdown_timeout.total_seconds())
-        adoption = Adoption(store, coordination, leases, runs, clock, settings.coordination)
+        stack.push_async_callback(background.settle, settings.shutdown_timeout.total_seconds())
+        adoption = Adoption(store, coordination, leases, runner, clock, settings.coordination)
         running: list[asyncio.Task[None]] = []
         if embedded:
             # Concurrently: instances end independently of each other.
             stack.push_async_callback(_stop, running, sessions.stop_all, pool.close)
         else:
-            stack.callback(runs.let_go)
+            stack.callback(runner.let_go)
             stack.push_async_callback(_stop, running)
         if lock is not None and lock.alone:
             await Recovery(store, driver, sessions, pool, settings.pool, node_id).run()
@@ -442,7 +470,7 @@ async def application(
             "templates": TemplateNews(coordination, templates).run(),
             "pool refill": PoolRefill(pool, store, driver, settings.pool, clock).run(),
             "sessions": SessionReconciler(
-                store, wants, steps, coordination, clock, settings.session, node_id
+                store, lifecycle, transitions, coordination, clock, settings.session, node_id
             ).run(),
             "orphans": orphans.run(),
             "builds": build_loop.run(),
@@ -465,7 +493,7 @@ async def application(
                 grace=settings.blob.orphan_grace,
                 request_ttl=settings.idempotency_ttl,
             ).run(),
-            "saves": saves.run(),
+            "saves": autosave.run(),
             "peers": peers.run(),
             "report": report.run(),
             "event numbers": Sequencer(feed).run(),
@@ -479,39 +507,43 @@ async def application(
             await store.secret(), clock, settings.node.probe_timeout, settings.node.ca_file
         )
         if not embedded:
-            loops["attendance"] = Attendance(store, lives, leases, settings.link, node_id).run()
+            loops["attendance"] = Attendance(
+                store, connections, leases, settings.link, node_id
+            ).run()
             loops["leftovers"] = _collect_leftovers(settings)
             loops["probe"] = Probe(
-                store, nodes, probing, moves, coordination, leases, clock, settings.node
+                store, nodes, probing, migrations, coordination, leases, clock, settings.node
             ).run()
             loops["drains"] = Drains(
                 store,
                 nodes,
                 placements,
-                moves,
-                runs,
+                migrations,
+                runner,
                 coordination,
                 leases,
                 settings.node,
-                steps.leave,
+                transitions.leave,
             ).run()
         if spool is not None:
             loops["spool"] = spool.run()
         running += [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         web = build(found, None if embedded else keys, registry)
         if tokens is not None:
-            reports = Reports(store, bulk, ends, clock, settings.execution, node_id)
+            reports = ExecutorCallbacks(
+                store, offload, completions, clock, settings.execution, node_id
+            )
             web = Internal(web, reports, tokens, settings.execution)
         if not embedded:
             web = Pacing(NodeRoute(web, nodes, probing), found.answer_memory)
         yield Application(web, sessions, keys, feed)
 
 
-def _sealing(settings: Settings, *, own: bool) -> Sealing:
+def _encryption(settings: Settings, *, own: bool) -> Encryption:
     """A key file is only for a database that is beside it: others share one and not the file."""
     keys = [settings.secrets.key, *settings.secrets.old_keys]
     given = [key.get_secret_value() for key in keys if key is not None]
-    return Sealing(given, settings.data_dir / SECRET_KEY_FILE if own else None)
+    return Encryption(given, settings.data_dir / SECRET_KEY_FILE if own else None)
 
 
 async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
@@ -523,15 +555,15 @@ async def _last_catch_up(spool: Spool, limit: timedelta) -> None:
     log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
 
 
-async def _tokens(store: Store, clock: Clock, settings: Settings) -> Tokens | None:
+async def _tokens(store: Store, clock: Clock, settings: Settings) -> ExecutorTokens | None:
     """None where executors are not to report."""
     if settings.link.callback_url is None:
         return None
     life = settings.session.max_timeout + TOKEN_BEYOND_SESSION
-    return Tokens(await store.secret(), clock, life)
+    return ExecutorTokens(await store.secret(), clock, life)
 
 
-def _callbacks(tokens: Tokens, settings: Settings) -> Callable[[str], Callback]:
+def _callbacks(tokens: ExecutorTokens, settings: Settings) -> Callable[[str], Callback]:
     url = settings.link.callback_url
     assert url is not None
     return lambda instance_id: Callback(url, tokens.make(instance_id))

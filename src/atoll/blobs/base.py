@@ -29,7 +29,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import BlobsUnavailable, PermanentError, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,10 +54,8 @@ _LONGEST = 512
 Method = Literal["GET", "PUT"]
 
 
-class Refused(TemporaryError):
+class Refused(BlobsUnavailable):
     """`blobs_unavailable` of a back-end that is there and said no: no right, no room, no bucket."""
-
-    code = "blobs_unavailable"
 
 
 class UnlistableNames(TemporaryError):

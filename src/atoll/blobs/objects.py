@@ -31,7 +31,7 @@ from atoll.blobs.base import (
     is_key,
 )
 from atoll.blobs.tree import walk
-from atoll.errors import TemporaryError, TooLarge
+from atoll.errors import BlobsUnavailable, TemporaryError, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -214,10 +214,10 @@ class Objects:
                 raise UnlistableNames(
                     f"The blob store cannot {what}: some names there cannot be listed."
                 ) from None
-            kind = Refused if self._is_refusal(error) else TemporaryError
-            raise kind(
-                f"The blob store cannot {what}: {self._reason(error)}", code="blobs_unavailable"
-            ) from self._cause(error)
+            kind = Refused if self._is_refusal(error) else BlobsUnavailable
+            raise kind(f"The blob store cannot {what}: {self._reason(error)}") from self._cause(
+                error
+            )
 
     def _is_refusal(self, error: Exception) -> bool:
         return False

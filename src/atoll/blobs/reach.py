@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from atoll.blobs.base import Refused, UnlistableNames
-from atoll.errors import TemporaryError
+from atoll.errors import BlobsUnavailable, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
-
-UNAVAILABLE = "blobs_unavailable"
 
 
 class Reach:
@@ -55,10 +53,10 @@ class Reach:
         try:
             result = await call()
         except TemporaryError as error:
-            if error.code == UNAVAILABLE and not isinstance(error, Refused):
+            if isinstance(error, BlobsUnavailable) and not isinstance(error, Refused):
                 self._failed(error)
             else:
-                # It answers. Whether it does so to others is for the probe to find out.
+                # The store answers. The probe finds out whether it does so to other requests.
                 self._until = self._clock.monotonic()
                 self.suspect = self.suspect or isinstance(error, Refused)
                 self.news.set()
@@ -89,9 +87,7 @@ class Reach:
         self.away = None
 
     def unavailable(self, why: str) -> TemporaryError:
-        return TemporaryError(
-            f"The blob store is away: {why}", code=UNAVAILABLE, retry_after=self.retry_after
-        )
+        return BlobsUnavailable(f"The blob store is away: {why}", retry_after=self.retry_after)
 
     def _failed(self, error: TemporaryError) -> None:
         if self.away is None:

@@ -33,9 +33,9 @@ from atoll.blobs.base import (
 )
 from atoll.blobs.moving import Moving, is_manifest
 from atoll.blobs.pieces import pieces_of
-from atoll.blobs.reach import UNAVAILABLE, Reach
+from atoll.blobs.reach import Reach
 from atoll.blobs.waiting import Held, Waiting, on_disk
-from atoll.errors import TemporaryError
+from atoll.errors import BlobsUnavailable, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -250,7 +250,7 @@ class Spool:
         return key.startswith(self._prefixes)
 
     def _reraise_unless_kept(self, key: str, error: TemporaryError) -> None:
-        if error.code != UNAVAILABLE or not self._is_kept(key):
+        if not isinstance(error, BlobsUnavailable) or not self._is_kept(key):
             raise error
 
     async def _past_spool(self, key: str) -> bool:
@@ -310,8 +310,8 @@ class Spool:
             if direct:
                 try:
                     return await self._reach.ask(lambda: self._remote.write(key, copied))
-                except TemporaryError as error:
-                    if at_source or error.code != UNAVAILABLE:
+                except BlobsUnavailable:
+                    if at_source:
                         raise
         async with contextlib.aclosing(noted()) as rest:
             async for _ in rest:
@@ -342,8 +342,8 @@ class Spool:
         if held is Held.NOTHING:
             try:
                 return await self._reach.ask(call)
-            except TemporaryError as error:
-                if error.code != UNAVAILABLE or not later:
+            except BlobsUnavailable:
+                if not later:
                     raise
         if not later:
             raise self._reach.unavailable("something waits for it on this node")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.blobs import tree
 from atoll.blobs.draft import BLOCK, Draft, blocks
-from atoll.errors import TemporaryError
+from atoll.errors import BlobsUnavailable, SpoolFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,10 +280,9 @@ class _Account:
     def add(self, objects: int, size: int, *, limit: int | None = None) -> None:
         after = Used(max(0, self.now.objects + objects), max(0, self.now.size + size))
         if limit is not None and after.size > limit:
-            raise TemporaryError(
+            raise SpoolFull(
                 f"The blob store is away and {limit} bytes wait for it on this node, which is all "
                 "that may. Try again when it is back.",
-                code="spool_full",
                 retry_after=5.0,
             )
         self.now = after
@@ -296,15 +295,13 @@ def on_disk() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TemporaryError(
+            raise SpoolFull(
                 "The blob store is away and the disk of this node, where what waits for it is "
                 "kept, is full.",
-                code="spool_full",
                 retry_after=5.0,
             ) from error
-        raise TemporaryError(
+        raise BlobsUnavailable(
             f"What waits on this node for the blob store cannot be reached: {error.strerror}",
-            code="blobs_unavailable",
         ) from error
 
 

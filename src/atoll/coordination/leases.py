@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from atoll.errors import TemporaryError
+from atoll.errors import LeaseLost, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +33,6 @@ IN_LINE_SECONDS = 86_400.0
 """How long one call waits in line; the next would stand at its end."""
 AGAIN_SECONDS = 1.0
 """Pause between two tries to reach the back-end."""
-
-
-class LeaseLost(TemporaryError):
-    """Somebody else may act on it now; this replica has stopped."""
-
-    code = "lease_lost"
 
 
 class Leases:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from atoll.coordination.base import CANCELLED, MAX_MESSAGES, SHUTDOWN, Holder
 from atoll.coordination.bell import Bell
 from atoll.coordination.content import checked, packed, unpacked
-from atoll.errors import TemporaryError
+from atoll.errors import CoordinationUnavailable, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -172,9 +172,8 @@ class MemoryCoordination:
 
     def _take(self, key: str, me: Holder) -> Holder | None:
         if self._ended:
-            raise TemporaryError(
+            raise CoordinationUnavailable(
                 "This replica is shutting down; send the request again.",
-                code="coordination_unavailable",
             )
         holder = self._state.leases.get(key)
         if holder is None or self._lost(holder.replica):

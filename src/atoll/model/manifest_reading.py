@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import PermanentError
+from atoll.errors import CheckpointDamaged, PermanentError
 from atoll.model.manifest import (
     DIRECTORY,
     FILE,
@@ -49,9 +49,8 @@ def _damage(what: str) -> Iterator[None]:
     try:
         yield
     except _FAULTS as error:
-        raise PermanentError(
+        raise CheckpointDamaged(
             f"{what} of a checkpoint is damaged in the blob store: {str(error)[:200]}.",
-            code=DAMAGED,
         ) from None
 
 

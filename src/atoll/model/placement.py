@@ -24,7 +24,7 @@ MOUNT = "mount"
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PlacementRequest:
     """What a session asks of a node."""
 
     template: str
@@ -46,13 +46,13 @@ class Demand:
     """Whether files that another node has saved must be there."""
 
 
-def rank(nodes: Iterable[Node], demand: Demand, *, spread_above: int) -> list[Node]:
+def rank(nodes: Iterable[Node], demand: PlacementRequest, *, spread_above: int) -> list[Node]:
     """The nodes that fit, best first; none when none does."""
     found = [node for node in nodes if unfit(node, demand) is None]
     return sorted(found, key=lambda node: _order(node, demand, spread_above))
 
 
-def unfit(node: Node, demand: Demand) -> str | None:
+def unfit(node: Node, demand: PlacementRequest) -> str | None:
     """Why the node will not do, in words; none when it will."""
     if node.id in demand.exclude:
         return "it is left out"
@@ -82,7 +82,9 @@ def memory_left(node: Node) -> int:
     return 0 if metrics is None else int(metrics.mem_total * (1.0 - metrics.mem_usage))
 
 
-def _order(node: Node, demand: Demand, spread_above: int) -> tuple[bool, int, float, int, str]:
+def _order(
+    node: Node, demand: PlacementRequest, spread_above: int
+) -> tuple[bool, int, float, int, str]:
     return (
         node.sessions > spread_above,
         _soon(node, demand),
@@ -92,7 +94,7 @@ def _order(node: Node, demand: Demand, spread_above: int) -> tuple[bool, int, fl
     )
 
 
-def _soon(node: Node, demand: Demand) -> int:
+def _soon(node: Node, demand: PlacementRequest) -> int:
     """How soon it would run there: 0 is at once."""
     template_id, _, _ = demand.template.rpartition("@")
     if demand.pooled and node.pool.get(template_id, 0) > 0:

@@ -18,7 +18,7 @@ from atoll.reconcile.sweep import alone, sweep
 
 if TYPE_CHECKING:
     from atoll.coordination.leases import Leases
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.connections import Connections
     from atoll.settings import LinkSettings
     from atoll.stores.base import Store
 
@@ -31,10 +31,15 @@ log = structlog.get_logger(__name__)
 
 class Attendance:
     def __init__(
-        self, store: Store, lives: Lives, leases: Leases, settings: LinkSettings, node_id: str
+        self,
+        store: Store,
+        connections: Connections,
+        leases: Leases,
+        settings: LinkSettings,
+        node_id: str,
     ) -> None:
         self._store = store
-        self._lives = lives
+        self._connections = connections
         self._leases = leases
         self._pause = settings.unattended_limit.total_seconds() / ROUNDS
         self._node_id = node_id
@@ -52,11 +57,11 @@ class Attendance:
                     group.create_task(self._reach(session_id, slots))
 
     async def _reach(self, session_id: str, slots: asyncio.Semaphore) -> None:
-        if self._lives.reachable(session_id) is not None:
+        if self._connections.reachable(session_id) is not None:
             return
         async with slots:
             try:
-                await self._lives.reach(session_id)
+                await self._connections.reach(session_id)
             except AtollError as error:
                 # It is paused, has ended, or its instance does not answer: others deal with that.
                 log.info("session.not_reached", session_id=session_id, error=error.message)

@@ -17,8 +17,8 @@ import structlog
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle
-    from atoll.service.executions.runner import Runs
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.executions.runner import Runner
+    from atoll.service.sessions.connections import Connections
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -28,19 +28,19 @@ CONCURRENCY = 8
 
 class Departed:
     def __init__(
-        self, store: Store, driver: Driver, lives: Lives, runs: Runs, node_id: str
+        self, store: Store, driver: Driver, connections: Connections, runner: Runner, node_id: str
     ) -> None:
         self._store = store
         self._driver = driver
-        self._lives = lives
-        self._runs = runs
+        self._connections = connections
+        self._runner = runner
         self._node_id = node_id
 
     async def once(self) -> int:
         """How many instances were removed."""
-        for session_id in sorted(self._lives.sessions() | self._runs.sessions()):
+        for session_id in sorted(self._connections.sessions() | self._runner.sessions()):
             if await self._has_left(session_id):
-                self._lives.let_go(session_id)
+                self._connections.let_go(session_id)
         slots = asyncio.Semaphore(CONCURRENCY)
 
         async def looked_at(handle: Handle) -> bool:

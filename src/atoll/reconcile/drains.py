@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
     from atoll.model.session import Session
-    from atoll.service.executions.runner import Runs
-    from atoll.service.nodes.migration import Moves
+    from atoll.service.executions.runner import Runner
+    from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.placement import Placements
     from atoll.service.nodes.service import Nodes
     from atoll.settings import NodeSettings
@@ -50,8 +50,8 @@ class Drains:
         store: Store,
         nodes: Nodes,
         placements: Placements,
-        moves: Moves,
-        runs: Runs,
+        migrations: Migrations,
+        runner: Runner,
         coordination: Coordination,
         leases: Leases,
         settings: NodeSettings,
@@ -61,8 +61,8 @@ class Drains:
         self._store = store
         self._nodes = nodes
         self._placements = placements
-        self._moves = moves
-        self._runs = runs
+        self._migrations = migrations
+        self._runner = runner
         self._coordination = coordination
         self._leases = leases
         self._settings = settings
@@ -117,20 +117,20 @@ class Drains:
     async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.
         target = await self._placements.assign(session)
-        under_way = await self._runs.let_go_of(session.id)
+        under_way = await self._runner.let_go_of(session.id)
         try:
             left = await self._leave(session.id, target.id)
         finally:
-            await self._runs.hand_over(under_way)
+            await self._runner.hand_over(under_way)
         if left.runtime_node == target.id:
-            self._moves.count(Cause.EVICTED)
+            self._migrations.count(Cause.EVICTED)
 
     async def _idle(self, session_id: str) -> None:
         """Until nothing runs in it, or it had time enough."""
         try:
             async with asyncio.timeout(self._settings.drain_grace.total_seconds()):
                 while await self._is_on():
-                    if here := self._runs.under_way(session_id):
+                    if here := self._runner.under_way(session_id):
                         await asyncio.wait(here, timeout=self._pause)
                     elif await self._is_busy(session_id):
                         await asyncio.sleep(BUSY_SECONDS)

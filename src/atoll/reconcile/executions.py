@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
     from atoll.model.execution import Execution
-    from atoll.service.executions.runner import Runs
+    from atoll.service.executions.runner import Runner
     from atoll.settings import CoordinationSettings
     from atoll.stores.base import Store
 
@@ -41,14 +41,14 @@ class Adoption:
         store: Store,
         coordination: Coordination,
         leases: Leases,
-        runs: Runs,
+        runner: Runner,
         clock: Clock,
         settings: CoordinationSettings,
     ) -> None:
         self._store = store
         self._coordination = coordination
         self._leases = leases
-        self._runs = runs
+        self._runner = runner
         self._clock = clock
         self._pause = settings.presence_ttl.total_seconds() / 3
 
@@ -75,7 +75,7 @@ class Adoption:
                 self._leases.settled and not await self._coordination.alive(holder)
             ):
                 for execution in await self._held_by(holder):
-                    await self._runs.adopt(execution)
+                    await self._runner.adopt(execution)
 
     async def _held_by(self, holder: str | None) -> list[Execution]:
         """In the order in which they were submitted."""
@@ -91,14 +91,14 @@ class Adoption:
     async def _revoke_strays(self) -> None:
         old = self._clock.now() - STRAY
         for execution in await self._held_by(self._coordination.replica):
-            if execution.created_at > old or self._runs.get(execution.id) is not None:
+            if execution.created_at > old or self._runner.get(execution.id) is not None:
                 continue
             if execution.version > 1:
                 # Taken over, though the store did not say so: it was accepted, and may have run.
-                capacity = await self._runs.capacity_here(execution.session_id)
+                capacity = await self._runner.capacity_here(execution.session_id)
                 if capacity is None:
-                    await self._runs.release(execution.id)  # Its session has moved.
+                    await self._runner.release(execution.id)  # Its session has moved.
                 else:
-                    self._runs.start(execution, capacity, adopted=True)
+                    self._runner.start(execution, capacity, adopted=True)
             else:
-                await self._runs.revoke(execution)
+                await self._runner.revoke(execution)

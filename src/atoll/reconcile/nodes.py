@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from atoll.model.node import Node
     from atoll.model.session import Session
     from atoll.reconcile.departed import Departed
-    from atoll.service.nodes.migration import Moves
+    from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.probing import Probing
     from atoll.service.nodes.service import Nodes
     from atoll.settings import NodeSettings
@@ -117,7 +117,7 @@ class Probe:
         store: Store,
         nodes: Nodes,
         probing: Probing,
-        moves: Moves,
+        migrations: Migrations,
         coordination: Coordination,
         leases: Leases,
         clock: Clock,
@@ -126,7 +126,7 @@ class Probe:
         self._store = store
         self._nodes = nodes
         self._probing = probing
-        self._moves = moves
+        self._migrations = migrations
         self._coordination = coordination
         self._leases = leases
         self._clock = clock
@@ -205,7 +205,7 @@ class Probe:
             log.warning("node.judged", node=node.id, status=status.value, problem=problem)
             await self._coordination.tell(node_topic(node.id))
             if status is NodeStatus.HEALTHY:
-                await self._each(node, "", self._moves.wait_no_more)
+                await self._each(node, "", self._migrations.wait_no_more)
 
     # Its sessions
 
@@ -219,7 +219,7 @@ class Probe:
                 return False
             to: set[str] = set()
             after = await self._each(now, after, partial(self._move, to), most=BATCH)
-            await self._moves.tell(node.id, to)
+            await self._migrations.tell(node.id, to)
             await self._nodes.tell_drain(node.id, None)
             if not after:
                 return False
@@ -228,9 +228,9 @@ class Probe:
 
     async def _move(self, to: set[str], session: Session) -> None:
         try:
-            target = await self._moves.move(session, Cause.NODE_LOST)
+            target = await self._migrations.move(session, Cause.NODE_LOST)
         except PermanentError as error:
-            await self._moves.keep_waiting(session, error.message)
+            await self._migrations.keep_waiting(session, error.message)
         else:
             to |= set() if target is None else {target}
 

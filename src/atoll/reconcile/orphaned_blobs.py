@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.blobs.base import PAGE, Oversized, UnlistableNames
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import BlobsUnavailable, PermanentError
 from atoll.reconcile.sweep import alone, sweep
 from atoll.service.checkpoints.chunks import data_of
 from atoll.service.checkpoints.service import lease_of
@@ -108,9 +108,7 @@ class OrphanSweep:
             for owner, group in itertools.groupby(page, lambda info: _owner(info.key)):
                 try:
                     await self._look(kind, owner, [info for info in group if self._is_old(info)])
-                except TemporaryError as error:
-                    if error.code != "blobs_unavailable":
-                        raise
+                except BlobsUnavailable as error:
                     # What one owner has and the store does not give away keeps no others.
                     log.info("orphan_sweep.left", owner=owner, error=error.message)
             if len(page) == PAGE:

@@ -132,7 +132,7 @@ class PoolRefill:
 
     def _decided(self, room: Room) -> list[Outlook]:
         now = self._clock.monotonic()
-        wants: list[Want] = []
+        lifecycle: list[Want] = []
         needs: list[int] = []
         levels: dict[Edition, Level] = {}
         for template in self._templates:
@@ -145,17 +145,17 @@ class PoolRefill:
             wanted = max(least, min(needed, most))
             level = demand.follow(before, wanted, now, self._pause)
             levels[template.edition] = level
-            wants.append(Want(least, level.target, self._pool.memory(template)))
+            lifecycle.append(Want(least, level.target, self._pool.memory(template)))
             needs.append(needed)
         self._levels = levels
         theirs = sum(
             room.others.get(template.id, 0) * want.memory
-            for template, want in zip(self._templates, wants, strict=True)
+            for template, want in zip(self._templates, lifecycle, strict=True)
         )
-        granted = demand.share(wants, room.budget - theirs)
+        granted = demand.share(lifecycle, room.budget - theirs)
         return [
             self._outlook(*each, room)
-            for each in zip(self._templates, wants, granted, needs, strict=True)
+            for each in zip(self._templates, lifecycle, granted, needs, strict=True)
         ]
 
     def _need(self, template: Template) -> int:

@@ -21,8 +21,8 @@ from atoll.service.sessions.service import settle_topic
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.sessions.lifecycle import Wants
-    from atoll.service.sessions.transitions import Steps
+    from atoll.service.sessions.lifecycle import Lifecycle
+    from atoll.service.sessions.transitions import Transitions
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
@@ -37,22 +37,22 @@ class SessionReconciler:
     def __init__(
         self,
         store: Store,
-        wants: Wants,
-        steps: Steps,
+        lifecycle: Lifecycle,
+        transitions: Transitions,
         coordination: Coordination,
         clock: Clock,
         settings: SessionSettings,
         node_id: str,
     ) -> None:
         self._store = store
-        self._wants = wants
-        self._steps = steps
+        self._lifecycle = lifecycle
+        self._transitions = transitions
         self._coordination = coordination
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
         self.queue = Queue()
-        steps.again = self._later
+        transitions.again = self._later
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -71,10 +71,10 @@ class SessionReconciler:
             )
 
     async def settle(self, session_id: str) -> float | None:
-        session = await self._steps.settle(session_id, wait=False)
+        session = await self._transitions.settle(session_id, wait=False)
         if session is None:
             return AGAIN
-        self._wants.schedule(session)
+        self._lifecycle.schedule(session)
         return None
 
     def _later(self, session_id: str, seconds: float) -> None:
@@ -98,7 +98,7 @@ class SessionReconciler:
                 self._clock.now(), node_id=self._node_id, limit=limit
             )
             done = await asyncio.gather(
-                *(self._wants.tick(session.id) for session in found), return_exceptions=True
+                *(self._lifecycle.tick(session.id) for session in found), return_exceptions=True
             )
             for session, result in zip(found, done, strict=True):
                 if isinstance(result, Exception):

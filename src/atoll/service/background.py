@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class Tasks:
+class BackgroundTasks:
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
 
     def start(
@@ -27,14 +27,14 @@ class Tasks:
     ) -> asyncio.Task[Any]:
         """With `waits` it does nothing but wait for others, and a shutdown does not wait for it."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._background.add(task)
         if waits:
             self._waiting.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._background.discard(task)
         self._waiting.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -48,9 +48,9 @@ class Tasks:
         """Wait for what is under way, at most so many seconds, then cancel what is left."""
         for task in self._waiting:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
-        left = set(self._tasks)
+        if self._background:
+            await asyncio.wait(set(self._background), timeout=timeout)
+        left = set(self._background)
         for task in left:
             task.cancel()
         if left:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import Conflict, DatabaseUnavailable, TemporaryError
 from atoll.model.execution import Execution
 from atoll.model.session import Session
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 E = TypeVar("E", Session, Execution)
 
-UNAVAILABLE = "database_unavailable"
 PATIENCE = 2.0
 """Seconds that a read may take when there is something in memory to show instead."""
 ROUGHLY = 2000
@@ -160,16 +159,14 @@ class RecallingStore:
             async with asyncio.timeout(None if remembered is None else PATIENCE):
                 yield
         except TimeoutError as error:
-            raise TemporaryError(
-                "The database does not answer in time.", code=UNAVAILABLE
-            ) from error
+            raise DatabaseUnavailable("The database does not answer in time.") from error
 
     async def noting(self, call: Awaitable[T]) -> T:
         """Its answer; and from how it goes, whether the database is there."""
         try:
             answer = await call
         except TemporaryError as error:
-            self.away = self.away or error.code == UNAVAILABLE
+            self.away = self.away or isinstance(error, DatabaseUnavailable)
             raise
         except Conflict:
             self.away = False  # It answered.

@@ -18,7 +18,7 @@ from atoll.blobs.draft import BLOCK
 from atoll.blobs.objects import LocalObjects
 from atoll.blobs.spool import Spool
 from atoll.blobs.waiting import Held, Waiting
-from atoll.errors import TemporaryError
+from atoll.errors import BlobsUnavailable, TemporaryError
 from atoll.settings import BlobSettings
 from tests.clock import MovedClock
 
@@ -79,7 +79,7 @@ class Remote(LocalObjects):
         if key in self.refused:
             raise Refused("The test says no.")
         if self.away:
-            raise TemporaryError("The test says no.", code="blobs_unavailable")
+            raise BlobsUnavailable("The test says no.")
 
     async def put(self, key: str, data: bytes) -> None:
         self._check("put", key)
@@ -100,7 +100,7 @@ class Remote(LocalObjects):
             async for chunk in chunks:
                 size += len(chunk)
                 if self.breaks_after is not None and size > self.breaks_after:
-                    raise TemporaryError("The line broke.", code="blobs_unavailable")
+                    raise BlobsUnavailable("The line broke.")
                 yield chunk
 
         return await super().write(key, some())

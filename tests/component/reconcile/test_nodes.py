@@ -16,19 +16,19 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Unauthenticated
 from atoll.model.event import Event
 from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
-from atoll.model.placement import Demand
+from atoll.model.placement import PlacementRequest
 from atoll.model.session import Cause, SessionStatus
 from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
-from atoll.service.auth.encryption import Sealing
-from atoll.service.nodes.migration import WAITS, Moves
+from atoll.service.auth.encryption import Encryption
+from atoll.service.nodes.migration import WAITS, Migrations
 from atoll.service.nodes.placement import Placements
 from atoll.service.nodes.probing import LIFE, Probing
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
-from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.settings import BlobSettings, Settings
 from tests.component.reconcile.test_strays import MovedClock
@@ -130,7 +130,7 @@ class Ground:
     store: RecallingStore
     nodes: Nodes
     placements: Placements
-    moves: Moves
+    moves: Migrations
     probe: Probe
     departed: Departed
     neighbours: dict[str, Neighbour]
@@ -170,9 +170,9 @@ def builds(place: Path, found: Parts, machine: Machine, clock: MovedClock) -> Bu
         machine,
         found.templates,
         packages,
-        Materials(blobs, Sealing()),
+        BuildInputs(blobs, Encryption()),
         found.leases,
-        found.tasks,
+        found.background,
         blobs,
         clock,
         found.settings.template,
@@ -202,7 +202,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             nothing,
         )
         placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
-        moves = Moves(found.store, placements, found.coordination, clock)
+        moves = Migrations(found.store, placements, found.coordination, clock)
         probing = Probing(SECRET, clock, timedelta(seconds=60))
         probe = Probe(
             found.store,
@@ -231,7 +231,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
                 )
             )
         await nodes.report()
-        departed = Departed(found.store, machine, found.lives, found.runs, NODE)
+        departed = Departed(found.store, machine, found.connections, found.runner, NODE)
         yield Ground(
             found,
             clock,
@@ -460,7 +460,7 @@ async def test_a_node_that_is_alone_is_refused_nothing_that_it_was_not_told_to_r
     async with ground(tmp_path) as found:
         full = replace(await found.node(NODE), sessions=10**6, problem="odd", templates=())
         await found.store.nodes.tell(full)
-        demand = Demand("python@1", RESOURCES)
+        demand = PlacementRequest("python@1", RESOURCES)
         found.placements.forget()
         assert [node.id for node in await found.placements.candidates(demand)] == [NODE]
         await found.store.nodes.tell(replace(await found.node(NODE), id="z", url="http://z"))
@@ -564,7 +564,7 @@ def drains(found: Ground, left: list[tuple[str, str]]) -> Drains:
         found.nodes,
         found.placements,
         found.moves,
-        found.parts.runs,
+        found.parts.runner,
         found.parts.coordination,
         found.parts.leases,
         found.parts.settings.node.model_copy(

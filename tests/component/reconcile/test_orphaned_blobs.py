@@ -20,7 +20,7 @@ from atoll.blobs.s3 import S3Objects
 from atoll.blobs.spool import Spool
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
-from atoll.errors import TemporaryError
+from atoll.errors import BlobsUnavailable
 from atoll.model.checkpoint import Checkpoint, Older
 from atoll.model.execution import ExecutionStatus
 from atoll.model.manifest import Manifest
@@ -329,7 +329,7 @@ class Away(LocalObjects):
 
     async def put(self, key: str, data: bytes) -> None:
         if self.away:
-            raise TemporaryError("The test says no.", code="blobs_unavailable")
+            raise BlobsUnavailable("The test says no.")
         await super().put(key, data)
 
 

@@ -17,15 +17,15 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.orphans import YOUNG, Orphans
-from atoll.service.auth.encryption import Sealing
-from atoll.service.background import Tasks
+from atoll.service.auth.encryption import Encryption
+from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
-from atoll.service.sessions.connections import Lives
-from atoll.service.sessions.provisioning import Provision
+from atoll.service.sessions.connections import Connections
+from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.secrets import Secrets
 from atoll.service.sessions.service import Sessions
-from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
 from atoll.settings import Settings
@@ -89,7 +89,7 @@ class Ground:
 async def ground(
     place: Path, *there: Instance, driver: Driver | None = None
 ) -> AsyncIterator[Ground]:
-    settings, clock, tasks = Settings(data_dir=place), MovedClock(), Tasks()
+    settings, clock, tasks = Settings(data_dir=place), MovedClock(), BackgroundTasks()
     node = Node(place, settings, *there)
     used = driver or node
     url = f"sqlite:///{place / 'atoll.db'}"
@@ -99,12 +99,14 @@ async def ground(
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
     pool = Pool(store, used, clock, "local", ME, ephemeral=False, settings=settings.pool)
-    materials = Materials(LocalObjects(place / "blobs"), Sealing())
+    materials = BuildInputs(LocalObjects(place / "blobs"), Encryption())
     templates = Templates(store, used, materials, coordination, clock, settings)
-    lives = Lives(store, used, pool, templates, leases, tasks, clock, settings.session, "local")
+    lives = Connections(
+        store, used, pool, templates, leases, tasks, clock, settings.session, "local"
+    )
     packages = Packages(used, leases, clock, settings.packages, "secret", "local")
-    provision = Provision(
-        Secrets(Sealing()),
+    provision = Provisioning(
+        Secrets(Encryption()),
         Volumes(store, used, LocalObjects(place / "blobs"), clock, settings.session, "local"),
         packages,
     )
@@ -218,6 +220,6 @@ async def test_what_a_session_of_another_node_has_is_left_to_that_node(tmp_path:
         )
         await found.store.sessions.add(session)
         assert (await found.sessions.delete(session.id)).status is SessionStatus.TERMINATED
-        await found.sessions._tasks.settle(30)
+        await found.sessions._background.settle(30)
         assert await found.store.instances.get(instance.id) is not None
         assert list(found.node.there) == [instance.id]

@@ -50,7 +50,7 @@ async def adoption(
                 found.store,
                 found.coordination,
                 found.leases,
-                found.runs,
+                found.runner,
                 clock,
                 found.settings.coordination,
             ),

@@ -17,10 +17,10 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.reconcile.builds import YOUNG, BuildLoop, LayerSweep
-from atoll.service.auth.encryption import Sealing
-from atoll.service.background import Tasks
+from atoll.service.auth.encryption import Encryption
+from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
-from atoll.service.templates.build_inputs import Materials
+from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.settings import Settings
@@ -53,7 +53,7 @@ class Site:
     leases: Leases
     loop: BuildLoop
     sweep: LayerSweep
-    tasks: Tasks
+    tasks: BackgroundTasks
 
     async def pass_by(self, seconds: float) -> None:
         self.clock.time += seconds
@@ -79,7 +79,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     settings = Settings.model_validate(
         {"data_dir": place, "packages": {"index_url": index_url}, "template": given}
     )
-    clock, tasks = MovedClock(), Tasks()
+    clock, tasks = MovedClock(), BackgroundTasks()
     url = f"sqlite:///{place / 'atoll.db'}"
     store = SqlStore([url], sqlite=settings.sqlite, database=settings.database)
     coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
@@ -90,7 +90,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     await leases.start()
     await driver.open()
     blobs = LocalObjects(place / "blobs")
-    materials = Materials(blobs, Sealing())
+    materials = BuildInputs(blobs, Encryption())
     templates = Templates(store, driver, materials, coordination, clock, settings)
     packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")
     builds = Builds(

@@ -18,7 +18,7 @@ from atoll.model.event import Event
 from atoll.model.webhook import Webhook
 from atoll.reconcile.webhooks import pause_after
 from atoll.sdk.verify import verify_webhook
-from atoll.service.auth.encryption import Sealing
+from atoll.service.auth.encryption import Encryption
 from atoll.service.webhooks.delivery import Sender, sealed_about, signature
 from atoll.settings import EventSettings
 from tests.servers.receiver import Receiver
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-SEALING = Sealing(["42" * 32])
+SEALING = Encryption(["42" * 32])
 EVENT = Event("session.stopped", "sess_1", datetime(2026, 1, 2, tzinfo=UTC), {"a": 1}, 7)
 PRIVATE = EventSettings(webhook_private=True, webhook_timeout=timedelta(seconds=60))
 
@@ -188,7 +188,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
 
 
 async def test_a_secret_that_no_key_opens_is_a_failure() -> None:
-    line = await Sender(Sealing(["43" * 32]), SystemClock(), PRIVATE).line()
+    line = await Sender(Encryption(["43" * 32]), SystemClock(), PRIVATE).line()
     answered = await line.send(webhook("http://127.0.0.1:1/"), EVENT, "x")
     await line.close()
 

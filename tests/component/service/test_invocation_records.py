@@ -44,7 +44,7 @@ async def with_session(place: Path) -> AsyncIterator[tuple[Parts, Invocations, S
         session = make_session()
         await found.store.sessions.add(session)
         yield found, Invocations(found.store, found.executions), session
-        assert found.runs.count == 0
+        assert found.runner.count == 0
 
 
 async def failed(found: Parts, session: Session, **given: Any) -> Execution:

@@ -54,7 +54,7 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         fields = {"status": SessionStatus.TERMINATED} if away == "ended" else {}
         session = make_session(runtime_node="another", **fields)
         await found.store.sessions.add(session)
-        lives = found.executions._lives
+        lives = found.executions._connections
         work_timeout = timedelta(seconds=1)
         driver = lives._driver
         files = Files(lives, driver, work_timeout=work_timeout, kept=Shelf())

@@ -15,7 +15,7 @@ from atoll.errors import AtollError
 from atoll.executor import frames
 from atoll.link.client import Link, LinkLost
 from atoll.service.checkpoints.capture import Capture
-from atoll.service.checkpoints.chunks import SessionObjects
+from atoll.service.checkpoints.chunks import Chunks
 from atoll.settings import LinkSettings
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ COLLECTS: dict[str, list[Said]] = {
 
 async def captured(place: Path, scan: list[Said], collect: list[Said]) -> Capture:
     async with liar(place, scan, collect) as link:
-        capture = Capture(link, SessionObjects(LocalObjects(place / "blobs"), "sess_1"), None)
+        capture = Capture(link, Chunks(LocalObjects(place / "blobs"), "sess_1"), None)
         async with asyncio.timeout(30):
             await capture.run()
         return capture

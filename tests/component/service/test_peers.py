@@ -11,10 +11,10 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
-from atoll.errors import TemporaryError
+from atoll.errors import CoordinationUnavailable
 from atoll.model.node import Node
-from atoll.service.nodes.forward_token import LIFETIME, Hops
-from atoll.service.nodes.migration import Moves
+from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
+from atoll.service.nodes.migration import Migrations
 from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Peers
 from atoll.service.nodes.placement import Placements
@@ -39,7 +39,7 @@ class Deaf(MemoryCoordination):
     async def listen(self, topic: str) -> AsyncIterator[Heard]:
         if self.refused < 2:
             self.refused += 1
-            raise TemporaryError("The connection is lost.", code="coordination_unavailable")
+            raise CoordinationUnavailable("The connection is lost.")
         async with super().listen(topic) as heard:
             yield heard
 
@@ -51,10 +51,18 @@ async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path:
         deaf = Deaf(ME, settings.coordination, timedelta(hours=1), clock)
         given = NodeSettings(probe=timedelta(seconds=0.05))
         placements = Placements(found.store, found.templates, clock, given, NODE, dict)
-        moves = Moves(found.store, placements, deaf, clock)
-        hops = Hops("secret", NODE, clock, Nonces(tmp_path / "nonces", LIFETIME))
+        moves = Migrations(found.store, placements, deaf, clock)
+        hops = ForwardTokens("secret", NODE, clock, Nonces(tmp_path / "nonces", LIFETIME))
         peers = Peers(
-            found.store, found.lives, moves, deaf, clock, given, NODE, hops, shared_blobs=False
+            found.store,
+            found.connections,
+            moves,
+            deaf,
+            clock,
+            given,
+            NODE,
+            hops,
+            shared_blobs=False,
         )
         running = asyncio.create_task(peers.run())
         try:

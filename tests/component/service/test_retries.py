@@ -10,7 +10,7 @@ import pytest
 
 from atoll import ids
 from atoll.clock import SystemClock
-from atoll.errors import TemporaryError
+from atoll.errors import DatabaseUnavailable
 from atoll.model.execution import Execution, ExecutionStatus
 from tests.component.service.test_session_records import create
 from tests.contract.stores.store_entities import make_execution
@@ -51,13 +51,13 @@ async def adoptable(place: Path) -> AsyncIterator[tuple[Parts, Execution]]:
             yield found, execution
         finally:
             await found.sessions.delete(session.id)
-            await found.tasks.settle(SECONDS)
+            await found.background.settle(SECONDS)
             await found.driver.close()
 
 
 async def ended(found: Parts, execution: Execution) -> Execution:
     """The record, when the execution that is adopted now has ended."""
-    running = found.runs.start(execution, 1, adopted=True)
+    running = found.runner.start(execution, 1, adopted=True)
     async with asyncio.timeout(SECONDS):
         await running.done
     stored = await found.store.executions.get(execution.id)
@@ -83,7 +83,7 @@ async def test_one_that_is_recorded_as_running_while_its_session_is_reached_is_r
 
         monkeypatch.setattr(found.driver, "connect", connect_late)
         monkeypatch.setattr(found.store.executions, "save", saved)
-        found.lives.let_go(execution.session_id)
+        found.connections.let_go(execution.session_id)
         stored = await ended(found, execution)
         assert stored.status is ExecutionStatus.COMPLETED
         assert stored.retry_count == 1
@@ -99,7 +99,7 @@ async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
             stored = await save(changed, event=event)
             if changed.retry_count and changed.status is ExecutionStatus.PENDING:
                 monkeypatch.setattr(found.store.executions, "save", save)
-                raise TemporaryError("cut off", code="database_unavailable")
+                raise DatabaseUnavailable("cut off")
             return stored
 
         monkeypatch.setattr(found.store.executions, "save", cut_off)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import InvalidRequest, PermanentError
-from atoll.service.auth.encryption import Sealing
+from atoll.service.auth.encryption import Encryption
 from atoll.settings import SecretSettings, parse_key
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ OLD, NEW = os.urandom(32).hex(), base64.b64encode(os.urandom(32)).decode()
 
 
 def test_what_was_sealed_opens_for_the_same_thing_only() -> None:
-    sealing = Sealing([NEW])
+    sealing = Encryption([NEW])
     sealed = sealing.seal("the value", "session a, name X")
 
     assert "the value" not in sealed
@@ -32,31 +32,31 @@ def test_what_was_sealed_opens_for_the_same_thing_only() -> None:
 
 @pytest.mark.parametrize("text", ["", "ünïcödé\n", "\udc80 no text", "x" * 65536])
 def test_any_text_comes_back_as_it_was(text: str) -> None:
-    sealing = Sealing([NEW])
+    sealing = Encryption([NEW])
     assert sealing.open(sealing.seal(text, "it"), "it") == text
 
 
 def test_the_same_text_is_never_sealed_to_the_same() -> None:
-    sealing = Sealing([NEW])
+    sealing = Encryption([NEW])
     assert len({sealing.seal("text", "it") for _ in range(100)}) == 100
 
 
 def test_a_key_that_was_replaced_still_opens_and_seals_no_more() -> None:
-    before = Sealing([OLD]).seal("text", "it")
-    both = Sealing([NEW, OLD])
+    before = Encryption([OLD]).seal("text", "it")
+    both = Encryption([NEW, OLD])
 
     assert both.open(before, "it") == "text"
-    assert Sealing([OLD]).open(both.seal("text", "it"), "it") is None
-    assert Sealing([NEW]).open(before, "it") is None
+    assert Encryption([OLD]).open(both.seal("text", "it"), "it") is None
+    assert Encryption([NEW]).open(before, "it") is None
 
 
 @pytest.mark.parametrize("sealed", ["", "1:", "1:AAAA", "1:not base64", "2:AAAA", "ü"])
 def test_what_is_no_sealed_text_does_not_open(sealed: str) -> None:
-    assert Sealing([NEW]).open(sealed, "it") is None
+    assert Encryption([NEW]).open(sealed, "it") is None
 
 
 def test_one_changed_byte_is_noticed() -> None:
-    sealing = Sealing([NEW])
+    sealing = Encryption([NEW])
     data = bytearray(base64.b64decode(sealing.seal("text", "it")[2:]))
     for place in range(len(data)):
         changed = bytes(byte ^ (place == at) for at, byte in enumerate(data))
@@ -65,31 +65,31 @@ def test_one_changed_byte_is_noticed() -> None:
 
 def test_a_key_file_is_made_when_it_is_needed_and_is_its_owners_alone(tmp_path: Path) -> None:
     file = tmp_path / "secret-key"
-    assert Sealing(file=file).open("1:AAAA", "it") is None
+    assert Encryption(file=file).open("1:AAAA", "it") is None
     assert not file.exists()
 
-    sealed = Sealing(file=file).seal("text", "it")
+    sealed = Encryption(file=file).seal("text", "it")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert Sealing(file=file).open(sealed, "it") == "text"
+    assert Encryption(file=file).open(sealed, "it") == "text"
     assert [path.name for path in tmp_path.iterdir()] == ["secret-key"]
 
 
 def test_a_key_file_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     file = tmp_path / "secret-key"
-    first, second = Sealing(file=file), Sealing(file=file)
+    first, second = Encryption(file=file), Encryption(file=file)
     sealed = first.seal("text", "it")
     assert second.open(second.seal("text", "it"), "it") == "text"
     assert second.open(sealed, "it") == "text"
 
     file.write_text("no key\n")
     with pytest.raises(PermanentError, match="secret-key does not hold a key") as told:
-        Sealing(file=file).open(sealed, "it")
+        Encryption(file=file).open(sealed, "it")
     assert told.value.code == "secret_unreadable"
 
 
 def test_without_a_key_nothing_is_sealed_and_the_setting_is_named() -> None:
     with pytest.raises(InvalidRequest, match="ATOLL_SECRETS__KEY") as told:
-        Sealing().seal("text", "it")
+        Encryption().seal("text", "it")
     assert told.value.code == "secrets_not_configured"
 
 
@@ -113,7 +113,7 @@ def test_what_is_no_key_is_refused_and_not_repeated(text: str) -> None:
 def test_neither_keys_nor_settings_show_themselves() -> None:
     settings = SecretSettings(key=NEW, old_keys=OLD)
     assert [key.get_secret_value() for key in settings.old_keys] == [OLD]
-    for shown in (repr(settings), str(settings), repr(Sealing([NEW, OLD]))):
+    for shown in (repr(settings), str(settings), repr(Encryption([NEW, OLD]))):
         assert NEW not in shown
         assert OLD not in shown
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll import ids
 from atoll.app.application import application
-from atoll.errors import TemporaryError
+from atoll.errors import DatabaseUnavailable, TemporaryError
 from atoll.model.session import SessionStatus
 from atoll.settings import PoolSettings, SessionSettings, Settings
 
@@ -54,7 +54,7 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
         async def cut_off(session: Session, *, event: Event | None = None) -> Session:
             if written:
                 await save(session, event=event)
-            raise TemporaryError("cut off", code="database_unavailable")
+            raise DatabaseUnavailable("cut off")
 
         monkeypatch.setattr(store.sessions, "save", cut_off)
         with pytest.raises(TemporaryError):
@@ -63,9 +63,9 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
 
         session = await create(sessions, session_id)
         assert session.status is SessionStatus.RUNNING
-        live = await sessions._lives.live(session_id)
+        live = await sessions._connections.get(session_id)
         assert (await live.link.call("processes"))["processes"] == []
-        await sessions._tasks.settle(30)
+        await sessions._background.settle(30)
         assert [found.id for found in await store.instances.all()] == [live.instance.id]
 
 
@@ -94,4 +94,4 @@ async def test_a_change_is_accepted_though_the_session_ends_right_after_it(
         ended = await sessions.delete(changed.id)
         assert ended.status.ended
 
-        await sessions._lives.announce(changed)
+        await sessions._connections.announce(changed)

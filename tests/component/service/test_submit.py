@@ -13,7 +13,7 @@ from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.executions.attempt import Superseded
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 from tests.contract.stores.store_entities import make_execution, make_session
 from tests.parts import ME, parts
 
@@ -37,7 +37,7 @@ async def test_what_another_replica_has_recorded_is_that_one(tmp_path: Path) -> 
         request = Request(code="print(1)", language=Language.PYTHON)
         running = await found.executions.submit(session.id, request, execution_id=execution_id)
         assert running.execution == theirs
-        assert found.runs.count == 0
+        assert found.runner.count == 0
 
 
 async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
@@ -47,11 +47,11 @@ async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runs._running[execution.id] = Running(execution)
+        running = found.runner._runs[execution.id] = Run(execution)
         # That it runs was stored, and the answer of the store was lost.
         await found.store.executions.save(execution)
         ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
-        await found.runs._finish(running, ended)
+        await found.runner._finish(running, ended)
 
         stored = await found.store.executions.get(execution.id)
         assert stored is not None
@@ -64,8 +64,8 @@ async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_pat
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runs._running[execution.id] = Running(execution)
+        running = found.runner._runs[execution.id] = Run(execution)
         await found.store.executions.save(replace(execution, holder=OTHER))
         ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
         with pytest.raises(Superseded):
-            await found.runs._finish(running, ended)
+            await found.runner._finish(running, ended)

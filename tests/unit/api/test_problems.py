@@ -13,9 +13,11 @@ from atoll.errors import (
     Conflict,
     Forbidden,
     InvalidRequest,
+    NodeFull,
     NotFound,
     PermanentError,
     RequestError,
+    SessionEnded,
     TemporaryError,
     TooLarge,
     Unauthenticated,
@@ -42,7 +44,7 @@ STATUSES: dict[str, tuple[AtollError, int]] = {
     "bad cursor": (InvalidRequest("x", code="bad_cursor"), 400),
     "busy": (TemporaryError("x", code="session_busy"), 429),
     "disk full": (Conflict("x", code="disk_full"), 507),
-    "node full": (TemporaryError("x", code="node_full"), 507),
+    "node full": (NodeFull("x"), 507),
     "in flight": (TemporaryError("x", code="idempotency_in_flight"), 409),
     "preload": (PermanentError("x", code="preload_failed"), 422),
 }
@@ -63,7 +65,7 @@ def test_an_error_has_its_status(error: AtollError, status: int) -> None:
 
 
 def test_a_problem_has_the_members_of_the_rfc_and_those_of_the_error() -> None:
-    response = problem(Conflict("It has ended.", code="session_ended", status_now="timeout"))
+    response = problem(SessionEnded("It has ended.", status_now="timeout"))
 
     assert response.headers["content-type"] == "application/problem+json"
     assert content(response) == {

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
-from atoll.model.placement import MOUNT, Demand, rank, unfit
+from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
 from atoll.model.resources import Resources
 
 GIB = 2**30
 RESOURCES = Resources(cpu=1, memory=GIB, disk=GIB, max_processes=128)
-DEMAND = Demand("python@2", RESOURCES)
+DEMAND = PlacementRequest("python@2", RESOURCES)
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 64 * GIB, 0.5)
 
 
@@ -24,7 +24,7 @@ def node(node_id: str = "a", **given: Any) -> Node:
     return Node(node_id, "local", f"http://{node_id}", **{"metrics": IDLE, **given})
 
 
-def demand(**given: Any) -> Demand:
+def demand(**given: Any) -> PlacementRequest:
     return replace(DEMAND, **given)
 
 
@@ -48,7 +48,7 @@ def demand(**given: Any) -> Demand:
         pytest.param(node(shared_blobs=True), demand(shared_blobs=True), id="blobs are shared"),
     ],
 )
-def test_a_node_fits(found: Node, asked: Demand) -> None:
+def test_a_node_fits(found: Node, asked: PlacementRequest) -> None:
     assert unfit(found, asked) is None
     assert rank([found], asked, spread_above=35) == [found]
 
@@ -71,7 +71,7 @@ def test_a_node_fits(found: Node, asked: Demand) -> None:
         pytest.param(node(), demand(shared_blobs=True), id="blobs of its own"),
     ],
 )
-def test_a_node_does_not_fit(found: Node, asked: Demand) -> None:
+def test_a_node_does_not_fit(found: Node, asked: PlacementRequest) -> None:
     assert unfit(found, asked)
     assert rank([found], asked, spread_above=35) == []
 
@@ -162,7 +162,7 @@ nodes_given = st.lists(
     unique_by=lambda found: found.id,
 )
 demands = st.builds(
-    Demand,
+    PlacementRequest,
     template=st.sampled_from(["python@2", "data@1"]),
     resources=st.just(RESOURCES),
     require=names,
@@ -177,7 +177,7 @@ demands = st.builds(
 
 @given(nodes=nodes_given, asked=demands, spread=st.integers(0, 40))
 def test_all_nodes_that_fit_are_ranked_and_no_others(
-    nodes: list[Node], asked: Demand, spread: int
+    nodes: list[Node], asked: PlacementRequest, spread: int
 ) -> None:
     ranked = rank(nodes, asked, spread_above=spread)
     assert {found.id for found in ranked} == {
@@ -197,7 +197,7 @@ def test_all_nodes_that_fit_are_ranked_and_no_others(
 
 @given(nodes=nodes_given, asked=demands, spread=st.integers(0, 40), seed=st.integers())
 def test_the_order_is_that_of_any_two_and_not_that_in_which_they_are_given(
-    nodes: list[Node], asked: Demand, spread: int, seed: int
+    nodes: list[Node], asked: PlacementRequest, spread: int, seed: int
 ) -> None:
     ranked = rank(nodes, asked, spread_above=spread)
     shuffled = list(nodes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import DatabaseUnavailable, PermanentError, TemporaryError
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
 from atoll.reconcile.sweep import sweep
@@ -193,7 +193,7 @@ async def test_a_cancellation_that_an_error_took_the_place_of_ends_the_loop(loop
         try:
             await asyncio.Event().wait()
         finally:
-            raise TemporaryError("away", code="database_unavailable")
+            raise DatabaseUnavailable("away")
 
     queue = Queue()
     queue.add("a")

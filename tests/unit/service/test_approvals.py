@@ -12,9 +12,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import Conflict, NotFound
 from atoll.model.execution import Execution, ExecutionStatus, Request
-from atoll.service.background import Tasks
+from atoll.service.background import BackgroundTasks
 from atoll.service.executions.approvals import Approvals
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 from atoll.settings import CoordinationSettings
 
 pytestmark = pytest.mark.anyio
@@ -43,11 +43,11 @@ class Ground:
         )
         self.executor = Executor()
         lives: Any = self.executor
-        self.approvals = Approvals(self.coordination, lives, Tasks())
+        self.approvals = Approvals(self.coordination, lives, BackgroundTasks())
         execution = Execution(
             "exec_1", "sess_1", Request(code=""), ExecutionStatus.RUNNING, datetime.now(UTC)
         )
-        self.running = Running(execution)
+        self.running = Run(execution)
 
     def ask(self, question: str, number: str = "1", data: Any = None) -> None:
         line = {"id": number, "state": "asked", "question": question, "timeout": 30.0}

@@ -15,9 +15,9 @@ from obstore.store import MemoryStore
 
 from atoll.blobs.base import MAX_GET
 from atoll.blobs.objects import Objects
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import BlobsUnavailable, PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
-from atoll.service.executions.offload import Bulk, shortened
+from atoll.service.executions.offload import Offload, shortened
 from atoll.settings import BlobSettings
 from tests.contract.stores import store_entities as make
 from tests.contract.stores.store_entities import ODD_BYTES, ODD_TEXT
@@ -57,7 +57,7 @@ class Shelf(Objects):
 
     async def put(self, key: str, data: bytes) -> None:
         if self.away:
-            raise TemporaryError("away", code="blobs_unavailable")
+            raise BlobsUnavailable("away")
         self.puts += 1
         self.objects[key] = data
 
@@ -65,7 +65,7 @@ class Shelf(Objects):
         self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
     ) -> bytes | None:
         if self.away:
-            raise TemporaryError("away", code="blobs_unavailable")
+            raise BlobsUnavailable("away")
         return self.objects[key][start:end] if key in self.objects else None
 
     async def remove(self, key: str, *, later: bool = True) -> None:
@@ -88,8 +88,8 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def bulk(shelf: Shelf) -> Bulk:
-    return Bulk(shelf, BlobSettings(inline_limit=LIMIT, head=HEAD))
+def bulk(shelf: Shelf) -> Offload:
+    return Offload(shelf, BlobSettings(inline_limit=LIMIT, head=HEAD))
 
 
 def at_once(coroutine: Any) -> Any:
@@ -125,7 +125,7 @@ def test_what_is_put_away_comes_back_equal(
     runner: asyncio.Runner, execution: Execution, limit: int, head: int
 ) -> None:
     shelf = Shelf()
-    bulk = Bulk(shelf, BlobSettings.model_construct(inline_limit=limit, head=head))
+    bulk = Offload(shelf, BlobSettings.model_construct(inline_limit=limit, head=head))
 
     row = runner.run(bulk.put_away(execution))
 
@@ -143,7 +143,7 @@ def test_what_is_put_away_comes_back_equal(
 def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
     runner: asyncio.Runner, execution: Execution, limit: int
 ) -> None:
-    bulk = Bulk(Shelf(), BlobSettings.model_construct(inline_limit=limit, head=5))
+    bulk = Offload(Shelf(), BlobSettings.model_construct(inline_limit=limit, head=5))
 
     row = runner.run(bulk.put_away(execution))
 
@@ -170,7 +170,7 @@ def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
 
 @pytest.mark.parametrize("part", OUTPUTS)
 def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner, part: str
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, part: str
 ) -> None:
     at_bound = make.completed(make.make_execution(), **{part: b"x" * LIMIT})
     beyond = make.completed(make.make_execution(), **{part: b"x" * (LIMIT + 1)})
@@ -197,7 +197,7 @@ def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
     ids=["code", "stdin", "event", "arguments", "body", "odd text"],
 )
 def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
-    bulk: Bulk, runner: asyncio.Runner, given: dict[str, Any]
+    bulk: Offload, runner: asyncio.Runner, given: dict[str, Any]
 ) -> None:
     at_bound = make.make_execution(request=request_of_size(LIMIT, **given))
     beyond = make.make_execution(request=request_of_size(LIMIT + 1, **given))
@@ -210,7 +210,9 @@ def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
     assert runner.run(bulk.fetch(row)) == beyond
 
 
-def test_a_large_event_is_noticed_wherever_it_is_large(bulk: Bulk, runner: asyncio.Runner) -> None:
+def test_a_large_event_is_noticed_wherever_it_is_large(
+    bulk: Offload, runner: asyncio.Runner
+) -> None:
     long = "x" * LIMIT
     events: list[Any] = [long, [[[long]]], {long: 1}, {"a": {"b": [long]}}, [0] * LIMIT, [[]] * 500]
 
@@ -222,7 +224,7 @@ def test_a_large_event_is_noticed_wherever_it_is_large(bulk: Bulk, runner: async
 
 
 def test_a_log_of_many_pieces_goes_whole_and_is_not_told_of(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
     many = make.completed(make.make_execution(), log=((1, 10), (2, 7)) * LIMIT)
@@ -239,7 +241,7 @@ def test_a_log_of_many_pieces_goes_whole_and_is_not_told_of(
     assert runner.run(bulk.fetch(row)) == row
 
 
-def test_a_large_body_goes_with_the_request(bulk: Bulk, runner: asyncio.Runner) -> None:
+def test_a_large_body_goes_with_the_request(bulk: Offload, runner: asyncio.Runner) -> None:
     request = Request(
         function_name="main:handle", body="AP8=" * LIMIT, content_type="image/png", terminal=(2, 3)
     )
@@ -252,7 +254,9 @@ def test_a_large_body_goes_with_the_request(bulk: Bulk, runner: asyncio.Runner) 
     assert runner.run(bulk.fetch(row)) == execution
 
 
-def test_a_small_execution_is_not_touched_and_nothing_is_awaited(bulk: Bulk, shelf: Shelf) -> None:
+def test_a_small_execution_is_not_touched_and_nothing_is_awaited(
+    bulk: Offload, shelf: Shelf
+) -> None:
     shelf.away = True
     execution = make.completed(make.make_execution(), stdout=b"42\n", stdout_size=3)
 
@@ -262,7 +266,7 @@ def test_a_small_execution_is_not_touched_and_nothing_is_awaited(bulk: Bulk, she
 
 
 def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
-    bulk: Bulk, runner: asyncio.Runner
+    bulk: Offload, runner: asyncio.Runner
 ) -> None:
     execution = make.make_execution(request=Request(code="x" * 5000, env={"A": "1"}))
     row = runner.run(bulk.put_away(execution))
@@ -274,7 +278,7 @@ def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
 
 
 def test_the_same_save_repeated_writes_the_same_objects(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE)
 
@@ -285,7 +289,7 @@ def test_the_same_save_repeated_writes_the_same_objects(
 
 
 def test_two_results_of_one_execution_do_not_touch_each_other(
-    bulk: Bulk, runner: asyncio.Runner
+    bulk: Offload, runner: asyncio.Runner
 ) -> None:
     pending = make.make_execution()
     one, other = (make.completed(pending, stdout=LARGE + end) for end in (b"1", b"2"))
@@ -298,7 +302,7 @@ def test_two_results_of_one_execution_do_not_touch_each_other(
 
 @pytest.mark.parametrize("damage", [None, b"", LARGE[:-1]], ids=["gone", "empty", "cut"])
 def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE, return_json=LARGE)
     row = runner.run(bulk.put_away(execution))
@@ -318,7 +322,7 @@ def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
 
 
 def test_half_a_request_is_never_given_to_be_run(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     row = runner.run(bulk.put_away(make.make_execution(request=Request(code="x" * 5000))))
     shelf.objects.clear()
@@ -330,7 +334,7 @@ def test_half_a_request_is_never_given_to_be_run(
     assert shortened(runner.run(bulk.fetch(row))) == ["request"]
 
 
-def test_a_store_that_is_away_is_told(bulk: Bulk, shelf: Shelf, runner: asyncio.Runner) -> None:
+def test_a_store_that_is_away_is_told(bulk: Offload, shelf: Shelf, runner: asyncio.Runner) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE)
     row = runner.run(bulk.put_away(execution))
     shelf.away = True
@@ -341,7 +345,7 @@ def test_a_store_that_is_away_is_told(bulk: Bulk, shelf: Shelf, runner: asyncio.
         assert caught.value.code == "blobs_unavailable"
 
 
-def test_only_what_is_cut_counts_as_shortened(bulk: Bulk, runner: asyncio.Runner) -> None:
+def test_only_what_is_cut_counts_as_shortened(bulk: Offload, runner: asyncio.Runner) -> None:
     request = Request(code="pass", stdin="x" * 5000)
     execution = make.completed(make.make_execution(request=request), stdout=LARGE)
 
@@ -353,7 +357,7 @@ def test_only_what_is_cut_counts_as_shortened(bulk: Bulk, runner: asyncio.Runner
     assert shortened(execution) == []
 
 
-def test_of_a_long_command_the_first_words_are_left(bulk: Bulk, runner: asyncio.Runner) -> None:
+def test_of_a_long_command_the_first_words_are_left(bulk: Offload, runner: asyncio.Runner) -> None:
     command = ("sh", "-c", "y" * 5000, "never seen")
 
     row = runner.run(bulk.put_away(make.make_execution(request=Request(command=command))))
@@ -363,7 +367,7 @@ def test_of_a_long_command_the_first_words_are_left(bulk: Bulk, runner: asyncio.
 
 
 def test_what_is_forgotten_is_gone_and_the_rest_is_not(
-    bulk: Bulk, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     first, second = (make.completed(make.make_execution(), stdout=LARGE) for _ in range(2))
     kept = runner.run(bulk.put_away(second))

@@ -11,7 +11,7 @@ from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
 from atoll.service.executions.console import rest
 from atoll.service.executions.event_log import GAP, lines_of
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 
 OUT, ERR, VALUE, ASK = frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL
 DONE = ExecutionStatus.COMPLETED
@@ -44,8 +44,8 @@ def test_the_rest_of_the_output_comes_from_the_record(
     assert list(rest(ended, after)) == told
 
 
-async def _ring(ring: int, entries: list[tuple[int, bytes]]) -> Running:
-    running = Running(EXECUTION)
+async def _ring(ring: int, entries: list[tuple[int, bytes]]) -> Run:
+    running = Run(EXECUTION)
     running.ring = ring
     running.started()
     for sequence, (channel, data) in enumerate(entries, 1):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from atoll.service.pool.stats import CREATES, Demand
+from atoll.service.pool.stats import CREATES, PoolStats
 from tests.component.reconcile.test_strays import MovedClock
 
 WINDOW = timedelta(seconds=60)
@@ -18,13 +18,13 @@ def clock() -> MovedClock:
 
 
 @pytest.fixture
-def demand(clock: MovedClock) -> Demand:
-    demand = Demand(clock, WINDOW)
+def demand(clock: MovedClock) -> PoolStats:
+    demand = PoolStats(clock, WINDOW)
     demand.keep({"a"})
     return demand
 
 
-def test_the_rate_is_that_of_the_window(demand: Demand, clock: MovedClock) -> None:
+def test_the_rate_is_that_of_the_window(demand: PoolStats, clock: MovedClock) -> None:
     for _ in range(30):
         demand.taken("a", hit=True)
     assert demand.rate("a") == 0.5
@@ -39,7 +39,7 @@ def test_the_rate_is_that_of_the_window(demand: Demand, clock: MovedClock) -> No
     assert demand.counts("a") == (30, 30)
 
 
-def test_a_burst_is_what_came_at_once(demand: Demand, clock: MovedClock) -> None:
+def test_a_burst_is_what_came_at_once(demand: PoolStats, clock: MovedClock) -> None:
     for many in (1, 5, 2):
         for _ in range(many):
             demand.taken("a", hit=True)
@@ -47,7 +47,7 @@ def test_a_burst_is_what_came_at_once(demand: Demand, clock: MovedClock) -> None
     assert demand.burst("a") == 5
 
 
-def test_while_a_start_takes_long_more_comes_at_once(demand: Demand, clock: MovedClock) -> None:
+def test_while_a_start_takes_long_more_comes_at_once(demand: PoolStats, clock: MovedClock) -> None:
     demand.started("a", 10.0, None)
     for many in (1, 5, 2):
         for _ in range(many):
@@ -57,7 +57,7 @@ def test_while_a_start_takes_long_more_comes_at_once(demand: Demand, clock: Move
 
 
 def test_more_creates_than_are_remembered_count_by_their_pace(
-    demand: Demand, clock: MovedClock
+    demand: PoolStats, clock: MovedClock
 ) -> None:
     for _ in range(3 * CREATES):
         demand.taken("a", hit=True)
@@ -66,7 +66,7 @@ def test_more_creates_than_are_remembered_count_by_their_pace(
     assert demand.burst("a") == pytest.approx(1000, rel=0.01)
 
 
-def test_a_start_takes_what_the_middle_one_took(demand: Demand) -> None:
+def test_a_start_takes_what_the_middle_one_took(demand: PoolStats) -> None:
     assert demand.start_seconds("a") is None
     assert demand.memory("a") is None
     for seconds, memory in ((0.1, 7), (9.0, 900), (0.2, 8)):
@@ -76,7 +76,7 @@ def test_a_start_takes_what_the_middle_one_took(demand: Demand) -> None:
     assert demand.memory("a") == 8
 
 
-def test_a_template_without_a_pool_is_not_remembered(demand: Demand) -> None:
+def test_a_template_without_a_pool_is_not_remembered(demand: PoolStats) -> None:
     demand.taken("b", hit=False)
     demand.started("b", 1.0, 1)
     assert (demand.counts("b"), demand.rate("b"), demand.start_seconds("b")) == ((0, 0), 0.0, None)

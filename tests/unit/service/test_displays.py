@@ -56,7 +56,7 @@ def test_depth_has_a_bound() -> None:
 
 @pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])
 def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
-    lines = event_log.Lines()
+    lines = event_log.LineBuffer()
     assert list(lines.feed(line + b'\n{"b":')) == []
     assert list(lines.feed(b"1}\n")) == [{"b": 1}]
 
@@ -82,7 +82,7 @@ def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])
 def test_what_would_take_much_more_memory_than_it_has_bytes_is_left_out(unit: bytes) -> None:
-    lines = event_log.Lines()
+    lines = event_log.LineBuffer()
     half = b'{"data":[' + unit * (VALUES // 4) + b"0]}\n"
     assert list(lines.feed(b'{"data":[' + unit * VALUES + b"0]}\n")) == []
     # Of all lines together: what was shown is kept as long as the execution runs.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.service.executions.run import Queue
+from atoll.service.executions.run import SlotQueue
 
 if TYPE_CHECKING:
     from random import Random
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_first_has_its_turn_at_once_and_the_others_in_order() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     assert await first
     assert not second.done()
@@ -34,7 +34,7 @@ async def test_the_first_has_its_turn_at_once_and_the_others_in_order() -> None:
 
 
 async def test_one_that_gave_up_is_passed_over() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     second.set_result(False)
     queue.leave(first)
@@ -46,7 +46,7 @@ async def test_one_that_gave_up_is_passed_over() -> None:
 
 
 async def test_one_that_leaves_before_its_turn_gives_no_turn_away() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     second.set_result(False)
     queue.leave(second)
@@ -58,7 +58,7 @@ async def test_one_that_leaves_before_its_turn_gives_no_turn_away() -> None:
 
 
 async def test_one_that_is_cancelled_is_passed_over() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     second.cancel()
     queue.leave(second)
@@ -68,7 +68,7 @@ async def test_one_that_is_cancelled_is_passed_over() -> None:
 
 
 async def test_one_whose_turn_came_as_it_was_cancelled_passes_it_on() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
 
     async def wait() -> None:
@@ -87,7 +87,7 @@ async def test_one_whose_turn_came_as_it_was_cancelled_passes_it_on() -> None:
 
 
 async def test_a_queue_that_was_empty_starts_anew() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     queue.leave(queue.join())
 
     assert await queue.join()
@@ -102,7 +102,7 @@ def test_never_two_have_their_turn(order: list[str], choice: Random) -> None:
 
 
 async def _live_through(order: list[str], choice: Random) -> None:
-    queue = Queue()
+    queue = SlotQueue()
     there: list[asyncio.Future[bool]] = []
 
     def running() -> list[asyncio.Future[bool]]:
@@ -133,7 +133,7 @@ def test_no_place_is_given_twice(capacity: int, order: list[str], choice: Random
 
 
 async def _fill(capacity: int, order: list[str], choice: Random) -> None:
-    queue = Queue(capacity)
+    queue = SlotQueue(capacity)
     there: list[asyncio.Future[bool]] = []
     for step in order:
         if step == "join":
@@ -155,7 +155,7 @@ async def _fill(capacity: int, order: list[str], choice: Random) -> None:
 
 
 async def test_those_who_wait_are_told_when_the_line_moves() -> None:
-    queue = Queue()
+    queue = SlotQueue()
     told: list[int] = []
     first = queue.join()
     turns = [queue.join(partial(told.append, number)) for number in range(3)]

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import AtollError, Forbidden, TemporaryError
 from atoll.service.nodes import nonces
-from atoll.service.nodes.forward_token import LIFETIME, Content, Hop, Hops
+from atoll.service.nodes.forward_token import LIFETIME, Content, ForwardToken, ForwardTokens
 from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Places
 from tests.clock import MovedClock
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-HOP = Hop("local-1", "https", Content.of(b"body"))
+HOP = ForwardToken("local-1", "https", Content.of(b"body"))
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def clock() -> MovedClock:
 
 
 @pytest.fixture
-def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., Hops]:
+def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., ForwardTokens]:
     """The tokens of a node, whose accepted ones are in a directory of its own."""
 
-    def make(node_id: str = "local-1", secret: str = "secret") -> Hops:
-        return Hops(secret, node_id, clock, Nonces(tmp_path / node_id, LIFETIME))
+    def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
+        return ForwardTokens(secret, node_id, clock, Nonces(tmp_path / node_id, LIFETIME))
 
     return make
 
@@ -43,9 +43,9 @@ def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., Hops]:
     ids=["empty", "known", "long", "unknown"],
 )
 def test_a_token_is_read_by_the_node_that_it_is_for(
-    hops: Callable[..., Hops], content: Content
+    hops: Callable[..., ForwardTokens], content: Content
 ) -> None:
-    hop = Hop("local-1", "https", content)
+    hop = ForwardToken("local-1", "https", content)
     token = hops("local-2").make(hop, "POST", b"/a?b=c")
     assert hops().read(token, "POST", b"/a?b=c") == hop
 
@@ -56,7 +56,7 @@ def test_a_token_is_read_by_the_node_that_it_is_for(
     ids=["another database", "another method", "another path"],
 )
 def test_a_token_is_for_one_request(
-    hops: Callable[..., Hops], secret: str, method: str, target: bytes
+    hops: Callable[..., ForwardTokens], secret: str, method: str, target: bytes
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden) as refused:
@@ -64,7 +64,7 @@ def test_a_token_is_for_one_request(
     assert refused.value.code == "hop_refused"
 
 
-def test_a_token_is_for_one_node(hops: Callable[..., Hops]) -> None:
+def test_a_token_is_for_one_node(hops: Callable[..., ForwardTokens]) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(TemporaryError) as refused:
         hops("local-3").read(token, "POST", b"/a")
@@ -101,7 +101,7 @@ def _field(number: int, value: str) -> Callable[[str], str]:
     ],
 )
 def test_a_token_that_was_changed_is_refused(
-    hops: Callable[..., Hops], change: Callable[[str], str]
+    hops: Callable[..., ForwardTokens], change: Callable[[str], str]
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden):
@@ -111,7 +111,7 @@ def test_a_token_that_was_changed_is_refused(
 @pytest.mark.parametrize("later", [0, LIFETIME, 2 * LIFETIME, 100 * LIFETIME])
 @pytest.mark.parametrize("skew", [-LIFETIME, 0, LIFETIME])
 def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
-    hops: Callable[..., Hops], clock: MovedClock, later: int, skew: int
+    hops: Callable[..., ForwardTokens], clock: MovedClock, later: int, skew: int
 ) -> None:
     clock.time += skew
     token = hops("local-2").make(HOP, "POST", b"/a")
@@ -131,7 +131,7 @@ def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
 
 @pytest.mark.parametrize("skew", [-LIFETIME - 1, LIFETIME + 1])
 def test_a_token_of_another_time_is_refused(
-    hops: Callable[..., Hops], clock: MovedClock, skew: int
+    hops: Callable[..., ForwardTokens], clock: MovedClock, skew: int
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     clock.time += skew
@@ -140,7 +140,7 @@ def test_a_token_of_another_time_is_refused(
 
 
 def test_what_is_remembered_is_bounded(
-    hops: Callable[..., Hops],
+    hops: Callable[..., ForwardTokens],
     clock: MovedClock,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,7 +160,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def test_a_record_that_was_cut_short_hides_none(
-    hops: Callable[..., Hops], clock: MovedClock, tmp_path: Path
+    hops: Callable[..., ForwardTokens], clock: MovedClock, tmp_path: Path
 ) -> None:
     sender = hops("local-2")
     tokens = [sender.make(HOP, "POST", b"/a") for _ in range(3)]

@@ -15,7 +15,7 @@ from atoll.executor import frames
 from atoll.model.execution import Attempt, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
 from atoll.service.executions import event_log
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ def execution(retry_count: int) -> Execution:
     )  # fmt: skip
 
 
-def ended(heard: Running) -> Execution:
+def ended(heard: Run) -> Execution:
     """The record of what was heard."""
     outcome = Outcome(
         ExecutionStatus.COMPLETED, None, 0,
@@ -61,8 +61,8 @@ def ended(heard: Running) -> Execution:
     )  # fmt: skip
 
 
-def hear(log: list[tuple[int, bytes]], retry_count: int, *, after: int = 0) -> Running:
-    heard = Running(execution(retry_count))
+def hear(log: list[tuple[int, bytes]], retry_count: int, *, after: int = 0) -> Run:
+    heard = Run(execution(retry_count))
     heard.sequence = after
     heard.started()
     for sequence, (channel, data) in enumerate(log, 1):
@@ -134,7 +134,7 @@ def test_what_a_mirror_missed_the_record_completes(
 
 
 async def test_a_terminal_keeps_the_last_of_what_was_written() -> None:
-    heard = Running(execution(0))
+    heard = Run(execution(0))
     heard.ring = 100
     for sequence in range(1, 1001):
         heard.output(sequence, frames.STDOUT, b"%03d\n" % (sequence % 1000))
@@ -159,6 +159,6 @@ async def test_what_a_lost_attempt_wrote_is_not_the_result_s() -> None:
 
 
 def test_lines_that_are_no_json_are_left_out() -> None:
-    lines = event_log.Lines()
+    lines = event_log.LineBuffer()
     assert list(lines.feed(b"garbage\n[1]\n{")) == []
     assert list(lines.feed(b'"a":1}\n\xff\n' + b"[" * 100_000 + b"\n")) == [{"a": 1}]

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from atoll.errors import Unauthenticated
-from atoll.service.auth.executor_tokens import Tokens
+from atoll.service.auth.executor_tokens import ExecutorTokens
 from tests.clock import MovedClock
 
 DAY = timedelta(days=1)
@@ -15,7 +15,7 @@ DAY = timedelta(days=1)
 
 def test_a_token_is_of_its_instance_until_it_expires() -> None:
     clock = MovedClock()
-    tokens = Tokens("secret", clock, DAY)
+    tokens = ExecutorTokens("secret", clock, DAY)
     token = tokens.make("inst_1")
     assert tokens.instance(token) == "inst_1"
     clock.time += DAY.total_seconds() - 2
@@ -28,10 +28,10 @@ def test_a_token_is_of_its_instance_until_it_expires() -> None:
 
 def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> None:
     clock = MovedClock()
-    token = Tokens("secret", clock, DAY).make("inst_1")
-    assert Tokens("secret", clock, DAY).instance(token) == "inst_1"
+    token = ExecutorTokens("secret", clock, DAY).make("inst_1")
+    assert ExecutorTokens("secret", clock, DAY).instance(token) == "inst_1"
     with pytest.raises(Unauthenticated):
-        Tokens("another", clock, DAY).instance(token)
+        ExecutorTokens("another", clock, DAY).instance(token)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> No
     ],
 )
 def test_a_changed_token_is_of_nobody(change: object) -> None:
-    tokens = Tokens("secret", MovedClock(), DAY)
+    tokens = ExecutorTokens("secret", MovedClock(), DAY)
     with pytest.raises(Unauthenticated) as unknown:
         tokens.instance(change(tokens.make("inst_1")))  # type: ignore[operator]
     assert unknown.value.code == "token_unknown"

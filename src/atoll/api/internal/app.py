@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.service.auth.executor_tokens import Tokens
-    from atoll.service.executions.callbacks import Reports
+    from atoll.service.auth.executor_tokens import ExecutorTokens
+    from atoll.service.executions.callbacks import ExecutorCallbacks
     from atoll.settings import ExecutionSettings
 
 PREFIX = "/internal/"
@@ -54,7 +54,11 @@ class Internal:
     """Takes what is under /internal; all else goes on to the API."""
 
     def __init__(
-        self, app: ASGIApp, reports: Reports, tokens: Tokens, settings: ExecutionSettings
+        self,
+        app: ASGIApp,
+        reports: ExecutorCallbacks,
+        tokens: ExecutorTokens,
+        settings: ExecutionSettings,
     ) -> None:
         self._app = app
         self._tokens = tokens
@@ -88,7 +92,7 @@ def bearer(scope: Scope, what: str) -> str:
     )
 
 
-def _routes(reports: Reports) -> ASGIApp:
+def _routes(reports: ExecutorCallbacks) -> ASGIApp:
     async def ready(request: Request) -> Response:
         instance_id = _instance(request)
         if request.path_params["instance_id"] != instance_id:

@@ -39,14 +39,14 @@ async def put_build_context(request: Request, digest: Digest) -> Answer:
     Put a tar, not compressed, with the files that a Dockerfile copies. A template names it as
     `build_context`; one that no template names is removed after a while.
     """
-    size = await services(request).materials.put(digest, _body(request))
+    size = await services(request).build_inputs.put(digest, _body(request))
     return Answer({"digest": digest, "size": size}, 201)
 
 
 @router.get("/{digest}", responses={200: {"model": BuildContextOut}})
 async def get_build_context(request: Request, digest: Digest) -> Answer:
     """Whether it is there."""
-    return Answer({"digest": digest, "size": await services(request).materials.size(digest)})
+    return Answer({"digest": digest, "size": await services(request).build_inputs.size(digest)})
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from atoll.api.rest.answers import checkpoint_out
 from atoll.api.rest.context import Answer, services
 from atoll.api.rest.schemas import CheckpointOut
-from atoll.errors import NotFound
+from atoll.errors import CheckpointNotFound, NotFound
 
 router = APIRouter(prefix="/sessions/{session_id}/checkpoint", tags=["checkpoints"])
 
@@ -24,13 +24,11 @@ async def get_checkpoint(request: Request, session_id: str) -> Answer:
 @router.post("", responses={200: {"model": CheckpointOut}})
 async def take_checkpoint(request: Request, session_id: str) -> Answer:
     """Save the session's files now; it is done when this answers."""
-    found = await services(request).saves.now(session_id)
+    found = await services(request).autosave.now(session_id)
     if found is None:
         raise _none(session_id)
     return Answer(checkpoint_out(found))
 
 
 def _none(session_id: str) -> NotFound:
-    return NotFound(
-        f"No files of session {session_id} are in the blob store.", code="checkpoint_not_found"
-    )
+    return CheckpointNotFound(f"No files of session {session_id} are in the blob store.")

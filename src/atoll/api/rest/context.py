@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.sessions.autosave import Saves
     from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.contexts.service import Contexts
     from atoll.service.events.service import Feed
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from atoll.service.nodes.placement import Placements
     from atoll.service.nodes.service import Nodes
     from atoll.service.pool.service import Pool
+    from atoll.service.sessions.autosave import Autosave
     from atoll.service.sessions.clone import Clones
     from atoll.service.sessions.dependencies import Dependencies
-    from atoll.service.sessions.lifecycle import Wants
+    from atoll.service.sessions.lifecycle import Lifecycle
     from atoll.service.sessions.secrets import SessionSecrets
     from atoll.service.sessions.service import Sessions
-    from atoll.service.templates.build_inputs import Materials
+    from atoll.service.templates.build_inputs import BuildInputs
     from atoll.service.templates.builds import Builds
     from atoll.service.templates.service import Templates
     from atoll.service.volumes.service import Volumes
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
-    wants: Wants
+    lifecycle: Lifecycle
     clones: Clones
     dependencies: Dependencies
     executions: Executions
@@ -60,9 +60,9 @@ class Services:
     links: SignedLinks
     artifacts: Artifacts
     checkpoints: Checkpoints
-    saves: Saves
+    autosave: Autosave
     templates: Templates
-    materials: Materials
+    build_inputs: BuildInputs
     secrets: SessionSecrets
     volumes: Volumes
     builds: Builds

@@ -19,8 +19,8 @@ from atoll.api.rest.destinations import Kind
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on
 from atoll.api.rest.problems import problem
 from atoll.api.rest.requests import CreateSession
-from atoll.errors import AtollError, InvalidRequest, NotFound, TemporaryError
-from atoll.model.placement import Demand, rank
+from atoll.errors import AtollError, InvalidRequest, NodeUnreachable, NotFound, TemporaryError
+from atoll.model.placement import PlacementRequest, rank
 from atoll.model.session import WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.nodes.placement import mounts, pinned
@@ -104,7 +104,7 @@ class Creation:
             await refusal.tell(send)
             return
         words = f"The session could not be made: {why}."
-        await problem(TemporaryError(words, code="node_not_reached"))(scope, body.receive, send)
+        await problem(NodeUnreachable(words))(scope, body.receive, send)
 
     async def _try(self, node: Node, scope: Scope, body: Body, send: Send) -> Refusal | None:
         self._placements.gave(node.id)
@@ -122,7 +122,7 @@ class Creation:
             raise NotReached(f"node {node.id} is not known to answer", begun=False)
         return await pass_on(self._peers, reached, scope, body, send, REFUSALS)
 
-    async def _of_clone(self, session_id: str) -> tuple[Demand, str | None]:
+    async def _of_clone(self, session_id: str) -> tuple[PlacementRequest, str | None]:
         """What a copy of a session asks of a node, and the node that would do best."""
         source = await self._store.sessions.get(session_id)
         if source is None:
@@ -130,7 +130,7 @@ class Creation:
         demand = await self._placements.demand(source)
         return self._with_files_of(source, demand), source.runtime_node
 
-    async def _demand(self, data: bytes) -> Demand:
+    async def _demand(self, data: bytes) -> PlacementRequest:
         """What is asked of a node; an error when no node could make it."""
         body = CreateSession.model_validate_json(data or b"{}")
         template = await self._templates.ready(body.template_id or DEFAULT_TEMPLATE)
@@ -138,7 +138,7 @@ class Creation:
         resources = body.limits(template.default_resources)
         if resources is not template.default_resources:
             await self._templates.check_resources(resources)
-        demand = Demand(
+        demand = PlacementRequest(
             template=edition(template.id, template.number),
             resources=resources,
             require=frozenset(template.require),
@@ -154,7 +154,7 @@ class Creation:
         source = await self._store.sessions.get(body.started_from)
         return demand if source is None else self._with_files_of(source, demand)
 
-    def _with_files_of(self, source: Session, demand: Demand) -> Demand:
+    def _with_files_of(self, source: Session, demand: PlacementRequest) -> PlacementRequest:
         """Where what is saved of the source can be had."""
         demand = dataclasses.replace(demand, pooled=False)
         node = self._peers.node(source.runtime_node)
@@ -162,7 +162,7 @@ class Creation:
             return dataclasses.replace(demand, shared_blobs=True)
         return dataclasses.replace(demand, node_id=demand.node_id or source.runtime_node)
 
-    async def _candidates(self, demand: Demand) -> list[Node]:
+    async def _candidates(self, demand: PlacementRequest) -> list[Node]:
         """
         Those that are thought to fit, then those that fit by their own last word: what was given
         to them since may have ended already, and they know.

@@ -20,7 +20,7 @@ from atoll.api.rest.destinations import PREFIX, READING, About, Kind, about
 from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on, target_of
 from atoll.api.rest.problems import problem
 from atoll.api.ws import forwarding as sockets
-from atoll.errors import AtollError, TemporaryError
+from atoll.errors import AtollError, NodeUnreachable, TemporaryError
 from atoll.service.nodes.forward_token import WRONG_NODE
 from atoll.service.nodes.peers import HEADER, caller
 from atoll.service.sessions.connections import may_start
@@ -278,4 +278,4 @@ def _not_reached(session_id: str, failure: NotReached) -> TemporaryError:
     words = f"The node of session {session_id} cannot be reached: {failure}."
     if failure.begun:
         words += " It may have begun with what was asked."
-    return TemporaryError(words, code="node_not_reached")
+    return NodeUnreachable(words)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.context import Services
     from atoll.api.rest.limits import Held
-    from atoll.service.executions.run import Running
+    from atoll.service.executions.run import Run
 
 router = APIRouter(prefix="/invocations", tags=["invocations"])
 
@@ -86,7 +86,7 @@ def _seeded(request: Request, body: Invoke) -> str | None:
     return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
 
 
-async def _answer(found: Services, running: Running, scope: Scope) -> Answer:
+async def _answer(found: Services, running: Run, scope: Scope) -> Answer:
     execution = running.execution
     invocation = await found.invocations.of(execution)
     if execution.outcome is not None and may_be_large(size_of(execution.outcome)):
@@ -94,7 +94,7 @@ async def _answer(found: Services, running: Running, scope: Scope) -> Answer:
     return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
 
 
-def _stream(found: Services, running: Running, held: Held) -> StreamingResponse:
+def _stream(found: Services, running: Run, held: Held) -> StreamingResponse:
     execution = running.execution
 
     async def events() -> AsyncIterator[Event]:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from atoll.blobs.spool import Spool
-    from atoll.service.executions.runner import Runs
-    from atoll.service.nodes.migration import Moves
+    from atoll.service.executions.runner import Runner
+    from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.service import Nodes
     from atoll.service.pool.service import Pool
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.service import Sessions
 
 
@@ -27,17 +27,17 @@ class _Collector:
     def __init__(
         self,
         sessions: Sessions,
-        lives: Lives,
-        runs: Runs,
+        connections: Connections,
+        runs: Runner,
         pool: Pool,
         spool: Spool | None,
         nodes: Nodes,
-        moves: Moves,
+        migrations: Migrations,
     ) -> None:
         self._nodes = nodes
-        self._moves = moves
+        self._migrations = migrations
         self._sessions = sessions
-        self._lives = lives
+        self._connections = connections
         self._runs = runs
         self._pool = pool
         self._spool = spool
@@ -50,7 +50,7 @@ class _Collector:
             started.add_metric([start], count)
         yield started
         yield GaugeMetricFamily(
-            "atoll_sessions_live", "Sessions that this process reaches.", self._lives.count
+            "atoll_sessions_live", "Sessions that this process reaches.", self._connections.count
         )
         ended = CounterMetricFamily(
             "atoll_executions", "Executions that have ended, by status.", labels=["status"]
@@ -104,7 +104,7 @@ class _Collector:
             "Sessions that this process has moved to another node, by cause.",
             labels=["cause"],
         )
-        for cause, count in self._moves.moved.items():
+        for cause, count in self._migrations.moved.items():
             moved.add_metric([cause], count)
         yield moved
 
@@ -136,11 +136,11 @@ class _Collector:
 def register(
     registry: CollectorRegistry,
     sessions: Sessions,
-    lives: Lives,
-    runs: Runs,
+    connections: Connections,
+    runs: Runner,
     pool: Pool,
     spool: Spool | None,
     nodes: Nodes,
-    moves: Moves,
+    migrations: Migrations,
 ) -> None:
-    registry.register(_Collector(sessions, lives, runs, pool, spool, nodes, moves))
+    registry.register(_Collector(sessions, connections, runs, pool, spool, nodes, migrations))

@@ -129,7 +129,7 @@ class LastAnswer:
             await self._app(scope, receive, answer)
         except asyncio.CancelledError:
             if not begun:
-                await problem(_ends())(scope, receive, send)
+                await problem(_completions())(scope, receive, send)
             elif may_end:
                 # Events: whoever reads them comes back with the last number.
                 await send({"type": "http.response.body", "body": b""})
@@ -137,7 +137,7 @@ class LastAnswer:
                 raise
 
 
-def _ends() -> TemporaryError:
+def _completions() -> TemporaryError:
     return TemporaryError(
         "This server ends. What was asked for may be under way: ask for it by its id, or send the "
         "same again if it has an id or a key of yours.",

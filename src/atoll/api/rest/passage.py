@@ -17,7 +17,7 @@ import httpx
 import structlog
 
 from atoll.api.rest.exchange import SMALL
-from atoll.service.nodes.forward_token import Content, Hop, body_refused
+from atoll.service.nodes.forward_token import Content, ForwardToken, body_refused
 from atoll.service.nodes.peers import HEADER
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ async def pass_on(
     Have a node answer. A refusal with one of these codes is given back; any other answer has gone
     to the client. `NotReached` when there was none.
     """
-    hop = Hop(node.id, scope["scheme"], await body.described(scope["headers"]))
+    hop = ForwardToken(node.id, scope["scheme"], await body.described(scope["headers"]))
     exchange = _Exchange(peers, node, scope, body, send, refusals, hop)
     work = asyncio.ensure_future(exchange.run())
     gone, lost = asyncio.ensure_future(body.left()), asyncio.ensure_future(peers.lost(node.id))
@@ -235,7 +235,7 @@ class _Exchange:
         body: Body,
         send: Send,
         refusals: Collection[str],
-        hop: Hop,
+        hop: ForwardToken,
     ) -> None:
         self._client = peers.client
         self._node = node

@@ -83,13 +83,13 @@ async def update_session(request: Request, session_id: str, body: UpdateSession)
     Change limits, time-outs, variables or labels. `timeout` gives it so many seconds from now on.
     Limits count at once; variables for what is run next.
     """
-    return Answer(session_out(await services(request).wants.update(session_id, body.change())))
+    return Answer(session_out(await services(request).lifecycle.update(session_id, body.change())))
 
 
 @router.post("/{session_id}/start", responses={200: {"model": SessionOut}})
 async def start_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
     """Have it run: from its files on the node, from its archive, or from where it was paused."""
-    return Answer(session_out(await services(request).wants.start(session_id, wait=wait)))
+    return Answer(session_out(await services(request).lifecycle.start(session_id, wait=wait)))
 
 
 @router.post("/{session_id}/stop", responses={200: {"model": SessionOut}})
@@ -98,13 +98,13 @@ async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> An
     End its instance, and what runs in it; its files stay on its node. The next request that needs
     the session starts it again, unless `auto_start` is false.
     """
-    return Answer(session_out(await services(request).wants.stop(session_id, wait=wait)))
+    return Answer(session_out(await services(request).lifecycle.stop(session_id, wait=wait)))
 
 
 @router.post("/{session_id}/archive", responses={200: {"model": SessionOut}})
 async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
     """Stop it and move its files to the blob store, from where any node can start it."""
-    return Answer(session_out(await services(request).wants.archive(session_id, wait=wait)))
+    return Answer(session_out(await services(request).lifecycle.archive(session_id, wait=wait)))
 
 
 @router.post("/{session_id}/pause", responses={200: {"model": SessionOut}})
@@ -113,13 +113,13 @@ async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> A
     Let it stand still: it uses no CPU time and keeps its memory, contexts and processes. 409
     `session_busy` while an execution is under way. The next request wakes it.
     """
-    return Answer(session_out(await services(request).wants.pause(session_id, wait=wait)))
+    return Answer(session_out(await services(request).lifecycle.pause(session_id, wait=wait)))
 
 
 @router.post("/{session_id}/resume", responses={200: {"model": SessionOut}})
 async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
     """The same as `start`."""
-    return Answer(session_out(await services(request).wants.start(session_id, wait=wait)))
+    return Answer(session_out(await services(request).lifecycle.start(session_id, wait=wait)))
 
 
 @router.post("/{session_id}/clone", status_code=201, responses={201: {"model": SessionOut}})

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from atoll.api.rest.passage import passed_on, target_of
 from atoll.api.ws.console import SEND_SECONDS, check_origin, deny
 from atoll.api.ws.protocol import PING_SECONDS
-from atoll.service.nodes.forward_token import Content, Hop
+from atoll.service.nodes.forward_token import Content, ForwardToken
 from atoll.service.nodes.peers import HEADER
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Passage:
             for name, value in passed_on(self._scope["headers"])
             if name not in own and not name.startswith(b"sec-websocket")
         ]
-        hop = Hop(node.id, scheme, Content.of(b""))
+        hop = ForwardToken(node.id, scheme, Content.of(b""))
         headers.append((HEADER, self._peers.hop(hop, "GET", target)))
         options: dict[str, Any] = {"ssl": self._peers.tls} if secure else {}
         if offered := self._scope.get("subprotocols"):

@@ -27,7 +27,7 @@ from redis.exceptions import (
     RedisError,
 )
 
-from atoll.errors import InvalidRequest, TemporaryError
+from atoll.errors import CoordinationUnavailable, InvalidRequest, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -220,10 +220,9 @@ class Commands:
 
     def unavailable(self, error: Exception) -> TemporaryError:
         reason = str(error).rstrip(".") or type(error).__name__
-        return TemporaryError(
+        return CoordinationUnavailable(
             f"Redis at {self._place} cannot be used: {reason}. Check that it runs and that"
             " redis_url leads to it.",
-            code="coordination_unavailable",
         )
 
     def wire(self) -> Wire:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atoll.coordination.bell import Bell
-from atoll.errors import TemporaryError
+from atoll.errors import CoordinationUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,6 @@ class Waiting:
 
     def check(self) -> None:
         if self.ended:
-            raise TemporaryError(
+            raise CoordinationUnavailable(
                 "This replica is shutting down; send the request again.",
-                code="coordination_unavailable",
             )

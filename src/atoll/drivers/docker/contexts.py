@@ -18,7 +18,7 @@ import tempfile
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, NoReturn, Self
 
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import BlobsUnavailable, NodeFull, PermanentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -77,13 +77,10 @@ async def _fetch(context: BuildContext, file: IO[bytes]) -> None:
         async for piece in pieces:
             await asyncio.to_thread(keep, piece)
     except OSError as error:
-        raise TemporaryError(
-            f"There is no room for the build context: {error}", code="node_full"
-        ) from error
+        raise NodeFull(f"There is no room for the build context: {error}") from error
     if found.hexdigest() != context.digest:
-        raise TemporaryError(
+        raise BlobsUnavailable(
             f"The build context {context.digest} was not read as it was stored.",
-            code="blobs_unavailable",
         )
 
 

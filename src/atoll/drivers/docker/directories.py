@@ -35,7 +35,7 @@ from atoll.drivers.local.workspaces import (
     attached_to,
     remove_tree,
 )
-from atoll.errors import NotFound, TemporaryError
+from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
 from atoll.executor.journal import MOST as JOURNAL_FILE
 
 if TYPE_CHECKING:
@@ -126,17 +126,16 @@ class Directories:
         found = self._workspaces.get(name)
         if found is None:
             if spec.workspace is not None:
-                raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+                raise WorkspaceLost(f"Workspace {name} is not on this node.")
             if spec.prefix is not None:
                 self.places.make_prefix(spec.prefix)
             return self._workspaces.make(name, spec.resources.disk, spec.prefix)
         if self.quota:
             return moved(self._workspaces, found)
         if found.kind == IMAGE:
-            raise TemporaryError(
+            raise InstanceNotStarted(
                 f"Workspace {name} is a file system image, which cannot be mounted on this node "
                 f"any more: {self._trouble}.",
-                code="instance_not_started",
             )
         return found
 

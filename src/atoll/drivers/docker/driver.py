@@ -48,6 +48,7 @@ from atoll.drivers.local.sandbox import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,
+    InstanceNotStarted,
     InvalidRequest,
     PermanentError,
     TemporaryError,
@@ -324,7 +325,7 @@ class DockerDriver:
             await self._start(spec, made.id, wanted)
             found = await self._inspect(made.id)
             if found is None:
-                raise TemporaryError(f"Container {name} is gone.", code="instance_not_started")
+                raise InstanceNotStarted(f"Container {name} is gone.")
         except BaseException:
             await asyncio.shield(self._give_up(spec.instance_id))
             raise

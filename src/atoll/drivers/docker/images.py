@@ -36,7 +36,7 @@ from atoll.drivers.docker.engine import (
     translated,
 )
 from atoll.drivers.docker.progress import Progress
-from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.errors import AtollError, NodeFull, PermanentError, TemporaryError
 from atoll.model.image import HUB, parse
 
 if TYPE_CHECKING:
@@ -420,7 +420,7 @@ def pull_error(reference: str, words: str) -> AtollError:
     """What an engine says of a pull that failed, as an error of ours."""
     lowered = words.lower()
     if NO_SPACE in lowered:
-        return TemporaryError(f"The Docker engine: {words}", code="node_full")
+        return NodeFull(f"The Docker engine: {words}")
     if any(part in lowered for part in _DENIED):
         return PermanentError(
             f"{reference} may not be pulled: {words}. Give the template the registry's credentials "
@@ -437,7 +437,7 @@ def pull_error(reference: str, words: str) -> AtollError:
 def _build_error(words: str, last: deque[str]) -> AtollError:
     lowered = words.lower()
     if NO_SPACE in lowered:
-        return TemporaryError(f"The Docker engine: {words}", code="node_full")
+        return NodeFull(f"The Docker engine: {words}")
     of_command = lowered.startswith("the command ")
     if not of_command and any(part in lowered for part in _AWAY):
         return TemporaryError(

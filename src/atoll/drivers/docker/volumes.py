@@ -27,7 +27,7 @@ from atoll.drivers.docker.drafts import FILL, owned_directory
 from atoll.drivers.docker.engine import translated
 from atoll.drivers.docker.storage import Prepared
 from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
-from atoll.errors import InvalidRequest, NotFound, TemporaryError
+from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Volumes:
                 await self._make_workspace(name, spec.resources.disk)
             found = await self._get(_name(name))
             if found is None:
-                raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+                raise WorkspaceLost(f"Workspace {name} is not on this node.")
         mounts = [
             _mount(self._shared, SHARED, read_only=True),
             _mount(_name(name), containers.WORKSPACE),

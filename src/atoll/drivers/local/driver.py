@@ -42,9 +42,9 @@ from atoll.errors import (
     AtollError,
     Conflict,
     InvalidRequest,
-    NotFound,
     PermanentError,
     TemporaryError,
+    WorkspaceLost,
 )
 from atoll.executor.journal import MOST as JOURNAL_SIZE
 from atoll.link.client import Link, LinkLost
@@ -344,7 +344,7 @@ class LocalDriver:
                 self.places.make_prefix(spec.prefix)
             workspace = self._workspaces.make(name, spec.resources.disk, spec.prefix)
         else:
-            raise NotFound(f"Workspace {name} is not on this node.", code="workspace_lost")
+            raise WorkspaceLost(f"Workspace {name} is not on this node.")
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))

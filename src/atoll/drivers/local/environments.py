@@ -27,7 +27,7 @@ from atoll.drivers.local.install_answers import InstallFailed
 from atoll.drivers.local.installer import own
 from atoll.drivers.local.tree_size import tree_size
 from atoll.drivers.local.workspaces import remove_tree
-from atoll.errors import PermanentError
+from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
 
@@ -123,9 +123,8 @@ class LocalEnvironments(Generic[Tree]):
                 return install_answers.interpreter(made.answer, await self._image(template))
         except (InstallFailed, TimeoutError) as error:
             said = printed.decode(errors="replace").strip()[-1000:]
-            raise PermanentError(
+            raise DependencyFailed(
                 f"Template {template.id} does not tell which packages it has: {said or error!r}",
-                code="dependency_failed",
             ) from error
 
     def _needed(self) -> Installer[Tree]:

@@ -36,7 +36,7 @@ from atoll.drivers.local.install_answers import (
 from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.tree_size import TooDeep, deleted_size, tree_size
 from atoll.drivers.local.workspaces import MIN_IMAGE, attached_to, make_file_system, remove_tree
-from atoll.errors import TemporaryError
+from atoll.errors import InstanceNotStarted, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -301,9 +301,7 @@ def not_started() -> Iterator[None]:
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
-        raise TemporaryError(
-            f"An installation could not be started: {error}", code="instance_not_started"
-        ) from error
+        raise InstanceNotStarted(f"An installation could not be started: {error}") from error
 
 
 def own(place: Path) -> None:

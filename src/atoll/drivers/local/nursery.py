@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from atoll.drivers.local import processes, spawner
-from atoll.errors import TemporaryError
+from atoll.errors import InstanceNotStarted
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -147,9 +147,8 @@ class Nursery:
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:
-            raise TemporaryError(
+            raise InstanceNotStarted(
                 f"Instance {request['instance']} could not be started: {answer['error']}.",
-                code="instance_not_started",
             )
         return answer["pid"], answer["child"]
 

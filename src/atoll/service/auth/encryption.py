@@ -28,7 +28,7 @@ NONCE_BYTES = 12
 VERSION = "1:"
 
 
-class Sealing:
+class Encryption:
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
         """Without keys, the one in `file`, which is made when it is first needed to seal."""
         self._given = tuple(keys)

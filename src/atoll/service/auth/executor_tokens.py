@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREFIX = "atollinst"
 
 
-class Tokens:
+class ExecutorTokens:
     def __init__(self, secret: str, clock: Clock, life: timedelta) -> None:
         self._secret = secret.encode()
         self._clock = clock

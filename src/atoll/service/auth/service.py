@@ -7,7 +7,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.errors import TemporaryError
+from atoll.errors import DatabaseUnavailable, TemporaryError
 from atoll.model.key import Key, Scope, digest
 
 if TYPE_CHECKING:
@@ -114,6 +114,4 @@ class Keys:
 
 
 def _unavailable() -> TemporaryError:
-    return TemporaryError(
-        "The database does not answer, so keys cannot be checked.", code="database_unavailable"
-    )
+    return DatabaseUnavailable("The database does not answer, so keys cannot be checked.")

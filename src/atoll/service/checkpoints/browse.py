@@ -24,7 +24,7 @@ MOST_LINKS = 20
 _TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.SYMLINK: "symlink"}
 
 
-class KeptFiles:
+class CheckpointFiles:
     def __init__(self, checkpoints: Checkpoints, left: Callable[[str], Awaitable[None]]) -> None:
         """`left` waits until a session that ends is saved."""
         self._checkpoints = checkpoints

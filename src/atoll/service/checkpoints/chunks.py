@@ -14,9 +14,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from atoll.blobs.base import Oversized
-from atoll.errors import PermanentError
+from atoll.errors import CheckpointDamaged
 from atoll.model.manifest import MAX_MANIFEST, MAX_OBJECT
-from atoll.model.manifest_reading import DAMAGED, read_manifest, read_page
+from atoll.model.manifest_reading import read_manifest, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,15 +54,11 @@ async def stored(blobs: Blobs, key: str, expected: str | None, limit: int) -> by
     try:
         data = await blobs.get(key, limit=limit)
     except Oversized as error:
-        raise PermanentError(error.message, code=DAMAGED) from None
+        raise CheckpointDamaged(error.message) from None
     if data is None:
-        raise PermanentError(
-            f"Object {key} of a checkpoint is gone from the blob store.", code=DAMAGED
-        )
+        raise CheckpointDamaged(f"Object {key} of a checkpoint is gone from the blob store.")
     if expected is not None and await asyncio.to_thread(digest, data) != expected:
-        raise PermanentError(
-            f"Object {key} of a checkpoint is damaged in the blob store.", code=DAMAGED
-        )
+        raise CheckpointDamaged(f"Object {key} of a checkpoint is damaged in the blob store.")
     return data
 
 
@@ -74,7 +70,7 @@ async def stored_manifest(blobs: Blobs, session_id: str, key: str) -> Manifest:
     return await asyncio.to_thread(read_manifest, data, session_id)
 
 
-class SessionObjects:
+class Chunks:
     def __init__(self, blobs: Blobs, session_id: str) -> None:
         self._blobs = blobs
         self._data = data_of(session_id)
@@ -118,9 +114,8 @@ class SessionObjects:
         assert part.object is not None
         data = await self.get(part.object)
         if part.offset + part.length > len(data):
-            raise PermanentError(
+            raise CheckpointDamaged(
                 f"Object {part.object} of a checkpoint has less than the checkpoint names.",
-                code=DAMAGED,
             )
         return data[part.offset : part.offset + part.length]
 

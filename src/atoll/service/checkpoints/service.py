@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, TooLarge
+from atoll.errors import (
+    BlobsUnavailable,
+    CheckpointNotFound,
+    Conflict,
+    NodeUnreachable,
+    PermanentError,
+    TemporaryError,
+    TooLarge,
+)
 from atoll.model.checkpoint import Checkpoint, Older, retained
 from atoll.model.manifest import LARGEST, MAX_MANIFEST, Entry, Manifest, spans
 from atoll.service.checkpoints.capture import Capture
-from atoll.service.checkpoints.chunks import SessionObjects, manifest_of, prefix_of, stored_manifest
+from atoll.service.checkpoints.chunks import Chunks, manifest_of, prefix_of, stored_manifest
 from atoll.service.checkpoints.restore import Restore
 from atoll.service.checkpoints.verification import Verification
 
@@ -44,7 +52,6 @@ AT_ONCE = 2
 Checkpoints that this process takes at the same time, and that it restores: whoever makes one that
 takes long keeps nobody's files from coming back. Each needs up to 64 MiB.
 """
-AWAY = "blobs_unavailable"
 NONE = 0
 """The number of a record that names no checkpoint."""
 ZEROS = 1 << 20
@@ -147,7 +154,7 @@ class Checkpoints:
     ) -> tuple[Capture, Manifest | None, bool]:
         """With the manifest that it builds on, if it does, and whether the one before is lost."""
         lost = False
-        objects = SessionObjects(self._blobs, session_id)
+        objects = Chunks(self._blobs, session_id)
         if before is not None and not before.damaged:
             try:
                 manifest = await self._manifest(session_id, before.backups[0])
@@ -158,13 +165,11 @@ class Checkpoints:
                 # One that is lost is no reason not to take another.
                 lost = True
                 log.error("checkpoint.lost", session_id=session_id, error=error.message)
-            except TemporaryError as error:
-                if error.code != AWAY:
-                    raise
+            except BlobsUnavailable as error:
                 # What the store has of it cannot be asked, but what is put waits on the node's
                 # disk: all of it, once. The next one can build on that.
                 log.info("checkpoint.anew", session_id=session_id, error=error.message)
-            objects = SessionObjects(self._blobs, session_id)
+            objects = Chunks(self._blobs, session_id)
         capture = Capture(link, objects, None)
         await capture.run()
         return capture, None, lost
@@ -229,9 +234,8 @@ class Checkpoints:
         """
         session = await self._store.sessions.get(session_id)
         if session is not None and session.runtime_node != self._node_id:
-            raise TemporaryError(
+            raise NodeUnreachable(
                 f"Session {session_id} is on node {session.runtime_node} now.",
-                code="node_not_reached",
             )
 
     async def _clean(
@@ -258,7 +262,7 @@ class Checkpoints:
                 with contextlib.suppress(PermanentError):
                     unused |= (await self._manifest(last.id, one)).names
             lease.check()
-            await SessionObjects(self._blobs, last.id).remove(unused - used)
+            await Chunks(self._blobs, last.id).remove(unused - used)
             for one in dropped:
                 await self._blobs.remove(one.manifest, later=False)
         except (TemporaryError, PermanentError) as error:
@@ -280,9 +284,8 @@ class Checkpoints:
         async with self._alone(session_id), self._restoring:
             checkpoint = await self._last(session_id)
             if not await self.is_home(session_id):
-                raise TemporaryError(
+                raise BlobsUnavailable(
                     f"Files of session {session_id} wait on this node for the blob store.",
-                    code=AWAY,
                 )
             try:
                 manifest = await self._manifest(session_id, checkpoint.backups[0])
@@ -327,7 +330,7 @@ class Checkpoints:
     async def _last(self, session_id: str) -> Checkpoint:
         checkpoint = await self.get(session_id)
         if checkpoint is None:
-            raise NotFound(f"Session {session_id} has no checkpoint.", code="checkpoint_not_found")
+            raise CheckpointNotFound(f"Session {session_id} has no checkpoint.")
         return checkpoint
 
     async def restore(
@@ -383,7 +386,7 @@ class Checkpoints:
     async def _written(self, source: str, backup: Older, link: Link) -> None:
         began = self._clock.monotonic()
         manifest = await self._manifest(source, backup)
-        await Restore(link, SessionObjects(self._blobs, source), manifest).run()
+        await Restore(link, Chunks(self._blobs, source), manifest).run()
         log.info(
             "checkpoint.restored",
             session_id=source,
@@ -405,14 +408,14 @@ class Checkpoints:
         page = manifest.page_of(path)
         if page is None:
             return None
-        entries = await SessionObjects(self._blobs, session_id).page(page)
+        entries = await Chunks(self._blobs, session_id).page(page)
         return next((entry for entry in entries if entry.path == path), None)
 
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
         """The bytes of a file in the last checkpoint."""
-        objects = SessionObjects(self._blobs, session_id)
+        objects = Chunks(self._blobs, session_id)
         for part in spans(entry.parts, start, entry.size if end is None else end):
             if part.object is None:
                 for offset in range(0, part.length, ZEROS):
@@ -428,7 +431,7 @@ class Checkpoints:
         checkpoint = await self.get(session_id)
         if checkpoint is None:
             return
-        objects = SessionObjects(self._blobs, session_id)
+        objects = Chunks(self._blobs, session_id)
         for page in (await self._manifest(session_id, checkpoint.backups[0])).pages_from(start):
             for entry in await objects.page(page):
                 yield entry

@@ -12,9 +12,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.blobs.base import PAGE
-from atoll.errors import PermanentError
+from atoll.errors import CheckpointDamaged, PermanentError
 from atoll.model.manifest import MAX_OBJECT
-from atoll.model.manifest_reading import DAMAGED, read_page
+from atoll.model.manifest_reading import read_page
 from atoll.service.checkpoints.chunks import AT_ONCE, data_of, stored
 from atoll.service.checkpoints.restore import first
 
@@ -91,8 +91,7 @@ class Verification:
     def _raise(self, names: list[str], how: str) -> None:
         if names:
             shown = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
-            raise PermanentError(
+            raise CheckpointDamaged(
                 f"Checkpoint {self._manifest.number} of session {self._session_id} cannot be used: "
                 f"objects of it are {how} in the blob store: {shown}",
-                code=DAMAGED,
             )

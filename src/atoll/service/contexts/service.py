@@ -21,8 +21,8 @@ from atoll.service.executions.attempt import inside
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.execution import Request
-    from atoll.service.sessions.connections import Live, Lives
-    from atoll.service.sessions.provisioning import Provision
+    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.provisioning import Provisioning
     from atoll.settings import ExecutionSettings
 
 _CONFLICTS = {"context_busy", "context_dead", "too_many_contexts", "context_failed"}
@@ -46,11 +46,15 @@ STILL = (SessionStatus.PAUSING, SessionStatus.PAUSED)
 
 class Contexts:
     def __init__(
-        self, lives: Lives, driver: Driver, provision: Provision, settings: ExecutionSettings
+        self,
+        connections: Connections,
+        driver: Driver,
+        provisioning: Provisioning,
+        settings: ExecutionSettings,
     ) -> None:
-        self._lives = lives
+        self._connections = connections
         self._driver = driver
-        self._provision = provision
+        self._provisioning = provisioning
         self._settings = settings
 
     async def create(
@@ -61,39 +65,41 @@ class Contexts:
             raise InvalidRequest(
                 f"language: {language} has no contexts; python has.", code="language_unsupported"
             )
-        live = await self._lives.live(session_id)
-        limits, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
+        connection = await self._connections.get(session_id)
+        limits, watch = self._driver.run_limits(
+            connection.instance.handle, connection.session.resources
+        )
         context_id = context_id or ids.context_id()
         while True:
-            await self._provision.ready(live.session)
+            await self._provisioning.ready(connection.session)
             try:
                 answer = await _call(
-                    live,
+                    connection,
                     "context_create",
                     id=context_id,
                     language=language,
                     cwd=inside(cwd),
-                    env=self._provision.variables(live.session),
+                    env=self._provisioning.variables(connection.session),
                     limits=limits,
                     watch=watch,
                     most=self._settings.max_contexts,
-                    edition=live.session.version,
+                    edition=connection.session.version,
                 )
                 break
             except InvalidRequest as error:
                 if error.code != "stale":
                     raise
                 # The session has been changed since this replica read it.
-                await self._lives.renew(live)
+                await self._connections.renew(connection)
         return _context(session_id, answer["context"])
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
-        live = await self._lives.reach(session_id)
-        if live is None and (await self._lives.session(session_id)).status in STILL:
-            live = await self._lives.live(session_id)
-        if live is None:
+        connection = await self._connections.reach(session_id)
+        if connection is None and (await self._connections.session(session_id)).status in STILL:
+            connection = await self._connections.get(session_id)
+        if connection is None:
             return ()  # They went with the instance, which reading does not bring back.
-        answer = await _call(live, "context_list")
+        answer = await _call(connection, "context_list")
         return tuple(_context(session_id, item) for item in answer["contexts"])
 
     async def get(self, session_id: str, context_id: str) -> Context:
@@ -112,8 +118,8 @@ class Contexts:
 
     async def delete(self, session_id: str, context_id: str) -> None:
         """What runs in it is cancelled."""
-        live = await self._lives.live(session_id)
-        await _call(live, "context_delete", id=context_id)
+        connection = await self._connections.get(session_id)
+        await _call(connection, "context_delete", id=context_id)
 
     async def check(self, session_id: str, request: Request) -> None:
         """Whether a request that names a context can run in it, as far as that is known now."""
@@ -133,23 +139,23 @@ class Contexts:
                 code="context_dead",
                 status_now=context.state,
             )
-        live = await self._lives.live(session_id)
-        if context.state == "busy" and live.session.capacity > 1:
+        connection = await self._connections.get(session_id)
+        if context.state == "busy" and connection.session.capacity > 1:
             # With a capacity of one its turn comes when the context is free.
             raise Conflict(f"Context {context.id} runs something.", code="context_busy")
 
     async def _about(self, session_id: str, operation: str, context_id: str) -> Context:
-        live = await self._lives.live(session_id)
-        answer = await _call(live, operation, id=context_id)
+        connection = await self._connections.get(session_id)
+        answer = await _call(connection, operation, id=context_id)
         return _context(session_id, answer["context"])
 
 
-async def _call(live: Live, operation: str, **fields: Any) -> dict[str, Any]:
+async def _call(connection: Connection, operation: str, **fields: Any) -> dict[str, Any]:
     try:
-        return await live.link.call(operation, **fields)
+        return await connection.link.call(operation, **fields)
     except ExecutorError as error:
         if error.code == "context_not_found":
-            raise _not_found(live.session.id, fields["id"]) from None
+            raise _not_found(connection.session.id, fields["id"]) from None
         if error.code in _CONFLICTS:
             raise Conflict(_sentence(error.message), code=error.code) from None
         raise InvalidRequest(_sentence(error.message), code=error.code) from None

@@ -22,26 +22,28 @@ if TYPE_CHECKING:
     import asyncio
 
     from atoll.coordination.base import Coordination
-    from atoll.service.background import Tasks
-    from atoll.service.executions.run import Running
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.background import BackgroundTasks
+    from atoll.service.executions.run import Run
+    from atoll.service.sessions.connections import Connections
 
 log = structlog.get_logger(__name__)
 
 
 class Approvals:
-    def __init__(self, coordination: Coordination, lives: Lives, tasks: Tasks) -> None:
+    def __init__(
+        self, coordination: Coordination, connections: Connections, background: BackgroundTasks
+    ) -> None:
         self._coordination = coordination
-        self._lives = lives
-        self._tasks = tasks
+        self._connections = connections
+        self._background = background
         self._open: dict[str, dict[str, dict[str, Any]]] = {}
         """By execution, the questions without an answer, in order."""
         self._asking: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """By execution, the question that is being put, and its task."""
 
-    def hear(self, running: Running, line: dict[str, Any]) -> None:
+    def hear(self, run: Run, line: dict[str, Any]) -> None:
         """A question was asked, or is settled."""
-        execution_id, approval = running.execution.id, str(line.get("id"))
+        execution_id, approval = run.execution.id, str(line.get("id"))
         waiting = self._open.setdefault(execution_id, {})
         if line.get("state") == "asked":
             waiting[approval] = line
@@ -50,43 +52,43 @@ class Approvals:
             asked, task = self._asking.get(execution_id, ("", None))
             if asked == approval and task is not None:
                 task.cancel()
-        self._next(running)
+        self._next(run)
 
-    def forget(self, running: Running) -> None:
+    def forget(self, run: Run) -> None:
         """Who asked is gone: an answer would be taken for one to what the next attempt asks."""
-        self._open.pop(running.execution.id, None)
-        _, task = self._asking.pop(running.execution.id, ("", None))
+        self._open.pop(run.execution.id, None)
+        _, task = self._asking.pop(run.execution.id, ("", None))
         if task is not None:
             task.cancel()
 
-    def _next(self, running: Running) -> None:
-        execution_id = running.execution.id
+    def _next(self, run: Run) -> None:
+        execution_id = run.execution.id
         waiting = self._open.get(execution_id)
         if not waiting:
             self._open.pop(execution_id, None)
         elif execution_id not in self._asking:
             approval, line = next(iter(waiting.items()))
-            work = self._ask(running, approval, line)
-            task = self._tasks.start(work, f"ask {execution_id}", waits=True)
+            work = self._ask(run, approval, line)
+            task = self._background.start(work, f"ask {execution_id}", waits=True)
             self._asking[execution_id] = approval, task
-            task.add_done_callback(lambda task: self._put(running, task))
+            task.add_done_callback(lambda task: self._put(run, task))
 
-    def _put(self, running: Running, task: asyncio.Task[None]) -> None:
+    def _put(self, run: Run, task: asyncio.Task[None]) -> None:
         """A question is out of the way, answered or not."""
-        approval, asking = self._asking.get(running.execution.id, ("", None))
+        approval, asking = self._asking.get(run.execution.id, ("", None))
         if asking is not task:
             return  # Forgotten.
-        del self._asking[running.execution.id]
-        self._open.get(running.execution.id, {}).pop(approval, None)
-        if not running.done.done():
-            self._next(running)
+        del self._asking[run.execution.id]
+        self._open.get(run.execution.id, {}).pop(approval, None)
+        if not run.done.done():
+            self._next(run)
 
-    async def _ask(self, running: Running, approval: str, line: dict[str, Any]) -> None:
-        execution_id, timeout = running.execution.id, float(line.get("timeout") or 0.0)
+    async def _ask(self, run: Run, approval: str, line: dict[str, Any]) -> None:
+        execution_id, timeout = run.execution.id, float(line.get("timeout") or 0.0)
         backoff = Backoff()
         # Another attempt asks anew, though in the same words.
-        question = {**line, "attempt": running.execution.retry_count + 1}
-        while not running.done.done():
+        question = {**line, "attempt": run.execution.retry_count + 1}
+        while not run.done.done():
             try:
                 answer = await self._coordination.ask(execution_id, question, timeout=timeout)
                 break
@@ -103,12 +105,14 @@ class Approvals:
         if answer is None or answer == SHUTDOWN:
             # Of this replica alone: the next one hears the question again.
             return
-        live = self._lives.reachable(running.execution.session_id)
+        connection = self._connections.reachable(run.execution.session_id)
         try:
-            if live is None:
-                live = await self._lives.reach(running.execution.session_id)
-            if live is not None:
-                await live.link.call("answer", id=execution_id, approval=approval, answer=answer)
+            if connection is None:
+                connection = await self._connections.reach(run.execution.session_id)
+            if connection is not None:
+                await connection.link.call(
+                    "answer", id=execution_id, approval=approval, answer=answer
+                )
         except AtollError as error:
             # Over meanwhile: whoever asked was told so by the executor.
             log.info("approval.unheard", execution_id=execution_id, error=error.message)

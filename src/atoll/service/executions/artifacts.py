@@ -15,7 +15,7 @@ from atoll.service import cursors
 
 if TYPE_CHECKING:
     from atoll.model.execution import Artifact
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.connections import Connections
     from atoll.stores.base import Store
 
 MOST = 10_000
@@ -31,12 +31,12 @@ class Version:
 
 
 class Artifacts:
-    def __init__(self, store: Store, lives: Lives) -> None:
+    def __init__(self, store: Store, connections: Connections) -> None:
         self._store = store
-        self._lives = lives
+        self._connections = connections
 
     async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
-        await self._lives.session(session_id)
+        await self._connections.session(session_id)
         after = cursors.read("a", cursor)
         found: dict[str, Version] = {}
         following: str | None = None

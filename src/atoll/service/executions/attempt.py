@@ -21,8 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.coordination.leases import LeaseLost
-from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
+from atoll.errors import (
+    AtollError,
+    BackendUnavailable,
+    Conflict,
+    LeaseLost,
+    NodeUnreachable,
+    PermanentError,
+    SessionEnded,
+    SessionNotRunning,
+    TemporaryError,
+)
 from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
 from atoll.link.values import parse_value
 from atoll.model.event import execution_event
@@ -30,7 +39,6 @@ from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost, timed_out
 from atoll.model.session import Cause, SessionStatus
-from atoll.service.sessions.connections import NOT_RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -40,10 +48,10 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.messages import RunResult
     from atoll.model.session import Session
-    from atoll.service.executions.offload import Bulk
-    from atoll.service.executions.run import Running
-    from atoll.service.sessions.connections import Live, Lives
-    from atoll.service.sessions.provisioning import Provision
+    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.run import Run
+    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.provisioning import Provisioning
     from atoll.settings import ExecutionSettings, LinkSettings
     from atoll.stores.base import Store
 
@@ -59,18 +67,6 @@ REATTACH_SECONDS = 0.5
 LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
 """The longest that an executor takes to end when it was told to."""
-AWAY = frozenset(
-    {
-        "database_unavailable",
-        "coordination_unavailable",
-        "blobs_unavailable",
-        "spool_full",
-        "lease_lost",
-    }
-)
-"""Codes of what passes, a back-end that is away above all: what was accepted waits for it."""
-
-NOT_HERE = "node_not_reached"
 CONTEXT_CODES = frozenset({"context_not_found", "context_dead", "context_busy"})
 """Why a context cannot run it; another try would not change that."""
 
@@ -92,41 +88,41 @@ class Attempts:
         self,
         store: Store,
         driver: Driver,
-        lives: Lives,
-        bulk: Bulk,
+        connections: Connections,
+        offload: Offload,
         leases: Leases,
-        provision: Provision,
+        provisioning: Provisioning,
         clock: Clock,
         settings: ExecutionSettings,
         link: LinkSettings,
     ) -> None:
         self._store = store
         self._driver = driver
-        self._lives = lives
-        self._bulk = bulk
+        self._connections = connections
+        self._offload = offload
         self._leases = leases
-        self._provision = provision
+        self._provisioning = provisioning
         self._clock = clock
         self._settings = settings
         self._grace = settings.cancel_grace.total_seconds()
         self._heartbeat = link.heartbeat.total_seconds()
 
-    async def run(self, running: Running, lease: Lease) -> Outcome | None:
+    async def run(self, run: Run, lease: Lease) -> Outcome | None:
         """What came of running it; None when another still ran, and it is to be tried again."""
-        return await self._settled(running, self._run(running, lease))
+        return await self._settled(run, self._run(run, lease))
 
-    async def resume(self, running: Running) -> Outcome | None:
+    async def resume(self, run: Run) -> Outcome | None:
         """
         The outcome of an execution that may have begun before; None when it certainly has not.
 
         An executor forgets a run only when its result is stored. So one that does not know it, and
         was the session's when the execution was submitted, has never had it.
         """
-        return await self._settled(running, self._found_again(running))
+        return await self._settled(run, self._found_again(run))
 
-    async def _settled(self, running: Running, work: Awaitable[Outcome | None]) -> Outcome | None:
+    async def _settled(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
         try:
-            with self._noted(running):
+            with self._noted(run):
                 return await work
         except (LeaseLost, Superseded, Elsewhere):
             raise
@@ -136,23 +132,23 @@ class Attempts:
                 ExecutionStatus.FAILED,
                 Cause.PROTOCOL,
                 violation.message,
-                stdout=running.gathered("stdout"),
-                stderr=running.gathered("stderr"),
+                stdout=run.gathered("stdout"),
+                stderr=run.gathered("stderr"),
             )
         except Exception as error:  # Whatever it is, an execution has an end.
-            if isinstance(error, TemporaryError) and error.code in AWAY:
+            if isinstance(error, BackendUnavailable):
                 raise
-            log.error("execution.broke", execution_id=running.execution.id, exc_info=error)
+            log.error("execution.broke", execution_id=run.execution.id, exc_info=error)
             words = "Something broke in the server; it is in its log."
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
         finally:
-            if running.noting is not None:
+            if run.noting is not None:
                 # Its version is the one that the end has to be written over.
-                await asyncio.wait([running.noting])
-                running.noting = None
+                await asyncio.wait([run.noting])
+                run.noting = None
 
     @contextlib.contextmanager
-    def _noted(self, running: Running) -> Iterator[None]:
+    def _noted(self, run: Run) -> Iterator[None]:
         """
         Record that it runs, if it lasts: other replicas, and lists by status, know only the record.
         One that ends soon has two commits and no more.
@@ -161,8 +157,8 @@ class Attempts:
         timers: list[asyncio.TimerHandle] = []
 
         def look() -> None:
-            if running.execution.status is ExecutionStatus.RUNNING:
-                running.noting = loop.create_task(self._note(running))
+            if run.execution.status is ExecutionStatus.RUNNING:
+                run.noting = loop.create_task(self._note(run))
             else:
                 timers[:] = [loop.call_later(LASTING_SECONDS, look)]
 
@@ -172,168 +168,170 @@ class Attempts:
         finally:
             timers[0].cancel()
 
-    async def _note(self, running: Running) -> None:
+    async def _note(self, run: Run) -> None:
         try:
-            execution = running.execution
+            execution = run.execution
             stored = await self._store.executions.save(
                 execution, event=execution_event(execution, "running", self._clock.now())
             )
         except (Conflict, TemporaryError) as error:
             # Whose it is, is told when its end is written.
-            log.info("execution.not_noted", execution_id=running.execution.id, error=error.message)
+            log.info("execution.not_noted", execution_id=run.execution.id, error=error.message)
         else:
-            running.execution = dataclasses.replace(running.execution, version=stored.version)
+            run.execution = dataclasses.replace(run.execution, version=stored.version)
 
-    async def _run(self, running: Running, lease: Lease) -> Outcome | None:
-        if running.stopped:
-            return cut_short(running)
-        execution = running.execution
+    async def _run(self, run: Run, lease: Lease) -> Outcome | None:
+        if run.stopped:
+            return cut_short(run)
+        execution = run.execution
         try:
-            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
+            connection = await self._connections.get(
+                execution.session_id, asked_at=execution.created_at
+            )
         except AtollError as error:
-            return await self._unreachable(running, error)
+            return await self._unreachable(run, error)
         if execution.instance_id is None:
-            execution = running.execution = await self._placed(execution, live)
+            execution = run.execution = await self._placed(execution, connection)
         # What the kernel ended for memory before this one is not this one's.
-        await self._driver.out_of_memory(live.instance.handle)
-        if running.adopted:
+        await self._driver.out_of_memory(connection.instance.handle)
+        if run.adopted:
             # From the record, which may have only the beginning of it.
             try:
-                request = await self._bulk.request_of(execution)
+                request = await self._offload.request_of(execution)
             except PermanentError as error:
                 return lost(
                     ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
                 )
             execution = dataclasses.replace(execution, request=request)
-        if running.stopped:
-            return cut_short(running)
+        if run.stopped:
+            return cut_short(run)
         execution = dataclasses.replace(
-            execution, instance_id=live.instance.id, started_at=self._clock.now()
+            execution, instance_id=connection.instance.id, started_at=self._clock.now()
         )
-        intake = running.bounded(self._settings, requested=True)
+        intake = run.bounded(self._settings, requested=True)
         try:
-            await self._provision.ready(live.session)
-            job = self._job(live, execution)
+            await self._provisioning.ready(connection.session)
+            job = self._job(connection, execution)
         except PermanentError as error:
             return _without(error)
         # The last moment: what is sent now may not be sent by a replica that was given up.
         lease.check()
-        if running.losses < self._leases.losses:
+        if run.losses < self._leases.losses:
             # While it waited others took this replica for lost, and may have taken it over.
-            running.losses = self._leases.losses
+            run.losses = self._leases.losses
             raise LeaseLost(f"Execution {execution.id} may be another replica's.")
         # Its version may be newer by now: that it runs is recorded beside this (`_note`).
-        running.execution = dataclasses.replace(execution, version=running.execution.version)
+        run.execution = dataclasses.replace(execution, version=run.execution.version)
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
-                raw = await live.link.run(job, running, intake)
+                raw = await connection.link.run(job, run, intake)
         except TimeoutError:
-            return await self._end_overdue(running, live)
+            return await self._end_overdue(run, connection)
         except ProtocolViolation:
             raise
         except LinkLost:
-            return await self._after_loss(running, live, deadline)
+            return await self._after_loss(run, connection, deadline)
         except ExecutorError as error:
             if error.code == "run_is_over":
                 raise Superseded from error
             if error.code == "busy":
-                running.execution = dataclasses.replace(running.execution, started_at=None)
-                if not running.stopped:
-                    running.in_line = True
-                    await self._let_end(live, str(error.message))
+                run.execution = dataclasses.replace(run.execution, started_at=None)
+                if not run.stopped:
+                    run.in_line = True
+                    await self._let_end(connection, str(error.message))
                 return None
             if error.code in CONTEXT_CODES:
                 return _without(error)
             if error.code == "stale":
                 # Not begun: the session has been changed since this replica read it.
-                running.execution = dataclasses.replace(running.execution, started_at=None)
-                await self._lives.renew(live)
+                run.execution = dataclasses.replace(run.execution, started_at=None)
+                await self._connections.renew(connection)
                 return None
             if error.code == "leaving":
                 # Not begun, and the instance goes: the one that takes its place runs it.
-                running.execution = dataclasses.replace(running.execution, started_at=None)
-                await asyncio.wait([live.link.closed], timeout=LEAVING_SECONDS)
+                run.execution = dataclasses.replace(run.execution, started_at=None)
+                await asyncio.wait([connection.link.closed], timeout=LEAVING_SECONDS)
                 return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )
-        return await self._conclude(running, live, raw)
+        return await self._conclude(run, connection, raw)
 
-    async def _placed(self, execution: Execution, live: Live) -> Execution:
+    async def _placed(self, execution: Execution, connection: Connection) -> Execution:
         """
         Record where the next attempt begins: whoever takes it over can tell one that was lost with
         its instance from one that never began.
         """
         try:
             return await self._store.executions.save(
-                dataclasses.replace(execution, instance_id=live.instance.id)
+                dataclasses.replace(execution, instance_id=connection.instance.id)
             )
         except Conflict:
             raise StaleRecord from None
 
-    async def _let_end(self, live: Live, execution_id: str) -> None:
+    async def _let_end(self, connection: Connection, execution_id: str) -> None:
         """Wait for a run that a lost replica left in the session; who adopts it stores it."""
-        log.info("session.busy", session_id=live.session.id, execution_id=execution_id)
+        log.info("session.busy", session_id=connection.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
-            await live.link.attach(execution_id, 0, None)
+            await connection.link.attach(execution_id, 0, None)
 
-    async def _found_again(self, running: Running) -> Outcome | None:
-        execution = running.execution
+    async def _found_again(self, run: Run) -> Outcome | None:
+        execution = run.execution
         try:
             # Brought back if it has died: the journal stays with the workspace, and who takes that
             # over may know how the run ended.
-            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
+            connection = await self._connections.get(
+                execution.session_id, asked_at=execution.created_at
+            )
         except AtollError as error:
-            return await self._unreachable(running, error)
-        if running.cancelled:
+            return await self._unreachable(run, error)
+        if run.cancelled:
             with contextlib.suppress(ExecutorError, LinkLost):
-                await live.link.call("cancel", id=execution.id, grace=self._grace)
-        intake = running.bounded(self._settings, requested=False)
+                await connection.link.call("cancel", id=execution.id, grace=self._grace)
+        intake = run.bounded(self._settings, requested=False)
         if execution.started_at is None:
-            running.execution = dataclasses.replace(
-                execution, instance_id=live.instance.id, started_at=self._clock.now()
+            run.execution = dataclasses.replace(
+                execution, instance_id=connection.instance.id, started_at=self._clock.now()
             )
         # Of its time-out a part is over, but how much is known by wall clocks alone.
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
-                raw = await live.link.attach(execution.id, running.sequence, running, intake)
+                raw = await connection.link.attach(execution.id, run.sequence, run, intake)
         except TimeoutError:
-            return await self._end_overdue(running, live)
+            return await self._end_overdue(run, connection)
         except ProtocolViolation:
             raise
         except LinkLost:
-            return await self._after_loss(running, live, deadline)
+            return await self._after_loss(run, connection, deadline)
         except ExecutorError:
             # Only these: that it runs may have been recorded meanwhile, with a new version.
-            running.execution = dataclasses.replace(
-                running.execution,
+            run.execution = dataclasses.replace(
+                run.execution,
                 instance_id=execution.instance_id,
                 started_at=execution.started_at,
             )
-            if execution.instance_id not in (None, live.instance.id):
-                return _not_found(running)
+            if execution.instance_id not in (None, connection.instance.id):
+                return _not_found(run)
             return None
         if execution.started_at is None:
             # Not when it was found, but when it began.
             began = datetime.fromtimestamp(raw["began"], UTC)
             started_at = min(max(began, execution.created_at), self._clock.now())
-            running.execution = dataclasses.replace(running.execution, started_at=started_at)
-        return await self._conclude(running, live, raw)
+            run.execution = dataclasses.replace(run.execution, started_at=started_at)
+        return await self._conclude(run, connection, raw)
 
-    async def _unreachable(self, running: Running, error: AtollError) -> Outcome:
+    async def _unreachable(self, run: Run, error: AtollError) -> Outcome:
         """The session has no instance to run it in."""
-        if isinstance(error, ProtocolViolation):
+        if isinstance(error, (ProtocolViolation, BackendUnavailable)):
             raise error
-        if error.code in AWAY:
-            raise error
-        if error.code == NOT_HERE:
+        if isinstance(error, NodeUnreachable):
             raise Elsewhere from error
-        if error.code in ("session_ended", NOT_RUNNING):
-            running.ended_by = await self._lives.session(running.execution.session_id)
-        if running.stopped:
-            return cut_short(running)
+        if isinstance(error, (SessionEnded, SessionNotRunning)):
+            run.ended_by = await self._connections.session(run.execution.session_id)
+        if run.stopped:
+            return cut_short(run)
         return lost(
             ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
         )
@@ -345,108 +343,114 @@ class Attempts:
     def _until(self, deadline: float) -> asyncio.Timeout:
         return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
 
-    async def _end_overdue(self, running: Running, live: Live) -> Outcome:
+    async def _end_overdue(self, run: Run, connection: Connection) -> Outcome:
         """The result of an overdue run if there is one by now; else end it with its instance."""
-        execution = running.execution
-        intake = running.bounded(self._settings, requested=False)
+        execution = run.execution
+        intake = run.bounded(self._settings, requested=False)
         try:
             async with asyncio.timeout(LAST_LOOK_SECONDS):
-                again = await self._lives.live(execution.session_id, asked_at=execution.created_at)
-                raw = await again.link.attach(execution.id, running.sequence, running, intake)
+                again = await self._connections.get(
+                    execution.session_id, asked_at=execution.created_at
+                )
+                raw = await again.link.attach(execution.id, run.sequence, run, intake)
         except ProtocolViolation:
             raise
         except (AtollError, TimeoutError) as error:
             log.info("execution.no_result", execution_id=execution.id, error=str(error))
         else:
-            return await self._conclude(running, again, raw)
-        log.warning("execution.overdue", execution_id=execution.id, instance_id=live.instance.id)
-        live.link.close()
+            return await self._conclude(run, again, raw)
+        log.warning(
+            "execution.overdue", execution_id=execution.id, instance_id=connection.instance.id
+        )
+        connection.link.close()
         try:
-            await self._driver.stop(live.instance.handle, grace=timedelta(0))
+            await self._driver.stop(connection.instance.handle, grace=timedelta(0))
         except TemporaryError as error:
             # A process that waits in the kernel, for a mount as an example, ends when that answers.
             # Until then the session has no other instance.
-            log.warning("instance.not_ended", instance_id=live.instance.id, error=error.message)
-        return timed_out(stdout=running.gathered("stdout"), stderr=running.gathered("stderr"))
+            log.warning(
+                "instance.not_ended", instance_id=connection.instance.id, error=error.message
+            )
+        return timed_out(stdout=run.gathered("stdout"), stderr=run.gathered("stderr"))
 
-    async def _after_loss(self, running: Running, live: Live, deadline: float) -> Outcome:
+    async def _after_loss(self, run: Run, connection: Connection, deadline: float) -> Outcome:
         """The link went: attach again if the instance is there, and say so if it is not."""
-        execution = running.execution
-        intake = running.bounded(self._settings, requested=False)
-        while not await self._session_has_ended(running) and (
-            (await self._driver.observe(live.instance.handle)).state
+        execution = run.execution
+        intake = run.bounded(self._settings, requested=False)
+        while not await self._session_has_ended(run) and (
+            (await self._driver.observe(connection.instance.handle)).state
             in (State.RUNNING, State.PAUSED)
         ):
             try:
-                again = await self._lives.live(execution.session_id, asked_at=execution.created_at)
-                if running.cancelled:
+                again = await self._connections.get(
+                    execution.session_id, asked_at=execution.created_at
+                )
+                if run.cancelled:
                     # What was asked for may have gone with the link.
                     await again.link.call("cancel", id=execution.id, grace=self._grace)
                 async with self._until(deadline):
-                    raw = await again.link.attach(execution.id, running.sequence, running, intake)
-                return await self._conclude(running, again, raw)
+                    raw = await again.link.attach(execution.id, run.sequence, run, intake)
+                return await self._conclude(run, again, raw)
             except ExecutorError:
                 break  # It does not know the run: it never had it.
             except ProtocolViolation:
                 raise
             except (AtollError, TimeoutError) as error:
-                if isinstance(error, AtollError) and error.code == NOT_HERE:
+                if isinstance(error, NodeUnreachable):
                     raise Elsewhere from error
                 if self._clock.monotonic() >= deadline:
-                    return await self._end_overdue(running, live)
+                    return await self._end_overdue(run, connection)
                 log.info("execution.reattach", execution_id=execution.id, error=str(error))
                 await asyncio.sleep(REATTACH_SECONDS)
-        if running.ended_by is not None:
-            return cut_short(running)
+        if run.ended_by is not None:
+            return cut_short(run)
         # Before the instance is replaced, and its control group goes.
-        out_of_memory = await self._driver.out_of_memory(live.instance.handle)
-        return await self._from_journal(running) or lost(
+        out_of_memory = await self._driver.out_of_memory(connection.instance.handle)
+        return await self._from_journal(run) or lost(
             ExecutionStatus.FAILED if out_of_memory else ExecutionStatus.CRASHED,
             Cause.OOM if out_of_memory else Cause.INSTANCE_LOST,
             "The execution used more memory than it may, and its instance ended."
             if out_of_memory
             else "The instance ended while the execution ran.",
-            stdout=running.gathered("stdout"),
-            stderr=running.gathered("stderr"),
+            stdout=run.gathered("stdout"),
+            stderr=run.gathered("stderr"),
         )
 
-    async def _from_journal(self, running: Running) -> Outcome | None:
+    async def _from_journal(self, run: Run) -> Outcome | None:
         """
         What became of a run whose instance has ended, if its executor wrote that down: the one that
         replaces it reads the same journal.
         """
-        execution = running.execution
+        execution = run.execution
         try:
-            live = await self._lives.live(execution.session_id, asked_at=execution.created_at)
-            intake = running.bounded(self._settings, requested=False)
+            connection = await self._connections.get(
+                execution.session_id, asked_at=execution.created_at
+            )
+            intake = run.bounded(self._settings, requested=False)
             async with asyncio.timeout(JOURNAL_SECONDS):
-                raw = await live.link.attach(execution.id, running.sequence, running, intake)
+                raw = await connection.link.attach(execution.id, run.sequence, run, intake)
         except TimeoutError:
-            return await self._end_overdue(running, live)
-        except ProtocolViolation:
+            return await self._end_overdue(run, connection)
+        except (ProtocolViolation, BackendUnavailable):
             raise
-        except AtollError as error:
-            if error.code in AWAY:
-                raise
-            if error.code == NOT_HERE:
-                raise Elsewhere from error
+        except NodeUnreachable as error:
+            raise Elsewhere from error
+        except AtollError:
             return None
-        return await self._conclude(running, live, raw)
+        return await self._conclude(run, connection, raw)
 
-    async def _session_has_ended(self, running: Running) -> bool:
+    async def _session_has_ended(self, run: Run) -> bool:
         """By this replica, which says so, or by another, which only the record tells."""
-        if running.ended_by is None:
-            session = await self._lives.session(running.execution.session_id)
+        if run.ended_by is None:
+            session = await self._connections.session(run.execution.session_id)
             rested = session.rested_at
-            if session.status.ended or (
-                rested is not None and rested >= running.execution.created_at
-            ):
-                running.ended_by = session
-        return running.ended_by is not None
+            if session.status.ended or (rested is not None and rested >= run.execution.created_at):
+                run.ended_by = session
+        return run.ended_by is not None
 
-    def _job(self, live: Live, execution: Execution) -> dict[str, Any]:
-        request, session, settings = execution.request, live.session, self._settings
-        limits, watch = self._driver.run_limits(live.instance.handle, session.resources)
+    def _job(self, connection: Connection, execution: Execution) -> dict[str, Any]:
+        request, session, settings = execution.request, connection.session, self._settings
+        limits, watch = self._driver.run_limits(connection.instance.handle, session.resources)
         return {
             "id": execution.id,
             "kind": "command" if request.command is not None else request.language,
@@ -459,9 +463,9 @@ class Attempts:
             # be others since.
             "env": {
                 **(
-                    self._provision.variables(session)
+                    self._provisioning.variables(session)
                     if request.context_id is None
-                    else self._provision.packages(session)
+                    else self._provisioning.packages(session)
                 ),
                 **request.env,
                 **_told(execution),
@@ -485,45 +489,45 @@ class Attempts:
             "heartbeat": self._heartbeat,
         }
 
-    async def _conclude(self, running: Running, live: Live, raw: RunResult) -> Outcome:
-        running.started()
-        value, error = parse_value(bytes(running.value), self._settings.return_limit)
-        if raw["reason"] == "shutdown" and await self._session_has_ended(running):
+    async def _conclude(self, run: Run, connection: Connection, raw: RunResult) -> Outcome:
+        run.started()
+        value, error = parse_value(bytes(run.value), self._settings.return_limit)
+        if raw["reason"] == "shutdown" and await self._session_has_ended(run):
             # By another replica: its instance may stay until its files are saved, but not for us.
-            self._lives.let_go(live.session.id)
-            return cut_short(running)
+            self._connections.let_go(connection.session.id)
+            return cut_short(run)
         failed = raw["exit_code"] != 0 and raw["reason"] is None
-        started_at = running.execution.started_at
+        started_at = run.execution.started_at
         if started_at is not None:
             # It cannot have run for longer than it was waited for.
             elapsed = max(0.0, (self._clock.now() - started_at).total_seconds())
             raw["duration"] = min(raw["duration"], elapsed)
         outcome = conclude(
             raw,
-            stdout=running.gathered("stdout"),
-            stderr=running.gathered("stderr"),
+            stdout=run.gathered("stdout"),
+            stderr=run.gathered("stderr"),
             return_json=value,
             error=error,
-            out_of_memory=failed and await self._driver.out_of_memory(live.instance.handle),
+            out_of_memory=failed and await self._driver.out_of_memory(connection.instance.handle),
         )
-        if outcome.status is ExecutionStatus.CANCELLED and running.reason is not None:
-            outcome = dataclasses.replace(outcome, error=_cancelled(running))
+        if outcome.status is ExecutionStatus.CANCELLED and run.reason is not None:
+            outcome = dataclasses.replace(outcome, error=_cancelled(run))
         return outcome
 
 
-def cut_short(running: Running) -> Outcome:
+def cut_short(run: Run) -> Outcome:
     """The outcome of one that was ended from outside: cancelled, or its session ended."""
-    session = running.ended_by
+    session = run.ended_by
     expired = session is not None and session.status is SessionStatus.TIMEOUT
     cause = (session.cause if session is not None else None) or Cause.USER
-    told = _cancelled(running) if session is None else {"message": _over(session)}
+    told = _cancelled(run) if session is None else {"message": _over(session)}
     return lost(
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
         cause,
         told["message"],
         code=told.get("code"),
-        stdout=running.gathered("stdout"),
-        stderr=running.gathered("stderr"),
+        stdout=run.gathered("stdout"),
+        stderr=run.gathered("stderr"),
     )
 
 
@@ -531,8 +535,8 @@ def _over(session: Session) -> str:
     return "The session ended." if session.status.ended else "The session was stopped."
 
 
-def _cancelled(running: Running) -> dict[str, str]:
-    said = "" if running.reason is None else f": {running.reason}"
+def _cancelled(run: Run) -> dict[str, str]:
+    said = "" if run.reason is None else f": {run.reason}"
     return {"code": "cancelled", "message": f"The execution was cancelled{said or '.'}"}
 
 
@@ -546,13 +550,13 @@ def _told(execution: Execution) -> dict[str, str]:
     return told
 
 
-def _not_found(running: Running) -> Outcome:
+def _not_found(run: Run) -> Outcome:
     return lost(
         ExecutionStatus.CRASHED,
         Cause.INSTANCE_LOST,
         "The instance that it may have begun in is gone.",
-        stdout=running.gathered("stdout"),
-        stderr=running.gathered("stderr"),
+        stdout=run.gathered("stdout"),
+        stderr=run.gathered("stderr"),
     )
 
 

@@ -22,15 +22,15 @@ from atoll.link.values import parse_value
 from atoll.model.event import execution_event
 from atoll.model.outcome import conclude
 from atoll.model.retry import is_retried
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.clock import Clock
     from atoll.model.execution import Execution, Outcome
-    from atoll.service.executions.completion import Ends
-    from atoll.service.executions.offload import Bulk
+    from atoll.service.executions.completion import Completions
+    from atoll.service.executions.offload import Offload
     from atoll.settings import ExecutionSettings
     from atoll.stores.base import Store
 
@@ -42,19 +42,19 @@ RACES = 5
 """How often somebody else may write the record before this gives up and is reported again."""
 
 
-class Reports:
+class ExecutorCallbacks:
     def __init__(
         self,
         store: Store,
-        bulk: Bulk,
-        ends: Ends,
+        offload: Offload,
+        completions: Completions,
         clock: Clock,
         settings: ExecutionSettings,
         node_id: str,
     ) -> None:
         self._store = store
-        self._bulk = bulk
-        self._ends = ends
+        self._offload = offload
+        self._completions = completions
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
@@ -85,14 +85,14 @@ class Reports:
             ended = self._ended(execution, await self._place(instance_id), outcome)
             try:
                 event = execution_event(ended, ended.status, self._clock.now())
-                await self._store.executions.save(await self._bulk.put_away(ended), event=event)
+                await self._store.executions.save(await self._offload.put_away(ended), event=event)
             except Conflict:
                 execution = await self._theirs(instance_id, execution_id)
                 if execution.status.ended:
                     return False
                 continue
             log.info("execution.result_reported", execution_id=execution_id)
-            await self._ends.tell(execution_id)
+            await self._completions.tell(execution_id)
             return True
         raise TemporaryError(f"Execution {execution_id} keeps changing; report it again.")
 
@@ -112,7 +112,7 @@ class Reports:
     def _outcome(
         self, execution: Execution, raw: dict[str, Any], entries: Iterable[Entry]
     ) -> Outcome:
-        heard = Running(execution)
+        heard = Run(execution)
         intake = heard.bounded(self._settings, requested=False)
         try:
             for sequence, channel, data in entries:

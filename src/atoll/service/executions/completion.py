@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import NotFound, TemporaryError
+from atoll.errors import CoordinationUnavailable, NotFound, TemporaryError
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination, Heard
     from atoll.model.execution import Execution
-    from atoll.service.executions.offload import Bulk
+    from atoll.service.executions.offload import Offload
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -29,10 +29,12 @@ UNHEARD_SECONDS = 1.0
 """The same while nobody can tell."""
 
 
-class Ends:
-    def __init__(self, store: Store, bulk: Bulk, coordination: Coordination, clock: Clock) -> None:
+class Completions:
+    def __init__(
+        self, store: Store, offload: Offload, coordination: Coordination, clock: Clock
+    ) -> None:
         self._store = store
-        self._bulk = bulk
+        self._offload = offload
         self._coordination = coordination
         self._clock = clock
 
@@ -65,7 +67,7 @@ class Ends:
             if found is None:
                 raise NotFound(f"Execution {execution.id} is gone.", code="execution_not_found")
             execution = found
-        return await self._bulk.fetch(execution)
+        return await self._offload.fetch(execution)
 
     async def within(self, execution_id: str, seconds: float) -> Execution | None:
         """The record when another replica has ended it, or as it is after so many seconds."""
@@ -74,9 +76,8 @@ class Ends:
             try:
                 async with self._coordination.listen(f"ended:{execution_id}") as heard:
                     return await self._told_of_end(execution_id, heard, deadline)
-            except TemporaryError as error:
-                if error.code != "coordination_unavailable":
-                    raise
+            except CoordinationUnavailable:
+                pass
             # Nobody can tell of it. The pause comes first: to fail may take no time at all.
             left = deadline - self._clock.monotonic()
             await asyncio.sleep(max(0.0, min(left, UNHEARD_SECONDS)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from atoll.coordination.base import Coordination
     from atoll.service.executions.service import Executions
-    from atoll.service.sessions.connections import Live, Lives
+    from atoll.service.sessions.connections import Connection, Connections
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -77,12 +77,12 @@ class Consoles:
     def __init__(
         self,
         executions: Executions,
-        lives: Lives,
+        connections: Connections,
         coordination: Coordination,
         settings: Settings,
     ) -> None:
         self._executions = executions
-        self._lives = lives
+        self._connections = connections
         self._coordination = coordination
         self._settings = settings
         self._open: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Consoles:
             after,
             may_type,
             executions=self._executions,
-            lives=self._lives,
+            connections=self._connections,
             coordination=self._coordination,
             lease_seconds=self._settings.coordination.lease_ttl.total_seconds(),
         )
@@ -129,14 +129,14 @@ class Console:
         may_type: bool,
         *,
         executions: Executions,
-        lives: Lives,
+        connections: Connections,
         coordination: Coordination,
         lease_seconds: float,
     ) -> None:
         self._execution = execution
         self._may_type = may_type
         self._executions = executions
-        self._lives = lives
+        self._connections = connections
         self._coordination = coordination
         self._lease_seconds = lease_seconds
         self._key = f"console:{execution.id}"
@@ -240,12 +240,12 @@ class Console:
         """Hear the run as long as the link lasts; whether to its end."""
         self._begun = False
         execution = await self._executions.get(self._execution.id)
-        live = None
+        connection = None
         if not execution.status.ended:
-            live = await self._lives.reach(execution.session_id)
-        if live is None:
+            connection = await self._connections.reach(execution.session_id)
+        if connection is None:
             return False
-        moved = self._instance not in (None, live.instance.id)
+        moved = self._instance not in (None, connection.instance.id)
         if moved:
             # Reaching it took its time.
             execution = await self._executions.get(self._execution.id)
@@ -253,12 +253,12 @@ class Console:
                 return False  # It is not tried again there, or not yet.
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
-        self._instance = live.instance.id
+        self._instance = connection.instance.id
         if not moved:
             await self._tell(execution.status)
         else:
             await self._tell(ExecutionStatus.PENDING)
-        async for item in live.link.watch(execution.id, self._sequence, expected=True):
+        async for item in connection.link.watch(execution.id, self._sequence, expected=True):
             if isinstance(item, Piece):
                 self._sequence = item.sequence
                 if item.channel in (frames.STDOUT, frames.STDERR):
@@ -386,12 +386,12 @@ class Console:
         await self._executions.cancel(self._execution.id)
 
     async def _call(self, op: str, **fields: Any) -> None:
-        live: Live | None = None
+        connection: Connection | None = None
         with suppress(Conflict):  # The session has ended.
-            live = await self._lives.reach(self._execution.session_id)
+            connection = await self._connections.reach(self._execution.session_id)
         try:
-            if live is not None:
-                await live.link.call(op, id=self._execution.id, **fields)
+            if connection is not None:
+                await connection.link.call(op, id=self._execution.id, **fields)
                 return
         except LinkLost as error:
             raise TemporaryError(

@@ -54,7 +54,7 @@ def of_result(retry_count: int) -> int:
     return number(retry_count + 1, 0) - 1
 
 
-class Lines:
+class LineBuffer:
     """
     JSON lines out of pieces. User code has a hand in them: what is no JSON object is left out, and
     what has more values than may be made of all the lines of an execution.
@@ -90,7 +90,7 @@ def told_of(channel: int, line: dict[str, Any]) -> dict[str, Any] | None:
 
 def lines_of(outcome: Outcome) -> list[dict[str, Any]]:
     """The questions that were asked and what was shown, in order."""
-    return list(Lines().feed(outcome.results_json or b""))
+    return list(LineBuffer().feed(outcome.results_json or b""))
 
 
 def replay(execution: Execution) -> Iterator[Event]:
@@ -112,7 +112,7 @@ def _entries(outcome: Outcome, attempt: int) -> Iterator[Event]:
     log = outcome.log
     if log is None:
         log = ((frames.STDOUT, len(outcome.stdout)), (frames.STDERR, len(outcome.stderr)))
-    told, lines, taken = dict.fromkeys(whole, 0), Lines(), 0
+    told, lines, taken = dict.fromkeys(whole, 0), LineBuffer(), 0
     shown = outcome.results_json or b""
     sequence = 0
     for channel, size in log:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError
-from atoll.service.executions.run import Running
+from atoll.service.executions.run import Run
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution
-    from atoll.service.background import Tasks
-    from atoll.service.executions.completion import Ends
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.background import BackgroundTasks
+    from atoll.service.executions.completion import Completions
+    from atoll.service.sessions.connections import Connections
     from atoll.settings import ExecutionSettings
 
 log = structlog.get_logger(__name__)
@@ -28,27 +28,33 @@ log = structlog.get_logger(__name__)
 AGAIN_SECONDS = 1.0
 
 
-class Mirrors:
-    def __init__(self, lives: Lives, ends: Ends, tasks: Tasks, settings: ExecutionSettings) -> None:
-        self._lives = lives
-        self._ends = ends
-        self._tasks = tasks
+class Followers:
+    def __init__(
+        self,
+        connections: Connections,
+        completions: Completions,
+        background: BackgroundTasks,
+        settings: ExecutionSettings,
+    ) -> None:
+        self._connections = connections
+        self._completions = completions
+        self._background = background
         self._settings = settings
-        self._mirrors: dict[str, Running] = {}
-        self._listeners: dict[Running, int] = {}
+        self._followers: dict[str, Run] = {}
+        self._listeners: dict[Run, int] = {}
 
-    def join(self, execution: Execution) -> Running:
+    def join(self, execution: Execution) -> Run:
         """Listen, and `leave` in the end."""
-        mirror = self._mirrors.get(execution.id)
+        mirror = self._followers.get(execution.id)
         if mirror is None:
-            mirror = self._mirrors[execution.id] = Running(execution)
-            mirror.task = self._tasks.start(
+            mirror = self._followers[execution.id] = Run(execution)
+            mirror.task = self._background.start(
                 self._follow(mirror), f"mirror {execution.id}", waits=True
             )
         self._listeners[mirror] = self._listeners.get(mirror, 0) + 1
         return mirror
 
-    def leave(self, mirror: Running) -> None:
+    def leave(self, mirror: Run) -> None:
         self._listeners[mirror] -= 1
         if not self._listeners[mirror]:
             del self._listeners[mirror]
@@ -56,14 +62,14 @@ class Mirrors:
                 mirror.task.cancel()
             self._forget(mirror)
 
-    def _forget(self, mirror: Running) -> None:
-        if self._mirrors.get(mirror.execution.id) is mirror:
-            del self._mirrors[mirror.execution.id]
+    def _forget(self, mirror: Run) -> None:
+        if self._followers.get(mirror.execution.id) is mirror:
+            del self._followers[mirror.execution.id]
 
-    async def _follow(self, mirror: Running) -> None:
+    async def _follow(self, mirror: Run) -> None:
         hearing = asyncio.ensure_future(self._hear(mirror))
         try:
-            ended = await self._ends.end_of(mirror.execution)
+            ended = await self._completions.end_of(mirror.execution)
             mirror.complete(ended)
             mirror.finish(ended)
         finally:
@@ -72,24 +78,24 @@ class Mirrors:
             # Also when there is no record any more: nobody is to wait for ever.
             mirror.finish(mirror.execution)
 
-    async def _hear(self, mirror: Running) -> None:
+    async def _hear(self, mirror: Run) -> None:
         """
         Until it ends; what is missed while nobody can be heard, the record brings. An instance that
         was lost is followed by the next attempt, in the one that takes its place.
         """
         while True:
             try:
-                live = await self._lives.reach(mirror.execution.session_id)
-                if live is not None:
+                connection = await self._connections.reach(mirror.execution.session_id)
+                if connection is not None:
                     intake = mirror.bounded(self._settings, requested=False)
-                    await live.link.attach(
+                    await connection.link.attach(
                         mirror.execution.id, mirror.sequence, mirror, intake, expected=True
                     )
                     return
             except AtollError as error:
                 log.debug("mirror.lost", execution_id=mirror.execution.id, error=error.message)
             await asyncio.sleep(AGAIN_SECONDS)
-            stored = await self._ends.stored(mirror.execution.id)
+            stored = await self._completions.stored(mirror.execution.id)
             if stored is None or stored.status.ended:
                 return
             if stored.retry_count > mirror.execution.retry_count:

@@ -48,7 +48,7 @@ MAX_FETCHES = 8
 """Executions whose parts are read at the same time: each takes the memory of all its parts."""
 
 
-class Bulk:
+class Offload:
     def __init__(self, blobs: Blobs, settings: BlobSettings) -> None:
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._blobs = blobs

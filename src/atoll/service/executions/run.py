@@ -25,7 +25,7 @@ RING_EVENTS = 8192
 """The most events that are kept of a terminal, however small they are."""
 
 
-class Running:
+class Run:
     """An execution under way: what is known of it so far, and who wants to know."""
 
     def __init__(self, execution: Execution) -> None:
@@ -51,7 +51,7 @@ class Running:
         """Told of each question, and of what became of it."""
         self.turn: asyncio.Future[bool] | None = None
         """Whether it may run now; set to False when it is not to run at all."""
-        self.queue: Queue | None = None
+        self.queue: SlotQueue | None = None
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self.reason: str | None = None
@@ -73,7 +73,7 @@ class Running:
         """Who writes into its record that it runs."""
         self._started = False
         self._intake: Intake | None = None
-        self._partial = event_log.Lines()
+        self._partial = event_log.LineBuffer()
         self._size = 0
         self._gone = 0
         """How many items of `log` are before the first output that is kept."""
@@ -205,7 +205,7 @@ class Running:
         self._intake = None
         self.log, self.value, self.lines = [], bytearray(), bytearray()
         self._gone = 0
-        self._partial = event_log.Lines()
+        self._partial = event_log.LineBuffer()
         attempt = execution.retry_count
         self._tell(event_log.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})
 
@@ -234,7 +234,7 @@ class Running:
         self.changed.set()
 
 
-class Queue:
+class SlotQueue:
     """
     Who may run in a session now: as many as its capacity, in the order they joined.
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.coordination.leases import LeaseLost
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import BackendUnavailable, Conflict, LeaseLost, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model import retry
 from atoll.model.event import execution_event
@@ -31,8 +30,8 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.backoff import Backoff
-from atoll.service.executions.attempt import AWAY, Elsewhere, StaleRecord, Superseded, cut_short
-from atoll.service.executions.run import Queue, Running
+from atoll.service.executions.attempt import Elsewhere, StaleRecord, Superseded, cut_short
+from atoll.service.executions.run import Run, SlotQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
     from atoll.coordination.leases import Leases
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.executions.approvals import Approvals
     from atoll.service.executions.attempt import Attempts
-    from atoll.service.executions.completion import Ends
-    from atoll.service.executions.offload import Bulk
-    from atoll.service.sessions.connections import Live, Lives
+    from atoll.service.executions.completion import Completions
+    from atoll.service.executions.offload import Offload
+    from atoll.service.sessions.connections import Connection, Connections
     from atoll.service.sessions.service import Sessions
     from atoll.settings import ExecutionSettings
     from atoll.stores.base import Store
@@ -60,90 +59,88 @@ LEAVING = "leaving"
 """What is told when executions have no holder any more, or one that ends on purpose."""
 
 
-class Runs:
+class Runner:
     def __init__(
         self,
         store: Store,
         sessions: Sessions,
-        lives: Lives,
-        bulk: Bulk,
+        connections: Connections,
+        offload: Offload,
         attempts: Attempts,
-        ends: Ends,
+        completions: Completions,
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         settings: ExecutionSettings,
         node_id: str,
     ) -> None:
         self._store = store
-        self._lives = lives
-        self._bulk = bulk
+        self._connections = connections
+        self._offload = offload
         self._attempts = attempts
-        self._ends = ends
+        self._completions = completions
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._running: dict[str, Running] = {}
-        self._queues: dict[str, Queue] = {}
+        self._runs: dict[str, Run] = {}
+        self._queues: dict[str, SlotQueue] = {}
         self.finished: dict[str, int] = {}
         """How many executions have ended, by status."""
         self.seconds = 0.0
         """How long they took together."""
-        self.saved: Callable[[Live], Awaitable[None]] = _at_once
+        self.saved: Callable[[Connection], Awaitable[None]] = _at_once
         """Told of each end before it is final, with what its session was reached by."""
         sessions.ended = sessions.halted = self._session_ended
-        lives.reconnected = self._reconnected
+        connections.reconnected = self._reconnected
         coordination.on_cancel = self._cancel_heard
         coordination.on_gap = self._cancels_missed
 
     # What is under way
 
-    def get(self, execution_id: str) -> Running | None:
-        return self._running.get(execution_id)
+    def get(self, execution_id: str) -> Run | None:
+        return self._runs.get(execution_id)
 
     @property
     def count(self) -> int:
-        return len(self._running)
+        return len(self._runs)
 
     def sessions(self) -> set[str]:
         """Those in which something is under way."""
-        return {running.execution.session_id for running in self._running.values()}
+        return {run.execution.session_id for run in self._runs.values()}
 
-    def queue(self, session_id: str, capacity: int) -> Queue:
+    def queue(self, session_id: str, capacity: int) -> SlotQueue:
         """The session's line on this replica; who takes it gives it to `forget` in the end."""
         queue = self._queues.get(session_id)
         if queue is None:
-            queue = self._queues[session_id] = Queue(capacity)
+            queue = self._queues[session_id] = SlotQueue(capacity)
         return queue
 
-    def forget(self, session_id: str, queue: Queue) -> None:
+    def forget(self, session_id: str, queue: SlotQueue) -> None:
         """Drop a queue that nobody is in, and no other: a new one may have taken its place."""
         if not queue.busy and not queue.coming and self._queues.get(session_id) is queue:
             del self._queues[session_id]
 
-    def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Running:
+    def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Run:
         """See a recorded execution through; with `adopted`, one that may have begun already."""
-        running = self._running[execution.id] = Running(execution)
-        running.on_question = lambda line: self._approvals.hear(running, line)
-        running.adopted = running.may_have_begun = adopted
-        running.losses = self._leases.losses
+        run = self._runs[execution.id] = Run(execution)
+        run.on_question = lambda line: self._approvals.hear(run, line)
+        run.adopted = run.may_have_begun = adopted
+        run.losses = self._leases.losses
         # Before the first await: the order of the turns is that of the calls.
-        queue = running.queue = self.queue(execution.session_id, capacity)
-        running.turn = queue.join(running.changed.set)
-        running.task = self._tasks.start(
-            self._run(running, queue, running.turn), f"run {execution.id}"
-        )
-        return running
+        queue = run.queue = self.queue(execution.session_id, capacity)
+        run.turn = queue.join(run.changed.set)
+        run.task = self._background.start(self._run(run, queue, run.turn), f"run {execution.id}")
+        return run
 
     async def adopt(self, execution: Execution) -> None:
         """Take over an execution whose holder is lost; nothing happens if somebody else did."""
-        if execution.id in self._running:
+        if execution.id in self._runs:
             return
         capacity = await self.capacity_here(execution.session_id)
         if capacity is None:
@@ -175,7 +172,7 @@ class Runs:
         After a record whose fate is not known: who submitted it was told that it failed, so when
         the store is back it must not be there to run.
         """
-        stored = await self._ends.stored(execution_id)
+        stored = await self._completions.stored(execution_id)
         if stored is not None and not stored.status.ended:
             await self.revoke(stored)
 
@@ -184,61 +181,57 @@ class Runs:
         words = "The database did not answer in time when it was submitted; it was not run."
         outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
         with contextlib.suppress(Superseded):
-            await self._finish(Running(execution), outcome)
+            await self._finish(Run(execution), outcome)
 
-    def stand_in(self, execution: Execution) -> Running:
+    def stand_in(self, execution: Execution) -> Run:
         """An execution that another replica sees to, as one here: its end can be waited for."""
-        running = Running(execution)
+        run = Run(execution)
         if execution.status.ended:
-            running.finish(execution)
+            run.finish(execution)
         else:
-            running.task = self._tasks.start(
-                self._await_other(running), f"await {execution.id}", waits=True
+            run.task = self._background.start(
+                self._await_other(run), f"await {execution.id}", waits=True
             )
-        return running
+        return run
 
     def let_go(self) -> None:
         """Follow nothing any more: what runs goes on, and is found again by another replica."""
-        for running in self._running.values():
-            if running.task is not None and running.ended_by is None:
-                running.task.cancel()
+        for run in self._runs.values():
+            if run.task is not None and run.ended_by is None:
+                run.task.cancel()
 
     # To another node
 
     def under_way(self, session_id: str) -> list[asyncio.Future[Execution]]:
         """The ends of what this replica sees to in a session."""
-        return [running.done for running in self._of(session_id)]
+        return [run.done for run in self._of(session_id)]
 
-    def _of(self, session_id: str) -> list[Running]:
-        return [
-            running
-            for running in self._running.values()
-            if running.execution.session_id == session_id
-        ]
+    def _of(self, session_id: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.execution.session_id == session_id]
 
-    async def let_go_of(self, session_id: str) -> list[Running]:
+    async def let_go_of(self, session_id: str) -> list[Run]:
         """
         Follow what is under way in a session no more, because it leaves this node; to be given to
         `hand_over` when it has.
         """
-        found = [running for running in self._of(session_id) if not running.done.done()]
-        tasks = [running.task for running in found if running.task is not None]
+        found = [run for run in self._of(session_id) if not run.done.done()]
+        tasks = [run.task for run in found if run.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        left = [running for running in found if not running.done.done()]
-        for running in left:
+        left = [run for run in found if not run.done.done()]
+        for run in left:
             # It is this replica's as long as its record says so.
-            self._running[running.execution.id] = running
+            self._runs[run.execution.id] = run
         return left
 
-    async def hand_over(self, left: Sequence[Running]) -> None:
+    async def hand_over(self, left: Sequence[Run]) -> None:
         """Leave these to whoever reaches their session; who waits for them here goes on to."""
-        for running in left:
-            await self.release(running.execution.id)
-            if self._running.get(running.execution.id) is running:
-                del self._running[running.execution.id]
-            self._give_up(running)
+        for run in left:
+            await self.release(run.execution.id)
+            if self._runs.get(run.execution.id) is run:
+                del self._runs[run.execution.id]
+            self._give_up(run)
         if left:
             with contextlib.suppress(TemporaryError):
                 await self._coordination.tell(LEAVING)
@@ -247,7 +240,7 @@ class Runs:
         """Record that nobody sees to an execution of ours, however long the store is away."""
         backoff = Backoff()
         while True:
-            stored = await self._ends.stored(execution_id)
+            stored = await self._completions.stored(execution_id)
             if stored is None or stored.status.ended or not self._is_ours(stored):
                 return
             try:
@@ -265,173 +258,167 @@ class Runs:
 
     # From outside
 
-    async def cancel(self, running: Running, reason: str | None = None) -> None:
+    async def cancel(self, run: Run, reason: str | None = None) -> None:
         """End an execution: asked first, then made to."""
-        if not running.cancelled:
-            running.reason = reason
-        self._stop(running)
-        live = self._lives.reachable(running.execution.session_id)
+        if not run.cancelled:
+            run.reason = reason
+        self._stop(run)
+        connection = self._connections.reachable(run.execution.session_id)
         # Not begun: `_run` sees the mark. Or just over: then its result stands.
-        if live is not None:
+        if connection is not None:
             with contextlib.suppress(ExecutorError, LinkLost):
                 grace = self._settings.cancel_grace.total_seconds()
-                await live.link.call("cancel", id=running.execution.id, grace=grace)
+                await connection.link.call("cancel", id=run.execution.id, grace=grace)
 
-    def _stop(self, running: Running) -> None:
-        running.cancelled = True
-        running.give_up_turn()
+    def _stop(self, run: Run) -> None:
+        run.cancelled = True
+        run.give_up_turn()
 
     def _cancel_heard(self, execution_id: str) -> None:
-        running = self._running.get(execution_id)
-        if running is not None:
-            self._tasks.start(self._cancel_as_asked(running), f"cancel {execution_id}")
+        run = self._runs.get(execution_id)
+        if run is not None:
+            self._background.start(self._cancel_as_asked(run), f"cancel {execution_id}")
 
-    async def _cancel_as_asked(self, running: Running) -> None:
+    async def _cancel_as_asked(self, run: Run) -> None:
         reason = None
         with contextlib.suppress(TemporaryError):
-            reason = await self._coordination.cancelled(running.execution.id)
-        await self.cancel(running, reason or None)
+            reason = await self._coordination.cancelled(run.execution.id)
+        await self.cancel(run, reason or None)
 
     def _cancels_missed(self) -> None:
         self._leases.gap()
-        self._tasks.start(self._look_for_cancels(), "look for cancellations")
+        self._background.start(self._look_for_cancels(), "look for cancellations")
 
     async def _look_for_cancels(self) -> None:
-        for execution_id in list(self._running):
+        for execution_id in list(self._runs):
             if await self._coordination.cancelled(execution_id) is not None:
                 self._cancel_heard(execution_id)
 
     def _session_ended(self, session: Session) -> None:
-        for running in self._running.values():
-            if running.execution.session_id == session.id and _is_cut_short(
-                running.execution, session
-            ):
-                running.ended_by = session
-                running.give_up_turn()
+        for run in self._runs.values():
+            if run.execution.session_id == session.id and _is_cut_short(run.execution, session):
+                run.ended_by = session
+                run.give_up_turn()
 
-    def _reconnected(self, live: Live) -> None:
-        if live.link.hello["runs"]:
-            work = self._settle_journal(live)
-            self._tasks.start(work, f"settle journal of {live.instance.id}")
+    def _reconnected(self, connection: Connection) -> None:
+        if connection.link.hello["runs"]:
+            work = self._settle_journal(connection)
+            self._background.start(work, f"settle journal of {connection.instance.id}")
 
-    async def _settle_journal(self, live: Live) -> None:
+    async def _settle_journal(self, connection: Connection) -> None:
         """Acknowledge what is stored, and was not acknowledged before the link went."""
-        for run in live.link.hello["runs"]:
+        for run in connection.link.hello["runs"]:
             stored = await self._store.executions.get(run["id"])
             if run["ended"] and (stored is None or stored.status.ended):
-                live.link.acknowledge(run["id"])
+                connection.link.acknowledge(run["id"])
 
     # To the end
 
-    async def _run(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
+    async def _run(self, run: Run, queue: SlotQueue, turn: asyncio.Future[bool]) -> None:
         try:
             backoff = Backoff()
             tries = 0
-            while not running.done.done():
+            while not run.done.done():
                 try:
-                    if running.may_have_begun:
-                        await self._resume(running)
+                    if run.may_have_begun:
+                        await self._resume(run)
                         continue
                     await turn
-                    await self._try(running, queue, turn)
+                    await self._try(run, queue, turn)
                     tries += 1
-                    if tries > QUICK_TRIES and not running.done.done():
+                    if tries > QUICK_TRIES and not run.done.done():
                         # A hostile image can refuse for ever, and is not to keep this busy.
                         await backoff.pause()
                 except LeaseLost:
                     # Nobody has sent it but this one, as long as it is this one's.
-                    running.may_have_begun |= running.execution.started_at is not None
-                    if not await self._still_ours(running):
-                        self._give_up(running)
+                    run.may_have_begun |= run.execution.started_at is not None
+                    if not await self._still_ours(run):
+                        self._give_up(run)
                         return
                 except StaleRecord:
-                    if not await self._caught_up(running):
-                        self._give_up(running)
+                    if not await self._caught_up(run):
+                        self._give_up(run)
                         return
-                    running.may_have_begun |= running.execution.started_at is not None
+                    run.may_have_begun |= run.execution.started_at is not None
                     await backoff.pause()
                 except Superseded:
-                    self._give_up(running)
+                    self._give_up(run)
                     return
                 except Elsewhere:
-                    await self.hand_over([running])
+                    await self.hand_over([run])
                     return
-                except TemporaryError as error:
-                    if error.code not in AWAY:
-                        raise
+                except BackendUnavailable as error:
                     # Sent to an instance before: it may have begun there, and does so once.
-                    running.may_have_begun |= running.execution.started_at is not None
+                    run.may_have_begun |= run.execution.started_at is not None
                     log.warning(
-                        "execution.waits", execution_id=running.execution.id, error=error.message
+                        "execution.waits", execution_id=run.execution.id, error=error.message
                     )
                     await backoff.pause()
         finally:
             queue.leave(turn)
-            self.forget(running.execution.session_id, queue)
-            self._running.pop(running.execution.id, None)
+            self.forget(run.execution.session_id, queue)
+            self._runs.pop(run.execution.id, None)
 
-    def _give_up(self, running: Running) -> None:
+    def _give_up(self, run: Run) -> None:
         """Another replica has it; those who wait for it here are told what comes of it there."""
-        execution_id = running.execution.id
+        execution_id = run.execution.id
         log.info("execution.superseded", execution_id=execution_id)
-        running.task = self._tasks.start(
-            self._await_other(running), f"await {execution_id}", waits=True
+        run.task = self._background.start(
+            self._await_other(run), f"await {execution_id}", waits=True
         )
 
-    async def _try(self, running: Running, queue: Queue, turn: asyncio.Future[bool]) -> None:
-        if running.stopped:
-            await self._finish(running, cut_short(running))
-            await self._ends.tell(running.execution.id)
+    async def _try(self, run: Run, queue: SlotQueue, turn: asyncio.Future[bool]) -> None:
+        if run.stopped:
+            await self._finish(run, cut_short(run))
+            await self._completions.tell(run.execution.id)
             return
-        execution = running.execution
+        execution = run.execution
         lost = None
         place, *others = _places(execution.session_id, queue.slot(turn), queue.capacity)
         lease = self._leases.lease(place, execution.id, instead=others)
-        running.in_line = True
+        run.in_line = True
         try:
             async with lease:
-                running.in_line = False
-                outcome = await self._attempts.run(running, lease)
-                if outcome is not None and self._is_retried(running, outcome):
+                run.in_line = False
+                outcome = await self._attempts.run(run, lease)
+                if outcome is not None and self._is_retried(run, outcome):
                     lost = outcome
                 elif outcome is not None:
-                    await self._finish(running, outcome)
+                    await self._finish(run, outcome)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Any other cancellation goes on.
-            if not running.called_out or task is None or task.uncancel() > 0:
+            if not run.called_out or task is None or task.uncancel() > 0:
                 raise
-            running.called_out = False
+            run.called_out = False
         finally:
-            running.in_line = False
+            run.in_line = False
         if lost is not None:
-            await self._again(running, lost)
-        if running.done.done():
-            await self._ends.tell(execution.id)
+            await self._again(run, lost)
+        if run.done.done():
+            await self._completions.tell(execution.id)
 
-    async def _resume(self, running: Running) -> None:
+    async def _resume(self, run: Run) -> None:
         """
         See to an execution that may have begun before: to its end if the executor has it. That
         takes neither a turn nor a lease, as nothing new is started; two who do it are told apart by
         the record's version.
         """
-        outcome = await self._attempts.resume(running)
+        outcome = await self._attempts.resume(run)
         if outcome is None:
-            running.may_have_begun = False
-        elif self._is_retried(running, outcome):
-            await self._again(running, outcome)
+            run.may_have_begun = False
+        elif self._is_retried(run, outcome):
+            await self._again(run, outcome)
         else:
-            await self._finish(running, outcome)
-            await self._ends.tell(running.execution.id)
+            await self._finish(run, outcome)
+            await self._completions.tell(run.execution.id)
 
-    def _is_retried(self, running: Running, outcome: Outcome) -> bool:
-        return not running.stopped and retry.is_retried(
-            running.execution, outcome, self._settings.retries
-        )
+    def _is_retried(self, run: Run, outcome: Outcome) -> bool:
+        return not run.stopped and retry.is_retried(run.execution, outcome, self._settings.retries)
 
-    async def _again(self, running: Running, outcome: Outcome) -> None:
+    async def _again(self, run: Run, outcome: Outcome) -> None:
         """Record that the attempt is lost, tell, and pause before the next one."""
-        execution = running.execution
+        execution = run.execution
         following = execution.retried(outcome, at=self._clock.now(), node_id=self._node_id)
         try:
             event = execution_event(following, "retried", self._clock.now())
@@ -451,25 +438,25 @@ class Runs:
             retry=following.retry_count,
             pause=pause,
         )
-        running.may_have_begun = False
-        self._approvals.forget(running)
-        running.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
+        run.may_have_begun = False
+        self._approvals.forget(run)
+        run.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await running.stopping.wait()
+                await run.stopping.wait()
 
-    async def _finish(self, running: Running, outcome: Outcome) -> None:
+    async def _finish(self, run: Run, outcome: Outcome) -> None:
         """Store the result, then tell: not before, however long the store is away."""
-        live = self._lives.reachable(running.execution.session_id)
-        if live is not None:
-            await self.saved(live)
-        outcome = running.with_log(outcome)
-        execution = running.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
+        connection = self._connections.reachable(run.execution.session_id)
+        if connection is not None:
+            await self.saved(connection)
+        outcome = run.with_log(outcome)
+        execution = run.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
         event = execution_event(execution, execution.status, self._clock.now())
         backoff = Backoff()
         while True:
             try:
-                away = await self._bulk.put_away(execution)
+                away = await self._offload.put_away(execution)
                 stored = await self._store.executions.save(away, event=event)
                 if away is execution:
                     execution = stored
@@ -482,56 +469,56 @@ class Runs:
                 await backoff.pause()
             except Conflict:
                 # Somebody else stored a result first, and that one counts; or sees to it now.
-                found = await self._ends.stored(execution.id)
+                found = await self._completions.stored(execution.id)
                 if found is None or not found.status.ended:
-                    seen_to = self._running.get(execution.id) is running
+                    seen_to = self._runs.get(execution.id) is run
                     if found is None or not seen_to or not self._is_ours(found):
                         raise Superseded from None
                     # Written by this very one, though the store did not say so.
                     execution = dataclasses.replace(execution, version=found.version)
                     continue
-                execution = await self._bulk.fetch(found)
-                running.complete(execution)
+                execution = await self._offload.fetch(found)
+                run.complete(execution)
                 break
-        live = self._lives.reachable(execution.session_id)
-        if live is not None:
-            live.link.acknowledge(execution.id)
+        connection = self._connections.reachable(execution.session_id)
+        if connection is not None:
+            connection.link.acknowledge(execution.id)
         self.finished[execution.status] = self.finished.get(execution.status, 0) + 1
         self.seconds += outcome.execution_time
-        running.finish(execution)
-        self._approvals.forget(running)
+        run.finish(execution)
+        self._approvals.forget(run)
 
     # Seen to by others
 
-    async def _still_ours(self, running: Running) -> bool:
+    async def _still_ours(self, run: Run) -> bool:
         """After a lease was lost: the record tells whose the execution is."""
-        stored = await self._ends.stored(running.execution.id)
+        stored = await self._completions.stored(run.execution.id)
         return stored is not None and not stored.status.ended and self._is_ours(stored)
 
-    async def _caught_up(self, running: Running) -> bool:
+    async def _caught_up(self, run: Run) -> bool:
         """
         Take the version of the record, if it is this replica's: a write whose answer was lost is
         repeated then. False when another replica owns the execution, or it has ended.
         """
-        execution = running.execution
-        stored = await self._ends.stored(execution.id)
+        execution = run.execution
+        stored = await self._completions.stored(execution.id)
         if (
             stored is None
             or stored.status.ended
             or not self._is_ours(stored)
-            or self._running.get(execution.id) is not running
+            or self._runs.get(execution.id) is not run
         ):
             return False
-        running.execution = dataclasses.replace(execution, version=stored.version)
+        run.execution = dataclasses.replace(execution, version=stored.version)
         return True
 
     def _is_ours(self, stored: Execution) -> bool:
         return stored.holder == self._leases.replica
 
-    async def _await_other(self, running: Running) -> None:
-        ended = await self._ends.end_of(running.execution)
-        running.complete(ended)
-        running.finish(ended)
+    async def _await_other(self, run: Run) -> None:
+        ended = await self._completions.end_of(run.execution)
+        run.complete(ended)
+        run.finish(ended)
 
 
 def _is_cut_short(execution: Execution, session: Session) -> bool:
@@ -545,7 +532,7 @@ def _is_cut_short(execution: Execution, session: Session) -> bool:
     return execution.created_at <= rested
 
 
-async def _at_once(live: Live) -> None:
+async def _at_once(connection: Connection) -> None:
     """Nothing has to be done before a result is final."""
 
 

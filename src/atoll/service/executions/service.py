@@ -18,6 +18,7 @@ from atoll import ids
 from atoll.errors import (
     AtollError,
     Conflict,
+    CoordinationUnavailable,
     InvalidRequest,
     NotFound,
     PermanentError,
@@ -28,7 +29,7 @@ from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.service.executions import event_log
 from atoll.service.executions.event_log import Event
-from atoll.service.executions.follower import Mirrors
+from atoll.service.executions.follower import Followers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
     from atoll.model.page import Page
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.contexts.service import Contexts
     from atoll.service.executions.approvals import Approvals
-    from atoll.service.executions.completion import Ends
-    from atoll.service.executions.offload import Bulk
-    from atoll.service.executions.run import Running
-    from atoll.service.executions.runner import Runs
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.executions.completion import Completions
+    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.run import Run
+    from atoll.service.executions.runner import Runner
+    from atoll.service.sessions.connections import Connections
     from atoll.settings import Settings
     from atoll.stores.recall import RecallingStore, Remembered
 
@@ -66,31 +67,31 @@ class Executions:
     def __init__(
         self,
         store: RecallingStore,
-        lives: Lives,
-        runs: Runs,
-        ends: Ends,
-        bulk: Bulk,
+        connections: Connections,
+        runner: Runner,
+        completions: Completions,
+        offload: Offload,
         coordination: Coordination,
         leases: Leases,
         approvals: Approvals,
         contexts: Contexts,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         settings: Settings,
     ) -> None:
         self._store = store
-        self._lives = lives
-        self._runs = runs
-        self._ends = ends
-        self._bulk = bulk
+        self._connections = connections
+        self._runner = runner
+        self._completions = completions
+        self._offload = offload
         self._coordination = coordination
         self._leases = leases
         self._approvals = approvals
         self._contexts = contexts
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._settings = settings
-        self._mirrors = Mirrors(lives, ends, tasks, settings.execution)
+        self._followers = Followers(connections, completions, background, settings.execution)
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id that is being submitted, as long as somebody does."""
 
@@ -102,7 +103,7 @@ class Executions:
         execution_id: str | None = None,
         invocation_id: str | None = None,
         after: Execution | None = None,
-    ) -> Running:
+    ) -> Run:
         """
         Record the execution and start it as soon as its session is free. One whose id is given and
         exists is not recorded again. `after` is the latest execution of an invocation, which has
@@ -120,10 +121,10 @@ class Executions:
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
         async with lock:
             if (
-                self._runs.get(execution_id) is not None
+                self._runner.get(execution_id) is not None
                 # To record it may start the session, which a repeated request is not to do.
                 or request.context_id is not None
-                or self._lives.reachable(session_id) is None
+                or self._connections.reachable(session_id) is None
             ):
                 known = await self._known(execution_id, session_id, invocation_id, request)
                 if known is not None:
@@ -138,12 +139,12 @@ class Executions:
                     raise
                 return known
 
-    async def repeat(self, execution: Execution) -> Running:
+    async def repeat(self, execution: Execution) -> Run:
         """An execution that is recorded, whatever it was submitted with."""
         lock = self._submitting.setdefault(execution.id, asyncio.Lock())
         async with lock:
             found = await self._known(execution.id, execution.session_id, execution.invocation_id)
-        return self._runs.stand_in(execution) if found is None else found
+        return self._runner.stand_in(execution) if found is None else found
 
     async def _record(
         self,
@@ -152,22 +153,21 @@ class Executions:
         execution_id: str | None,
         invocation_id: str | None,
         after: Execution | None,
-    ) -> Running:
+    ) -> Run:
         if request.context_id is not None:
             await self._contexts.check(session_id, request)
-        live, rested = self._lives.reachable(session_id), None
-        if live is not None:
-            instance_id, capacity = live.instance.id, live.session.capacity
+        connection, rested = self._connections.reachable(session_id), None
+        if connection is not None:
+            instance_id, capacity = connection.instance.id, connection.session.capacity
         else:
-            session = await self._lives.startable(session_id)
+            session = await self._connections.startable(session_id)
             instance_id, capacity = session.instance_id or "", session.capacity
             rested = session.rested_at
         if not self._leases.valid:
-            raise TemporaryError(
+            raise CoordinationUnavailable(
                 "Redis does not answer, so nothing new can be started.",
-                code="coordination_unavailable",
             )
-        queue = self._runs.queue(session_id, capacity)
+        queue = self._runner.queue(session_id, capacity)
         ahead = len(queue.waiting) + queue.coming
         if ahead >= self._settings.execution.queue_limit:
             raise TemporaryError(
@@ -197,7 +197,7 @@ class Executions:
         queue.coming += 1
         was_away = self._store.away
         try:
-            stored = await self._bulk.put_away(execution)
+            stored = await self._offload.put_away(execution)
             event = execution_event(execution, "submitted", now)
             if after is None:
                 await self._store.executions.add(stored, event=event)
@@ -207,7 +207,9 @@ class Executions:
             # With an id it may be repeated, and is found then. While the database is known to be
             # away nothing gets there, and what waits for its return must not grow with each call.
             if not may_be_repeated and not was_away:
-                self._tasks.start(self._runs.revoke_later(execution.id), f"revoke {execution.id}")
+                self._background.start(
+                    self._runner.revoke_later(execution.id), f"revoke {execution.id}"
+                )
             raise
         except Conflict as error:
             known = await self._known(execution_id, session_id, invocation_id, request)
@@ -220,10 +222,10 @@ class Executions:
             return known
         finally:
             queue.coming -= 1
-            self._runs.forget(session_id, queue)
+            self._runner.forget(session_id, queue)
         if stored is not execution:
             execution = dataclasses.replace(execution, kept=stored.kept)
-        return self._runs.start(execution, capacity)
+        return self._runner.start(execution, capacity)
 
     async def _known(
         self,
@@ -231,10 +233,10 @@ class Executions:
         session_id: str,
         invocation_id: str | None,
         request: Request | None = None,
-    ) -> Running | None:
+    ) -> Run | None:
         """The execution with this id; `Conflict` when it is not what is asked for now."""
-        running = self._runs.get(execution_id)
-        execution = None if running is None else running.execution
+        run = self._runner.get(execution_id)
+        execution = None if run is None else run.execution
         if execution is None:
             execution = await self._store.executions.get(execution_id)
         if execution is None:
@@ -249,25 +251,25 @@ class Executions:
                 code="execution_id_in_use",
             )
         if request is not None:
-            await self._check_same_work(execution, request, running)
-        if running is not None:
-            return running
+            await self._check_same_work(execution, request, run)
+        if run is not None:
+            return run
         if execution.holder == self._leases.replica and not execution.status.ended:
             # Recorded here, though nobody was told so: the answer of the store was lost. Written
             # once more, so that who looks for such strays does not take it for one.
-            capacity = await self._runs.capacity_here(session_id)
+            capacity = await self._runner.capacity_here(session_id)
             execution = await self._store.executions.save(execution)
-            return self._runs.start(execution, capacity or 1, adopted=True)
-        return self._runs.stand_in(await self._bulk.fetch(execution))
+            return self._runner.start(execution, capacity or 1, adopted=True)
+        return self._runner.stand_in(await self._offload.fetch(execution))
 
     async def _check_same_work(
-        self, execution: Execution, request: Request, running: Running | None
+        self, execution: Execution, request: Request, run: Run | None
     ) -> None:
         try:
-            if running is not None and not running.adopted:
+            if run is not None and not run.adopted:
                 first = execution.request  # Complete, as it was submitted here.
             else:
-                first = await self._bulk.request_of(execution)
+                first = await self._offload.request_of(execution)
         except (PermanentError, TemporaryError):
             return  # The blob store has lost it or is away: there is nothing to compare with.
         if not first.same_work(request):
@@ -281,14 +283,14 @@ class Executions:
         self, execution_id: str, *, remembered: Remembered[Execution] | None = None
     ) -> Execution:
         """With `remembered`, which will do as well, the database has little time to answer."""
-        running = self._runs.get(execution_id)
-        if running is not None:
-            return running.execution
+        run = self._runner.get(execution_id)
+        if run is not None:
+            return run.execution
         async with self._store.patience(remembered):
             execution = await self._store.executions.get(execution_id)
         if execution is None:
             raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
-        return await self._bulk.fetch(execution)
+        return await self._offload.fetch(execution)
 
     async def look(self, execution_id: str, *, wait: float = 0.0) -> tuple[Execution, float | None]:
         """
@@ -302,7 +304,7 @@ class Executions:
             remembered = recall(execution_id)
             if remembered is None:
                 raise
-            return await self._bulk.fetch(remembered.entity), remembered.age
+            return await self._offload.fetch(remembered.entity), remembered.age
 
     async def list(
         self,
@@ -315,7 +317,7 @@ class Executions:
     ) -> Page[Execution]:
         """A page of records; of large ones only the beginning is in it."""
         if session_id is not None:
-            await self._lives.session(session_id)
+            await self._connections.session(session_id)
         page = await self._store.executions.page(
             session_id=session_id,
             invocation_id=invocation_id,
@@ -330,8 +332,8 @@ class Executions:
 
     def under_way(self, execution: Execution) -> Execution:
         """What is known here beyond the record, which says late that it runs, or never."""
-        running = self._runs.get(execution.id)
-        return execution if running is None else running.execution
+        run = self._runner.get(execution.id)
+        return execution if run is None else run.execution
 
     async def wait(
         self,
@@ -341,21 +343,21 @@ class Executions:
         remembered: Remembered[Execution] | None = None,
     ) -> Execution:
         """The execution when it has ended, or as it is after so many seconds."""
-        running = self._runs.get(execution_id)
-        if running is not None:
-            return await self.await_end(running, seconds)
+        run = self._runner.get(execution_id)
+        if run is not None:
+            return await self.await_end(run, seconds)
         execution = await self.get(execution_id, remembered=remembered)
         seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
         if execution.status.ended or seconds <= 0:
             return execution
-        ended = await self._ends.within(execution_id, seconds)
-        return execution if ended is None else await self._bulk.fetch(ended)
+        ended = await self._completions.within(execution_id, seconds)
+        return execution if ended is None else await self._offload.fetch(ended)
 
-    async def await_end(self, running: Running, seconds: float) -> Execution:
+    async def await_end(self, run: Run, seconds: float) -> Execution:
         seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
-        if seconds > 0 and not running.done.done():
-            await asyncio.wait([running.done], timeout=seconds)
-        return running.execution
+        if seconds > 0 and not run.done.done():
+            await asyncio.wait([run.done], timeout=seconds)
+        return run.execution
 
     async def cancel(self, execution_id: str, reason: str | None = None) -> Execution:
         """
@@ -363,11 +365,11 @@ class Executions:
         that has ended otherwise is a `Conflict`.
         """
         grace = self._settings.execution.cancel_grace.total_seconds() + CANCEL_MARGIN
-        running = self._runs.get(execution_id)
-        if running is not None:
-            await self._runs.cancel(running, reason)
-            await asyncio.wait([running.done], timeout=grace)
-            execution = running.execution
+        run = self._runner.get(execution_id)
+        if run is not None:
+            await self._runner.cancel(run, reason)
+            await asyncio.wait([run.done], timeout=grace)
+            execution = run.execution
         else:
             execution = await self.get(execution_id)
             if not execution.status.ended:
@@ -395,11 +397,11 @@ class Executions:
         execution = await self.get(execution_id)
         if execution.status.ended:
             raise _not_running(execution)
-        live = await self._lives.reach(execution.session_id)
-        if live is None:
+        connection = await self._connections.reach(execution.session_id)
+        if connection is None:
             raise _not_running(execution)
         try:
-            await live.link.call(operation, id=execution_id, **content)
+            await connection.link.call(operation, id=execution_id, **content)
         except ExecutorError as error:
             if error.code in _CONFLICTS:
                 raise _not_running(await self.get(execution_id), _CONFLICTS[error.code]) from error
@@ -437,9 +439,9 @@ class Executions:
         What happens to an execution from behind the number `after` on; the last event is `result`
         with the execution.
         """
-        running = self._runs.get(execution_id)
-        if running is not None:
-            async for event in _live_events(running, after):
+        run = self._runner.get(execution_id)
+        if run is not None:
+            async for event in _live_events(run, after):
                 yield event
             return
         execution = await self.get(execution_id)
@@ -448,36 +450,36 @@ class Executions:
                 if (event.number or 0) > after:
                     yield event
             return
-        mirror = self._mirrors.join(execution)
+        mirror = self._followers.join(execution)
         try:
             async for event in _live_events(mirror, after):
                 yield event
         finally:
-            self._mirrors.leave(mirror)
+            self._followers.leave(mirror)
 
 
-async def _live_events(running: Running, after: int) -> AsyncIterator[Event]:
-    position, beats, ahead = 0, running.beats, None
+async def _live_events(run: Run, after: int) -> AsyncIterator[Event]:
+    position, beats, ahead = 0, run.beats, None
     while True:
-        running.changed.clear()
-        while (position := max(position, running.forgotten)) < running.told:
-            event = running.events[position - running.forgotten]
+        run.changed.clear()
+        while (position := max(position, run.forgotten)) < run.told:
+            event = run.events[position - run.forgotten]
             position += 1
             if (event.number or 0) > after:
                 yield event
-        if running.done.done():
+        if run.done.done():
             break
-        if running.ahead != ahead:
-            ahead = running.ahead
+        if run.ahead != ahead:
+            ahead = run.ahead
             if ahead is not None:
                 yield Event(None, "queued", {"ahead": ahead})
                 continue  # Whatever came meanwhile may have been cleared by another reader.
-        if running.beats != beats:
-            beats = running.beats
+        if run.beats != beats:
+            beats = run.beats
             yield Event(None, "heartbeat", {})
             continue
-        await running.changed.wait()
-    execution = running.execution
+        await run.changed.wait()
+    execution = run.execution
     if execution.outcome is not None:
         last = event_log.of_result(execution.retry_count)
         if last > after:

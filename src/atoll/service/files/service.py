@@ -14,8 +14,19 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge
-from atoll.link.client import ExecutorError, ProtocolViolation
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    InvalidRequest,
+    NodeUnreachable,
+    NotFound,
+    SessionEnded,
+    SessionNotReady,
+    TemporaryError,
+    TooLarge,
+    WorkspaceLost,
+)
+from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
 from atoll.link.messages import MAX_NOTICE, FileEntry, notice
 from atoll.model.page import Page
 from atoll.model.times import moment
@@ -27,7 +38,7 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
-    from atoll.service.sessions.connections import Live, Lives
+    from atoll.service.sessions.connections import Connection, Connections
 
     Tags = list[str] | None
 
@@ -47,14 +58,7 @@ _CONFLICTS = {
     "precondition_failed",
 }
 _CHANGES = {"mkdir", "move", "chmod", "remove"}
-_AWAY = {
-    "session_ended",
-    "node_not_reached",
-    "session_not_ready",
-    "workspace_lost",
-    "link_lost",
-    "protocol_violation",
-}
+_AWAY = (SessionEnded, NodeUnreachable, SessionNotReady, WorkspaceLost, LinkLost)
 """Errors of a session whose files are not to be had where they were."""
 
 
@@ -123,9 +127,14 @@ class Kept(Protocol):
 
 class Files:
     def __init__(
-        self, lives: Lives, driver: Driver, *, work_timeout: timedelta, kept: Kept | None = None
+        self,
+        connections: Connections,
+        driver: Driver,
+        *,
+        work_timeout: timedelta,
+        kept: Kept | None = None,
     ) -> None:
-        self._lives = lives
+        self._connections = connections
         self._driver = driver
         self._work_timeout = work_timeout
         self._kept = kept
@@ -142,7 +151,7 @@ class Files:
             answer = await self._call(session_id, "list", path=path, after=after, limit=limit)
         except AtollError as error:
             kept = None
-            if self._kept is not None and error.code in _AWAY:
+            if self._kept is not None and isinstance(error, _AWAY):
                 kept = await self._kept.list(session_id, path, after=after, limit=limit)
             if kept is None:
                 raise
@@ -210,10 +219,10 @@ class Files:
         """
         What happens below a directory, from now on: `type`, `path`, and `from` of what was moved.
         """
-        live = await self._lives.live(session_id)
-        fetch = live.link.fetch("follow", path=path, recursive=recursive)
+        connection = await self._connections.get(session_id)
+        fetch = connection.link.fetch("follow", path=path, recursive=recursive)
         _, content = await _translated(fetch)
-        return _notices(live.link, content)
+        return _notices(connection.link, content)
 
     # Content
 
@@ -222,11 +231,11 @@ class Files:
     ) -> Download:
         """A file and its content, which is read as fast as it is taken; with `head`, none of it."""
         try:
-            live = await self._lives.live(session_id)
+            connection = await self._connections.get(session_id)
             asked = None if part is None else (part.first, part.last)
             if_range = None if part is None else part.if_range
             entry, content = await _translated(
-                live.link.read(path, part=asked, if_range=if_range, head=head)
+                connection.link.read(path, part=asked, if_range=if_range, head=head)
             )
         except AtollError as error:
             found = await self._read_kept(session_id, path, part, head, error)
@@ -238,7 +247,7 @@ class Files:
     async def _read_kept(
         self, session_id: str, path: str, part: Range | None, head: bool, error: AtollError
     ) -> Download | None:
-        if self._kept is None or error.code not in _AWAY:
+        if self._kept is None or not isinstance(error, _AWAY):
             return None
         found = await self._kept.open(session_id, path, 0, 0)
         if found is None:
@@ -264,22 +273,22 @@ class Files:
         if_none_match: Tags = None,
     ) -> Entry:
         """The file is there whole, or is as it was."""
-        live = await self._lives.live(session_id)
-        write = live.link.write(
+        connection = await self._connections.get(session_id)
+        write = connection.link.write(
             path,
             content,
             mode=mode,
             if_match=if_match,
             if_none_match=if_none_match,
-            disk=self._disk(live),
+            disk=self._disk(connection),
         )
         entry: FileEntry = await self._changing(session_id, write)
         return _entry(entry)
 
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
         """A directory as an archive, made while it is taken."""
-        live = await self._lives.live(session_id)
-        _, content = await _translated(live.link.fetch("pack", path=path, form=form))
+        connection = await self._connections.get(session_id)
+        _, content = await _translated(connection.link.fetch("pack", path=path, form=form))
         found: AsyncIterator[bytes] = content
         return found
 
@@ -287,20 +296,20 @@ class Files:
         self, session_id: str, path: str, form: str, content: AsyncIterator[bytes]
     ) -> int:
         """An archive into a directory, all of it or nothing; how many entries it had."""
-        live = await self._lives.live(session_id)
-        push = live.link.push(
+        connection = await self._connections.get(session_id)
+        push = connection.link.push(
             "unpack",
             content,
             path=path,
             form=form,
-            disk=self._disk(live),
+            disk=self._disk(connection),
             within=self._work_timeout,
         )
         return int((await self._changing(session_id, push))["entries"])
 
-    def _disk(self, live: Live) -> int | None:
+    def _disk(self, connection: Connection) -> int | None:
         """How large the workspace may be, where the executor has to see to that."""
-        _, watch = self._driver.run_limits(live.instance.handle, live.session.resources)
+        _, watch = self._driver.run_limits(connection.instance.handle, connection.session.resources)
         return watch.get("disk")
 
     # Changing
@@ -316,14 +325,14 @@ class Files:
 
     async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
         """A file or a tree; the copy is there whole or not at all."""
-        live = await self._lives.live(session_id)
-        copy = live.link.call(
+        connection = await self._connections.get(session_id)
+        copy = connection.link.call(
             "copy",
             within=self._work_timeout,
             source=source,
             target=target,
             overwrite=overwrite,
-            disk=self._disk(live),
+            disk=self._disk(connection),
         )
         return _entry((await self._changing(session_id, copy))["entry"])
 
@@ -334,8 +343,8 @@ class Files:
         await self._call(session_id, "remove", path=path, recursive=recursive)
 
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
-        live = await self._lives.live(session_id)
-        call = live.link.call(op, **request)
+        connection = await self._connections.get(session_id)
+        call = connection.link.call(op, **request)
         answer: dict[str, Any] = await (
             self._changing(session_id, call) if op in _CHANGES else _translated(call)
         )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from atoll.blobs.base import Blobs
     from atoll.service.auth.service import Keys
-    from atoll.service.files.link_tokens import Signing
+    from atoll.service.files.link_tokens import LinkTokens
     from atoll.service.files.service import Entry, Files
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.connections import Connections
 
 log = structlog.get_logger(__name__)
 
@@ -50,12 +50,17 @@ class SignedLink:
 
 class SignedLinks:
     def __init__(
-        self, files: Files, lives: Lives, signing: Signing, blobs: Blobs, keys: Keys | None
+        self,
+        files: Files,
+        connections: Connections,
+        link_tokens: LinkTokens,
+        blobs: Blobs,
+        keys: Keys | None,
     ) -> None:
         """`keys` are those that links are made with; null where no key is needed."""
         self._files = files
-        self._lives = lives
-        self._signing = signing
+        self._connections = connections
+        self._link_tokens = link_tokens
         self._blobs = blobs
         self._keys = keys
 
@@ -65,7 +70,7 @@ class SignedLinks:
         return self._own(grant, ARTIFACT_LIFE).url
 
     async def granted(self, token: str, method: str) -> Grant:
-        grant = self._signing.read(token, method)
+        grant = self._link_tokens.read(token, method)
         if (
             self._keys is not None
             and grant.key_id is not None
@@ -78,7 +83,7 @@ class SignedLinks:
         return grant
 
     def _own(self, grant: Grant, life: timedelta) -> SignedLink:
-        token, end = self._signing.make(grant, life)
+        token, end = self._link_tokens.make(grant, life)
         return SignedLink(PREFIX + token, grant.method, end)
 
     async def get(
@@ -146,7 +151,7 @@ class SignedLinks:
         return entry
 
     async def _check(self, session_id: str, path: str) -> None:
-        await self._lives.session(session_id)
+        await self._connections.session(session_id)
         parts = path.split("/")
         if not path.strip("/") or ".." in parts or "\0" in path:
             raise InvalidRequest(f"path: {path!r} names no file of a workspace.", code="bad_path")

@@ -25,7 +25,7 @@ from atoll.service.executions.service import Overtaken
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution, Request
-    from atoll.service.executions.run import Running
+    from atoll.service.executions.run import Run
     from atoll.service.executions.service import Executions
     from atoll.stores.base import Store
 
@@ -44,7 +44,7 @@ class Invocations:
         *,
         invocation_id: str | None,
         execution_id: str | None,
-    ) -> Running:
+    ) -> Run:
         """
         Run something once: with the id of an invocation that exists, its execution. One that has
         failed is run again by naming a new execution.
@@ -73,7 +73,7 @@ class Invocations:
         invocation_id: str,
         execution_id: str | None,
         latest: Execution | None,
-    ) -> Running:
+    ) -> Run:
         """To an invocation that has this latest execution."""
         if latest is not None:
             if latest.session_id != session_id:
@@ -89,7 +89,7 @@ class Invocations:
             session_id, request, execution_id=execution_id, invocation_id=invocation_id
         )
 
-    async def _once_more(self, latest: Execution, request: Request, execution_id: str) -> Running:
+    async def _once_more(self, latest: Execution, request: Request, execution_id: str) -> Run:
         """Another execution of an invocation; one that it had before is found again."""
         had = await self._store.executions.get(execution_id)
         if had is None and STATUS_OF[latest.status] is not InvocationStatus.FAILED:

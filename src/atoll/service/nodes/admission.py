@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.errors import TemporaryError
+from atoll.errors import NodeFull, TemporaryError
 from atoll.service.nodes.service import WITH_INSTANCE
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ class Admission:
     async def _check_room(self, coming: int) -> None:
         most = self._settings.max_sessions
         if most is not None and await self._instances() + coming > most:
-            raise TemporaryError(
+            raise NodeFull(
                 f"Node {self._node_id} has {most} sessions, and takes no more.",
-                code="node_full",
                 retry_after=RETRY_SECONDS,
             )
 

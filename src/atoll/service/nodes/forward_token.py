@@ -47,7 +47,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class ForwardToken:
     node_id: str
     """The node that is to answer."""
     scheme: str
@@ -55,14 +55,14 @@ class Hop:
     content: Content
 
 
-class Hops:
+class ForwardTokens:
     def __init__(self, secret: str, node_id: str, clock: Clock, nonces: Nonces) -> None:
         self._key = hmac.digest(secret.encode(), _PURPOSE, "sha256")
         self._node_id = node_id
         self._clock = clock
         self._nonces = nonces
 
-    def make(self, hop: Hop, method: str, target: bytes) -> str:
+    def make(self, hop: ForwardToken, method: str, target: bytes) -> str:
         """The header for one request; `target` is its path and query as they are sent."""
         length, digest = hop.content.length, hop.content.digest
         fields = [
@@ -76,7 +76,7 @@ class Hops:
         ]
         return " ".join([*fields, self._signature(fields, method, target)])
 
-    def read(self, header: str, method: str, target: bytes) -> Hop:
+    def read(self, header: str, method: str, target: bytes) -> ForwardToken:
         """
         `Forbidden` unless a control plane of this database made it for this request and this time,
         and it was not accepted before; `wrong_node` if it is for another node. Blocking: it is
@@ -100,7 +100,7 @@ class Hops:
             raise _refused("it is of another time; check the clocks of the nodes")
         if not self._nonces.claim(nonce, int(at), now):
             raise _refused("it was used before")
-        return Hop(node_id, scheme, content)
+        return ForwardToken(node_id, scheme, content)
 
     def _signature(self, fields: list[str], method: str, target: bytes) -> str:
         signed = "\n".join([*fields, method, ""]).encode() + target

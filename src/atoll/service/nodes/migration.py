@@ -32,7 +32,7 @@ WAITS = "waits_for_node"
 """Code of the warning of a session that cannot go on elsewhere."""
 
 
-class Moves:
+class Migrations:
     def __init__(
         self, store: Store, placements: Placements, coordination: Coordination, clock: Clock
     ) -> None:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import httpx
 import structlog
 
-from atoll.errors import PermanentError, TemporaryError
+from atoll.errors import NodeUnreachable, PermanentError, TemporaryError
 from atoll.model.node import NodeStatus
 from atoll.model.session import Cause
-from atoll.service.nodes.forward_token import Content, Hop
+from atoll.service.nodes.forward_token import Content, ForwardToken
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.model.node import Node
     from atoll.model.session import Session
-    from atoll.service.nodes.forward_token import Hops
-    from atoll.service.nodes.migration import Moves
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.nodes.forward_token import ForwardTokens
+    from atoll.service.nodes.migration import Migrations
+    from atoll.service.sessions.connections import Connections
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 
@@ -86,24 +86,24 @@ class Peers:
     def __init__(
         self,
         store: Store,
-        lives: Lives,
-        moves: Moves,
+        connections: Connections,
+        migrations: Migrations,
         coordination: Coordination,
         clock: Clock,
         settings: NodeSettings,
         node_id: str,
-        hops: Hops,
+        forward_tokens: ForwardTokens,
         *,
         shared_blobs: bool,
     ) -> None:
         self._store = store
-        self._lives = lives
+        self._connections = connections
         self._coordination = coordination
         self._clock = clock
         self._settings = settings
-        self._moves = moves
+        self._migrations = migrations
         self._shared_blobs = shared_blobs
-        self._hops = hops
+        self._forward_tokens = forward_tokens
         self._others: dict[str, Node] = {}
         self._own: Node | None = None
         self._announced = False
@@ -206,18 +206,18 @@ class Peers:
 
     # Hops
 
-    def hop(self, hop: Hop, method: str, target: bytes) -> str:
+    def hop(self, hop: ForwardToken, method: str, target: bytes) -> str:
         """The header of a request that is forwarded to a node."""
-        return self._hops.make(hop, method, target)
+        return self._forward_tokens.make(hop, method, target)
 
-    async def read_hop(self, header: str, method: str, target: bytes) -> Hop:
-        return await asyncio.to_thread(self._hops.read, header, method, target)
+    async def read_hop(self, header: str, method: str, target: bytes) -> ForwardToken:
+        return await asyncio.to_thread(self._forward_tokens.read, header, method, target)
 
     # Where things are
 
     async def node_of(self, session_id: str, *, anew: bool = False) -> str | None:
         """The other node that has a session; None when it is here, or nowhere."""
-        if self._lives.reachable(session_id) is not None:
+        if self._connections.reachable(session_id) is not None:
             return None
         if not anew:
             known = self._sessions.get(session_id)
@@ -232,7 +232,7 @@ class Peers:
 
     def at_hand(self, session_id: str) -> bool:
         """Whether this process has a link to the session right now."""
-        return self._lives.reachable(session_id) is not None
+        return self._connections.reachable(session_id) is not None
 
     async def session_of(self, execution_id: str) -> str | None:
         """The session whose node answers for an execution; None when any node can."""
@@ -268,12 +268,12 @@ class Peers:
         if left is not None and not left.shared_blobs:
             return False
         try:
-            node_id = await self._moves.move(session, Cause.NODE_LOST)
+            node_id = await self._migrations.move(session, Cause.NODE_LOST)
         except (PermanentError, TemporaryError) as error:
             log.info("session.not_moved", session_id=session_id, error=error.message)
             return False
         if node_id is not None:
-            await self._moves.tell(session.runtime_node, {node_id})
+            await self._migrations.tell(session.runtime_node, {node_id})
         return True  # Or somebody else was quicker.
 
     # What one node asks of another
@@ -287,7 +287,7 @@ class Peers:
         if node is None:
             return
         path = f"/api/v1/sessions/{session.id}/checkpoint"
-        hop = Hop(node.id, "http", Content.of(b""))
+        hop = ForwardToken(node.id, "http", Content.of(b""))
         headers = {HEADER: self.hop(hop, "POST", path.encode())}
         authorization = caller.get()
         if authorization is not None:
@@ -299,9 +299,8 @@ class Peers:
             return
         if answer is None or answer.is_success or answer.status_code == httpx.codes.NOT_FOUND:
             return
-        raise TemporaryError(
+        raise NodeUnreachable(
             f"Node {node.id} could not save session {session.id} ({answer.status_code}).",
-            code="node_not_reached",
         )
 
     async def _asked(

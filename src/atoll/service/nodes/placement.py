@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError, TemporaryError
-from atoll.model.placement import MOUNT, Demand, rank, unfit
+from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import S3
 from atoll.service.nodes.service import WITH_INSTANCE, edition
@@ -52,7 +52,7 @@ class Placements:
         self._given: dict[str, list[datetime]] = {}
         """When sessions were given to a node, by its id."""
 
-    async def candidates(self, demand: Demand) -> list[Node]:
+    async def candidates(self, demand: PlacementRequest) -> list[Node]:
         """The nodes that fit, best first; none when none does."""
         found = self._ranked(await self._nodes(), demand)
         if not found:
@@ -61,7 +61,7 @@ class Placements:
             found = self._ranked(await self._recounted(), demand)
         return found
 
-    def _ranked(self, nodes: list[Node], demand: Demand) -> list[Node]:
+    def _ranked(self, nodes: list[Node], demand: PlacementRequest) -> list[Node]:
         if [node.id for node in nodes] == [self._node_id]:
             nodes = [self._alone(nodes[0])]
         return rank(nodes, demand, spread_above=self._settings.spread_above)
@@ -119,11 +119,11 @@ class Placements:
             )
         return found[0]
 
-    async def demand(self, session: Session) -> Demand:
+    async def demand(self, session: Session) -> PlacementRequest:
         """What a session asks of its node."""
         template = await self._templates.numbered(session.template_id, session.template_version)
         volumes = [await self._store.volumes.get(mount.volume_id) for mount in session.volumes]
-        return Demand(
+        return PlacementRequest(
             template=edition(session.template_id, session.template_version),
             resources=session.resources,
             require=frozenset(template.require),
@@ -132,7 +132,7 @@ class Placements:
             node_id=pinned(volumes),
         )
 
-    async def _why(self, demand: Demand) -> str:
+    async def _why(self, demand: PlacementRequest) -> str:
         words = [
             f"{node.id}: {unfit(node, demand)}"
             for node in await self._nodes()

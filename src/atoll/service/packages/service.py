@@ -28,7 +28,7 @@ import structlog
 
 from atoll import ids
 from atoll.drivers.base import InstallSpec
-from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
+from atoll.errors import AtollError, Conflict, DependencyFailed, PermanentError, TemporaryError
 from atoll.model import packages as model
 from atoll.model.packages import InstallStatus
 from atoll.model.resources import Resources
@@ -144,10 +144,9 @@ class Packages:
             key, session_id, exact, template, interpreter, pins=install.dependencies
         )
         if done.installed != install.installed:
-            raise PermanentError(
+            raise DependencyFailed(
                 f"The packages of session {session_id} cannot be made again: the template or the "
                 "index has changed.",
-                code="dependency_failed",
             )
         return dataclasses.replace(install, environment=done.environment)
 

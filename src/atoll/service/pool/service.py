@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
-from atoll.service.pool.stats import Demand
+from atoll.service.pool.stats import PoolStats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -113,7 +113,7 @@ class Pool:
         """Oldest first."""
         self._kept: set[Edition] = set()
         self._dead: list[Ready] = []
-        self.demand = Demand(clock, settings.window)
+        self.demand = PoolStats(clock, settings.window)
         self.outlooks: dict[str, Outlook] = {}
         """By template; how the refill sees them."""
         self.starting: Counter[Edition] = Counter()

@@ -36,7 +36,7 @@ class _Seen:
     misses: int = 0
 
 
-class Demand:
+class PoolStats:
     def __init__(self, clock: Clock, window: timedelta) -> None:
         self._clock = clock
         self._window = window.total_seconds()

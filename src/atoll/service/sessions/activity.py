@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.model.session import Session
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -34,9 +34,9 @@ REMEMBERED = 10_000
 
 
 class Activity:
-    def __init__(self, store: Store, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, store: Store, background: BackgroundTasks, clock: Clock) -> None:
         self._store = store
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._written: OrderedDict[str, float] = OrderedDict()
@@ -55,7 +55,7 @@ class Activity:
         self._due[session.id] = loop.call_later(delay, self._start, session.id)
 
     def _start(self, session_id: str) -> None:
-        self._tasks.start(self._write(session_id), f"note activity of {session_id}")
+        self._background.start(self._write(session_id), f"note activity of {session_id}")
 
     async def _write(self, session_id: str) -> None:
         # Before the first await: who asks for it from now on is noted the next time.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError, Conflict, NotFound, TemporaryError
+from atoll.errors import AtollError, CheckpointNotFound, Conflict, NodeUnreachable, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 from atoll.model.instance import State
 from atoll.model.session import Cause, Durability, SessionStatus, Warning, WorkspaceMode
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.instance import Instance
     from atoll.model.session import Session
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.sessions.connections import Live, Lives
+    from atoll.service.sessions.connections import Connection, Connections
     from atoll.settings import WorkspaceSettings
     from atoll.stores.base import Store
 
@@ -49,14 +49,14 @@ TRIES = 5
 """For a warning that others write at the same time."""
 
 
-class Saves:
+class Autosave:
     def __init__(
         self,
         checkpoints: Checkpoints,
         store: Store,
         driver: Driver,
-        lives: Lives,
-        tasks: Tasks,
+        connections: Connections,
+        background: BackgroundTasks,
         clock: Clock,
         settings: WorkspaceSettings,
         *,
@@ -71,8 +71,8 @@ class Saves:
         self._checkpoints = checkpoints
         self._store = store
         self._driver = driver
-        self._lives = lives
-        self._tasks = tasks
+        self._connections = connections
+        self._background = background
         self._clock = clock
         self._settings = settings
         self._remote = remote
@@ -121,55 +121,55 @@ class Saves:
     def _start(self, session_id: str) -> None:
         del self._due[session_id]
         self._saving.add(session_id)
-        self._tasks.start(self._in_background(session_id), f"save {session_id}")
+        self._background.start(self._in_background(session_id), f"save {session_id}")
 
     async def _in_background(self, session_id: str) -> None:
         backoff = Backoff()
         try:
             while True:
-                live = self._lives.reachable(session_id)
-                if live is None or session_id not in self._activity:
+                connection = self._connections.reachable(session_id)
+                if connection is None or session_id not in self._activity:
                     return  # It has ended, or its next life begins with what is on the disk.
-                if live.session.workspace_mode is not WorkspaceMode.SYNC:
+                if connection.session.workspace_mode is not WorkspaceMode.SYNC:
                     self._activity.pop(session_id)
                     return
                 try:
-                    await self._save(live)
+                    await self._save(connection)
                     return
                 except AtollError as error:
                     await self._warn(session_id, error.message)
                 await backoff.pause()
         finally:
             self._saving.discard(session_id)
-            if session_id in self._activity and self._lives.reachable(session_id) is not None:
+            if session_id in self._activity and self._connections.reachable(session_id) is not None:
                 self._later(session_id)  # It went on meanwhile.
 
-    async def before_result(self, live: Live) -> None:
+    async def before_result(self, connection: Connection) -> None:
         """What durability `execution` promises; a failure is told in the session."""
-        self.touched(live.session.id)
-        session = live.session
+        self.touched(connection.session.id)
+        session = connection.session
         if session.durability is not Durability.EXECUTION or (
             session.workspace_mode is not WorkspaceMode.SYNC
         ):
             return
         try:
-            await self._save(live)
+            await self._save(connection)
         except AtollError as error:
-            await self._warn(live.session.id, error.message)
+            await self._warn(connection.session.id, error.message)
 
     async def now(self, session_id: str) -> Checkpoint | None:
         """Save a session's workspace; None when it is empty and always was."""
-        live = await self._lives.live(session_id)
-        if live.session.workspace_mode is not WorkspaceMode.SYNC:
+        connection = await self._connections.get(session_id)
+        if connection.session.workspace_mode is not WorkspaceMode.SYNC:
             raise Conflict(
                 f"The workspace of session {session_id} is in the blob store already.",
                 code="workspace_mounted",
             )
-        return await self._save(live)
+        return await self._save(connection)
 
     async def fresh(self, session_id: str) -> None:
         """See that a session has a checkpoint to begin another with."""
-        session = await self._lives.session(session_id)
+        session = await self._connections.session(session_id)
         if session.rested_at is not None and not session.status.ended:
             # What is archived, or was saved when it was stopped, is as it was then.
             if not self._remote or not await self._was_saved(session):
@@ -177,13 +177,11 @@ class Saves:
         elif not session.status.ended:
             try:
                 await self.now(session_id)
-            except TemporaryError as error:
-                if error.code != "node_not_reached":
-                    raise
+            except NodeUnreachable:
                 await self.elsewhere(session)
         await self.left(session_id)
         if await self._checkpoints.get(session_id) is None:
-            raise NotFound(f"Session {session_id} left no files.", code="checkpoint_not_found")
+            raise CheckpointNotFound(f"Session {session_id} left no files.")
 
     async def _was_saved(self, session: Session) -> bool:
         """Whether that is certain of one that rests: its stop does not wait for a save."""
@@ -192,17 +190,17 @@ class Saves:
         last = await self._checkpoints.get(session.id)
         return last is not None and last.created_at >= session.rested_at
 
-    async def _save(self, live: Live) -> Checkpoint | None:
-        session_id = live.session.id
+    async def _save(self, connection: Connection) -> Checkpoint | None:
+        session_id = connection.session.id
         before = self._activity.get(session_id, 0)
-        taken = await self._take(session_id, live.link)
+        taken = await self._take(session_id, connection.link)
         if self._activity.get(session_id, 0) == before:
             self._activity.pop(session_id, None)
         if self._remote:
             if session_id not in self._seen:
                 # Another process, or another node, may have said so and is no more.
                 self._seen.add(session_id)
-                if any(warning.code == NOT_SAVED for warning in live.session.warnings):
+                if any(warning.code == NOT_SAVED for warning in connection.session.warnings):
                     self._warned.add(session_id)
             # It is safe on the node's disk, and goes on from there when it can.
             home = await self._checkpoints.is_home(session_id)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.errors import NotFound
+from atoll.errors import CheckpointNotFound
 from atoll.link.client import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, WorkspaceMode
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.session import Session
-    from atoll.service.sessions.autosave import Saves
-    from atoll.service.sessions.connections import Lives
-    from atoll.service.sessions.lifecycle import Change, Wants
+    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.lifecycle import Change, Lifecycle
     from atoll.service.sessions.secrets import Secrets
     from atoll.service.sessions.service import Sessions
     from atoll.stores.base import Store
@@ -46,10 +46,10 @@ class Clones:
         self,
         store: Store,
         driver: Driver,
-        lives: Lives,
+        connections: Connections,
         sessions: Sessions,
-        wants: Wants,
-        saves: Saves,
+        lifecycle: Lifecycle,
+        autosave: Autosave,
         secrets: Secrets,
         leases: Leases,
         clock: Clock,
@@ -57,10 +57,10 @@ class Clones:
     ) -> None:
         self._store = store
         self._driver = driver
-        self._lives = lives
+        self._connections = connections
         self._sessions = sessions
-        self._wants = wants
-        self._saves = saves
+        self._lifecycle = lifecycle
+        self._autosave = autosave
         self._secrets = secrets
         self._leases = leases
         self._clock = clock
@@ -76,7 +76,7 @@ class Clones:
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
             return await self._sessions.known(known)
-        source = await self._lives.session(source_id)
+        source = await self._connections.session(source_id)
         now = self._clock.now()
         cloned = dataclasses.replace(
             source,
@@ -102,7 +102,7 @@ class Clones:
             secrets={},
             version=1,
         )
-        cloned = await self._wants.changed(cloned, change)
+        cloned = await self._lifecycle.changed(cloned, change)
         if source.secrets:
             await self._secrets.ready(source)
             cloned = await self._secrets.seal(cloned, self._secrets.reveal(source))
@@ -129,12 +129,12 @@ class Clones:
     async def _has_files(self, source_id: str) -> bool:
         """Whether there is a checkpoint to begin with; one is taken for it."""
         try:
-            await self._saves.fresh(source_id)
+            await self._autosave.fresh(source_id)
             return True
-        except NotFound as error:
-            source = await self._lives.session(source_id)
+        except CheckpointNotFound:
+            source = await self._connections.session(source_id)
             known = source.status in (SessionStatus.RUNNING, SessionStatus.ARCHIVED)
-            if error.code != "checkpoint_not_found" or not known:
+            if not known:
                 raise
             return False  # All that it has would be there.
 
@@ -147,7 +147,7 @@ class Clones:
             self._copying,
             self._leases.lease(instance_lease(source_id), self._leases.own()),
         ):
-            source = await self._lives.session(source_id)
+            source = await self._connections.session(source_id)
             if (
                 source.status.ended
                 or source.runtime_node != self._node_id
@@ -168,7 +168,7 @@ class Clones:
             instance = await self._store.instances.get(source.instance_id)
         state = State.GONE
         if instance is not None:
-            state = await self._lives.state(instance.handle)
+            state = await self._connections.state(instance.handle)
         if instance is None or state is not State.RUNNING:
             yield state is not State.UNKNOWN  # One that is paused was told to write it all first.
             return

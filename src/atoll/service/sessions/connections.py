@@ -20,7 +20,23 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError
+from atoll.errors import (
+    CheckpointDamaged,
+    Conflict,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
+    DependencyFailed,
+    LeaseLost,
+    NodeFull,
+    NodeUnreachable,
+    NotFound,
+    PermanentError,
+    SessionEnded,
+    SessionNotReady,
+    SessionNotRunning,
+    TemporaryError,
+    WorkspaceLost,
+)
 from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
 from atoll.model.event import session_event
 from atoll.model.instance import State
@@ -36,7 +52,7 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.instance import Handle, Instance
     from atoll.model.volume import Volume, VolumeMount
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.pool.service import Pool, Ready
     from atoll.service.templates.service import Templates
@@ -45,17 +61,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ELSEWHERE = (
-    "database_unavailable",
-    "coordination_unavailable",
-    "lease_lost",
-    "node_full",
-    "node_not_reached",
-    "dependency_failed",
-    "checkpoint_damaged",
+NOT_OF_THE_SESSION = (
+    DatabaseUnavailable,
+    CoordinationUnavailable,
+    LeaseLost,
+    NodeFull,
+    NodeUnreachable,
+    DependencyFailed,
+    CheckpointDamaged,
 )
-"""Codes that say more than that the session is not ready."""
-NOT_RUNNING = "session_not_running"
+"""Errors that say more than that the session is not ready."""
 may_start: ContextVar[bool] = ContextVar("may_start", default=True)
 """Whether the present request may start a session; not when its key may only read."""
 ENDING_LOOKS = 100
@@ -99,7 +114,7 @@ def mounted_at(session: Session) -> str | None:
     return f"mounts/{session.id}" if session.workspace_mode is WorkspaceMode.MOUNT else None
 
 
-class Live:
+class Connection:
     """A session's compute as this process reaches it; `session` may be older than the record."""
 
     def __init__(self, session: Session, instance: Instance, link: Link) -> None:
@@ -110,7 +125,7 @@ class Live:
         """When the instance was last looked at."""
 
 
-class Lives:
+class Connections:
     def __init__(
         self,
         store: Store,
@@ -118,7 +133,7 @@ class Lives:
         pool: Pool,
         templates: Templates,
         leases: Leases,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         settings: SessionSettings,
         node_id: str,
@@ -130,16 +145,16 @@ class Lives:
         self._templates = templates
         self._checkpoints = checkpoints
         self._leases = leases
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._probe_interval = settings.probe_interval.total_seconds()
         self._probe_timeout = settings.probe_timeout.total_seconds()
         self._node_id = node_id
-        self._lives: dict[str, Live] = {}
+        self._connections: dict[str, Connection] = {}
         self._condemned: set[str] = set()
         """Instances whose executor violated the protocol, until they are destroyed."""
-        self._recovering: dict[str, tuple[asyncio.Future[Live], datetime | None]] = {}
-        self.reconnected: Callable[[Live], None] = lambda live: None
+        self._recovering: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
+        self.reconnected: Callable[[Connection], None] = lambda connection: None
         """Told when an instance is reached that may have results of before."""
         self.kept: Callable[[Session], None] = lambda session: None
         """Told of each session that is reached."""
@@ -158,31 +173,31 @@ class Lives:
             raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
         return session
 
-    def reachable(self, session_id: str) -> Live | None:
+    def reachable(self, session_id: str) -> Connection | None:
         """The session's compute if this process reaches it right now."""
-        live = self._lives.get(session_id)
-        return live if live is not None and live.link.alive else None
+        connection = self._connections.get(session_id)
+        return connection if connection is not None and connection.link.alive else None
 
     @property
     def count(self) -> int:
-        return len(self._lives)
+        return len(self._connections)
 
     def sessions(self) -> set[str]:
         """Those that this process has a link to."""
-        return set(self._lives)
+        return set(self._connections)
 
-    async def live(self, session_id: str, *, asked_at: datetime | None = None) -> Live:
+    async def get(self, session_id: str, *, asked_at: datetime | None = None) -> Connection:
         """
         The session's compute, brought back once if it has died. One that is paused or at rest is
         started, unless it was told not to, or by what was asked for (`asked_at`) before it rested.
         """
-        live = self._lives.get(session_id)
-        if live is not None and live.link.alive:
-            self.touched(live.session)
-            if self._clock.monotonic() - live.seen < self._probe_interval:
-                return live
-            if await self._is_there(live):
-                return live
+        connection = self._connections.get(session_id)
+        if connection is not None and connection.link.alive:
+            self.touched(connection.session)
+            if self._clock.monotonic() - connection.seen < self._probe_interval:
+                return connection
+            if await self._is_there(connection):
+                return connection
         if asked_at is None and not may_start.get():
             session = await self._unended(session_id)
             if session.wanted is not Wanted.RUNNING:
@@ -193,41 +208,41 @@ class Lives:
             )
             try:
                 return await asyncio.shield(recovering)
-            except Conflict as error:
-                if error.code != NOT_RUNNING or asked_at is not None or theirs is None:
+            except SessionNotRunning:
+                if asked_at is not None or theirs is None:
                     raise
                 # Refused to something older; this may start it.
 
     def _start_recovery(
         self, session_id: str, asked_at: datetime | None
-    ) -> tuple[asyncio.Future[Live], datetime | None]:
-        task = self._tasks.start(self._recover(session_id, asked_at), f"recover {session_id}")
+    ) -> tuple[asyncio.Future[Connection], datetime | None]:
+        task = self._background.start(self._recover(session_id, asked_at), f"recover {session_id}")
         self._recovering[session_id] = task, asked_at
         task.add_done_callback(lambda _: self._recovering.pop(session_id, None))
         return task, asked_at
 
-    async def _is_there(self, live: Live) -> bool:
+    async def _is_there(self, connection: Connection) -> bool:
         """Whether the instance lives, as far as can be told in a short time."""
         # Before the first await: who comes meanwhile does not ask as well.
-        live.seen = self._clock.monotonic()
+        connection.seen = self._clock.monotonic()
         try:
             async with asyncio.timeout(self._probe_timeout):
-                state = (await self._driver.observe(live.instance.handle)).state
+                state = (await self._driver.observe(connection.instance.handle)).state
         except (TimeoutError, TemporaryError) as error:
             # What it is like is not known: its link will tell, as it would without this look.
-            log.warning("instance.not_observed", session_id=live.session.id, error=str(error))
+            log.warning("instance.not_observed", session_id=connection.session.id, error=str(error))
             return True
         if state in (State.RUNNING, State.UNKNOWN):
             return True
-        live.link.close()
-        self._drop(live)
+        connection.link.close()
+        self._drop(connection)
         return False
 
-    async def reach(self, session_id: str) -> Live | None:
+    async def reach(self, session_id: str) -> Connection | None:
         """The session's compute as it is; None when it has died, or was never there."""
-        live = self.reachable(session_id)
-        if live is not None:
-            return live
+        connection = self.reachable(session_id)
+        if connection is not None:
+            return connection
         session = await self._unended(session_id)
         return await self._found(session) if session.status in UP else None
 
@@ -249,46 +264,41 @@ class Lives:
 
     def check_here(self, session: Session) -> None:
         if session.runtime_node != self._node_id:
-            raise TemporaryError(
+            raise NodeUnreachable(
                 f"Session {session.id} is on node {session.runtime_node}, which cannot be reached "
                 f"from here ({self._node_id}). Ask a control plane there.",
-                code="node_not_reached",
             )
 
-    async def _recover(self, session_id: str, asked_at: datetime | None) -> Live:
+    async def _recover(self, session_id: str, asked_at: datetime | None) -> Connection:
         try:
             session = await self._wanting(await self._unended(session_id), asked_at)
             self.touched(session)
             if session.status in (SessionStatus.CREATING, SessionStatus.RUNNING):
-                live = await self._found(session)
-                if live is not None:
-                    return live
+                connection = await self._found(session)
+                if connection is not None:
+                    return connection
             owner = f"{self._leases.replica}/{session_id}"
             async with self._leases.lease(instance_lease(session_id), owner):
                 # Another replica may have been quicker.
                 session = await self._wanting(await self._unended(session_id), asked_at)
                 return await self._bring_up(session)
-        except ProtocolViolation:
+        except (ProtocolViolation, *NOT_OF_THE_SESSION):
             raise
-        except (LinkLost, PermanentError, TemporaryError) as error:
-            if error.code in ELSEWHERE:
-                raise
-            raise TemporaryError(
-                f"Session {session_id} is not ready: {error.message}", code="session_not_ready"
-            ) from error
+        except (PermanentError, TemporaryError) as error:
+            raise SessionNotReady(f"Session {session_id} is not ready: {error.message}") from error
 
-    async def bring_up(self, session_id: str) -> Live:
+    async def bring_up(self, session_id: str) -> Connection:
         """For whoever has the lease of the instance: the session's compute, made if need be."""
         return await self._bring_up(await self._unended(session_id))
 
-    async def _bring_up(self, session: Session) -> Live:
+    async def _bring_up(self, session: Session) -> Connection:
         if session.status is SessionStatus.STOPPING:
             session = await self.halt(session)
-        live = await self._found(session, wake=True) if session.status in UP else None
-        if live is not None:
+        connection = await self._found(session, wake=True) if session.status in UP else None
+        if connection is not None:
             if session.status is not SessionStatus.RUNNING:
-                self._renew(live, await self._stored(_running(session, self._clock.now())))
-            return live
+                self._renew(connection, await self._stored(_running(session, self._clock.now())))
+            return connection
         if session.instance_id is not None:
             log.warning(
                 "session.instance_lost", session_id=session.id, instance_id=session.instance_id
@@ -300,10 +310,10 @@ class Lives:
             return await self._start_again(await self.equip(session))
         except Conflict:
             # Ended meanwhile, or the replica that was making it has made it.
-            live = await self._found(await self._unended(session.id))
-            if live is None:
+            connection = await self._found(await self._unended(session.id))
+            if connection is None:
                 raise
-            return live
+            return connection
 
     async def _wanting(self, session: Session, asked_at: datetime | None) -> Session:
         """The session, wanted to run."""
@@ -370,14 +380,13 @@ class Lives:
     async def _unended(self, session_id: str) -> Session:
         session = await self.session(session_id)
         if session.status.ended:
-            raise Conflict(
+            raise SessionEnded(
                 f"Session {session_id} has ended ({session.status}).",
-                code="session_ended",
                 status_now=session.status.value,
             )
         return session
 
-    async def _found(self, session: Session, *, wake: bool = False) -> Live | None:
+    async def _found(self, session: Session, *, wake: bool = False) -> Connection | None:
         """The session's instance, reached again if it lives; with `wake`, also if it is paused."""
         self.check_here(session)
         if session.instance_id is None:
@@ -423,15 +432,15 @@ class Lives:
             await asyncio.sleep(ENDING_PAUSE)
         return False
 
-    async def _reconnect(self, session: Session, instance: Instance) -> Live:
+    async def _reconnect(self, session: Session, instance: Instance) -> Connection:
         link = await self._driver.connect(instance.handle)
-        live = self.reachable(session.id)
-        if live is not None and live.instance.id == instance.id:
+        connection = self.reachable(session.id)
+        if connection is not None and connection.instance.id == instance.id:
             link.close()  # Somebody else has connected meanwhile.
-            return live
-        live = self.keep(session, instance, link)
-        self.reconnected(live)
-        return live
+            return connection
+        connection = self.keep(session, instance, link)
+        self.reconnected(connection)
+        return connection
 
     async def make(self, session: Session) -> Ready:
         """
@@ -455,9 +464,7 @@ class Lives:
             await self._free(session.workspace)
         try:
             ready = await make(workspace=session.workspace)
-        except NotFound as error:
-            if error.code != "workspace_lost":
-                raise
+        except WorkspaceLost:
             if prefix is not None:
                 # Its files are where they were; only how this node had them is gone.
                 return await make(workspace=None)
@@ -531,7 +538,7 @@ class Lives:
             found.append((volume, mount))
         return tuple(found)
 
-    async def _start_again(self, session: Session) -> Live:
+    async def _start_again(self, session: Session) -> Connection:
         ready = await self.make(session)
         running = dataclasses.replace(
             _running(session, self._clock.now()),
@@ -551,19 +558,19 @@ class Lives:
             ready.link.close()
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=False))
             raise
-        live = self.keep(session, ready.instance, ready.link)
+        connection = self.keep(session, ready.instance, ready.link)
         # It has the journal of the one before.
-        self.reconnected(live)
-        return live
+        self.reconnected(connection)
+        return connection
 
-    def keep(self, session: Session, instance: Instance, link: Link) -> Live:
+    def keep(self, session: Session, instance: Instance, link: Link) -> Connection:
         """Reach the session by this link from now on."""
-        live = self._lives[session.id] = Live(session, instance, link)
+        connection = self._connections[session.id] = Connection(session, instance, link)
         # Another replica may have ended the session: nobody here would hear of it otherwise.
-        link.closed.add_done_callback(lambda _: self._link_closed(live))
+        link.closed.add_done_callback(lambda _: self._link_closed(connection))
         self.attend(session, link)
         self.kept(session)
-        return live
+        return connection
 
     def attend(self, session: Session, link: Link) -> None:
         """Let the executor know when the session ends, in case that no replica is left then."""
@@ -574,42 +581,42 @@ class Lives:
         Have whatever is run from now on run by this edition of the session or a later one, by other
         replicas too: they are refused by the executor until they have read it.
         """
-        live = self.reachable(session.id)
-        if live is None:
+        connection = self.reachable(session.id)
+        if connection is None:
             # Not `reach`: the session may have ended already, because of the very change.
             stored = await self.session(session.id)
-            live = await self._found(stored) if stored.status in UP else None
-        if live is None:
+            connection = await self._found(stored) if stored.status in UP else None
+        if connection is None:
             return  # Its next instance starts by what is stored.
-        self._renew(live, session)
+        self._renew(connection, session)
         try:
-            await live.link.call("edition", edition=session.version)
+            await connection.link.call("edition", edition=session.version)
         except ExecutorError as error:
             # One of before an upgrade, which takes what it is given.
             log.warning("session.not_announced", session_id=session.id, error=error.message)
 
-    async def renew(self, live: Live) -> None:
+    async def renew(self, connection: Connection) -> None:
         """Read a session anew of which the executor has seen a later edition."""
-        before = live.session.version
-        self._renew(live, await self._unended(live.session.id))
-        if live.session.version == before:
+        before = connection.session.version
+        self._renew(connection, await self._unended(connection.session.id))
+        if connection.session.version == before:
             # The database was put back to what it was before: it is the truth all the same.
-            await live.link.call("edition", edition=before, reset=True)
+            await connection.link.call("edition", edition=before, reset=True)
 
-    def _renew(self, live: Live, session: Session) -> None:
-        if session.version > live.session.version:
-            if session.expires_at != live.session.expires_at:
-                self.attend(session, live.link)
-            live.session = session
+    def _renew(self, connection: Connection, session: Session) -> None:
+        if session.version > connection.session.version:
+            if session.expires_at != connection.session.expires_at:
+                self.attend(session, connection.link)
+            connection.session = session
 
-    def _link_closed(self, live: Live) -> None:
-        self._drop(live)
-        violation = live.link.violation
-        if violation is not None and live.instance.id not in self._condemned:
+    def _link_closed(self, connection: Connection) -> None:
+        self._drop(connection)
+        violation = connection.link.violation
+        if violation is not None and connection.instance.id not in self._condemned:
             # Before the task runs: nobody is to reach it again meanwhile.
-            self._condemned.add(live.instance.id)
-            work = self._condemn(live.session.id, live.instance, violation)
-            self._tasks.start(work, f"destroy {live.instance.id}")
+            self._condemned.add(connection.instance.id)
+            work = self._condemn(connection.session.id, connection.instance, violation)
+            self._background.start(work, f"destroy {connection.instance.id}")
 
     async def _condemn(
         self, session_id: str, instance: Instance, violation: ProtocolViolation
@@ -628,9 +635,9 @@ class Lives:
         finally:
             self._condemned.discard(instance.id)
 
-    def _drop(self, live: Live) -> None:
-        if self._lives.get(live.session.id) is live:
-            del self._lives[live.session.id]
+    def _drop(self, connection: Connection) -> None:
+        if self._connections.get(connection.session.id) is connection:
+            del self._connections[connection.session.id]
 
     async def remove_instance(self, instance_id: str) -> None:
         instance = await self._store.instances.get(instance_id)
@@ -640,14 +647,14 @@ class Lives:
 
     def let_go(self, session_id: str) -> None:
         """Close the link to a session that has ended."""
-        live = self._lives.pop(session_id, None)
-        if live is not None:
-            live.link.close()
+        connection = self._connections.pop(session_id, None)
+        if connection is not None:
+            connection.link.close()
 
     async def close(self) -> None:
         """Let go of the links; the instances stay."""
-        for live in self._lives.values():
-            live.link.close()
+        for connection in self._connections.values():
+            connection.link.close()
 
 
 def _may_start(session: Session, asked_at: datetime | None) -> bool:
@@ -661,9 +668,8 @@ def _may_start(session: Session, asked_at: datetime | None) -> bool:
 
 
 def _not_running(session: Session, advice: str = "Start it first.") -> Conflict:
-    return Conflict(
+    return SessionNotRunning(
         f"Session {session.id} is {session.status}. {advice}",
-        code=NOT_RUNNING,
         status_now=session.status.value,
     )
 

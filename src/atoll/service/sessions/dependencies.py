@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError, Conflict, PermanentError
+from atoll.errors import AtollError, Conflict, DependencyFailed
 from atoll.model import packages as model
 from atoll.model.packages import Install, InstallStatus
 from atoll.model.session import Cause, SessionStatus, Warning
-from atoll.service.sessions.connections import ELSEWHERE
+from atoll.service.sessions.connections import NOT_OF_THE_SESSION
 from atoll.service.sessions.service import is_installing
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from atoll.model.packages import Dependency
     from atoll.model.session import Session
     from atoll.model.template import Template
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.packages.service import Packages
-    from atoll.service.sessions.connections import Lives
-    from atoll.service.sessions.provisioning import Provision
+    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.provisioning import Provisioning
     from atoll.service.sessions.service import Sessions
     from atoll.service.templates.service import Templates
     from atoll.stores.base import Store
@@ -44,25 +44,25 @@ class Dependencies:
         self,
         store: Store,
         sessions: Sessions,
-        lives: Lives,
+        connections: Connections,
         templates: Templates,
-        provision: Provision,
+        provisioning: Provisioning,
         packages: Packages,
         leases: Leases,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         node_id: str,
     ) -> None:
         self._store = store
         self._sessions = sessions
         sessions.finish = self.finish
-        self._lives = lives
-        lives.equip = self._equip
+        self._connections = connections
+        connections.equip = self._equip
         self._templates = templates
-        self._provision = provision
+        self._provisioning = provisioning
         self._packages = packages
         self._leases = leases
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._node_id = node_id
         self._adding: dict[str, Install] = {}
@@ -72,14 +72,14 @@ class Dependencies:
 
     async def get(self, session_id: str) -> Install:
         """As recorded; while more is being installed here, that."""
-        session = await self._lives.session(session_id)
+        session = await self._connections.session(session_id)
         none = Install((), 0, status=InstallStatus.INSTALLED)
         return self._adding.get(session_id) or session.install or none
 
     async def log(self, session_id: str) -> bytes:
         """What the last installation has printed so far."""
-        session = await self._lives.session(session_id)
-        self._lives.check_here(session)
+        session = await self._connections.session(session_id)
+        self._connections.check_here(session)
         said, install = await self._packages.log(session_id), session.install
         if not said and install is not None and install.status is InstallStatus.INSTALLED:
             return b"atoll: Nothing had to be installed: they were on this node.\n"
@@ -93,12 +93,14 @@ class Dependencies:
         by one that is no more. An execution that comes meanwhile waits for the same.
         """
         try:
-            return (await self._lives.live(session.id)).session
+            return (await self._connections.get(session.id)).session
         except Conflict:
             raise  # It has ended.
         except AtollError as error:
             current = await self._sessions.get(session.id)
-            if current.status is SessionStatus.CREATING and error.code not in ELSEWHERE:
+            if current.status is SessionStatus.CREATING and not isinstance(
+                error, NOT_OF_THE_SESSION
+            ):
                 with contextlib.suppress(Conflict):
                     await self._sessions.end(
                         current, SessionStatus.FAILED, Cause.DRIVER, error.message
@@ -111,16 +113,16 @@ class Dependencies:
             return session
         template = await self._template(session)
         if not is_installing(session):
-            equipped = await self._provision.ensure_packages(session, template)
+            equipped = await self._provisioning.ensure_packages(session, template)
             return session if equipped == session else await self._store.sessions.save(equipped)
-        session = await self._provision.installed(session, template)
+        session = await self._provisioning.installed(session, template)
         install = session.install
         assert install is not None
         if install.status is InstallStatus.FAILED:
             words = install.message or "Its packages could not be installed."
             if install.fail_on_error:
                 await self._sessions.end(session, SessionStatus.FAILED, Cause.DEPENDENCY, words)
-                raise PermanentError(words, code="dependency_failed", session_id=session.id)
+                raise DependencyFailed(words, session_id=session.id)
             warning = Warning("dependency_failed", words)
             session = dataclasses.replace(session, warnings=(*session.warnings, warning))
         now = self._clock.now()
@@ -146,7 +148,7 @@ class Dependencies:
         Add to what a running session has; executions that begin after this find it. Of two at the
         same time one is refused.
         """
-        session = await self._lives.usable(session_id)
+        session = await self._connections.usable(session_id)
         if session.status is SessionStatus.CREATING or session_id in self._adding:
             raise _in_progress(session_id)
         old = session.install
@@ -168,9 +170,8 @@ class Dependencies:
                 if install.status is InstallStatus.INSTALLING:
                     install = await self._packages.install(session_id, install, template)
                 if install.status is InstallStatus.FAILED:
-                    raise PermanentError(
+                    raise DependencyFailed(
                         install.message or "The packages could not be installed.",
-                        code="dependency_failed",
                         session_id=session_id,
                     )
                 await self._record(session_id, install)
@@ -180,14 +181,14 @@ class Dependencies:
 
     async def _record(self, session_id: str, install: Install) -> None:
         while True:
-            session = await self._lives.usable(session_id)
+            session = await self._connections.usable(session_id)
             changed = dataclasses.replace(session, install=install, updated_at=self._clock.now())
             try:
                 changed = await self._store.sessions.save(changed)
                 break
             except Conflict:
                 continue  # It moved on meanwhile, for another reason.
-        await self._lives.announce(changed)
+        await self._connections.announce(changed)
 
 
 def _in_progress(session_id: str) -> Conflict:

@@ -14,12 +14,12 @@ import dataclasses
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict, InvalidRequest
+from atoll.errors import Conflict, InvalidRequest, SessionNotRunning
 from atoll.model import plan
 from atoll.model.event import session_event
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.service.sessions.connections import NOT_RUNNING, still_up
+from atoll.service.sessions.connections import still_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.resources import Resources
-    from atoll.service.background import Tasks
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.background import BackgroundTasks
+    from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.service import Sessions
     from atoll.service.templates.service import Templates
     from atoll.settings import Settings
@@ -56,15 +56,15 @@ class Change:
     """Fields that are replaced as they are: idle_timeout, archive_after and their like."""
 
 
-class Wants:
+class Lifecycle:
     def __init__(
         self,
         store: Store,
         driver: Driver,
         templates: Templates,
-        lives: Lives,
+        connections: Connections,
         sessions: Sessions,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         settings: Settings,
         node_id: str,
@@ -72,10 +72,10 @@ class Wants:
         self._store = store
         self._driver = driver
         self._templates = templates
-        self._lives = lives
+        self._connections = connections
         self._sessions = sessions
-        lives.kept = sessions.schedule = self.schedule
-        self._tasks = tasks
+        connections.kept = sessions.schedule = self.schedule
+        self._background = background
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
@@ -97,7 +97,7 @@ class Wants:
 
     def _start_timer(self, session_id: str) -> None:
         self._timers.pop(session_id, None)
-        self._tasks.start(self._timed_out(session_id), f"timer of {session_id}")
+        self._background.start(self._timed_out(session_id), f"timer of {session_id}")
 
     async def _timed_out(self, session_id: str) -> None:
         if await self.tick(session_id):
@@ -108,7 +108,7 @@ class Wants:
     async def tick(self, session_id: str) -> bool:
         """Want what is due by itself, if it is; whether somebody has to bring that about."""
         while True:
-            session = await self._lives.session(session_id)
+            session = await self._connections.session(session_id)
             if session.runtime_node != self._node_id:
                 return False
             try:
@@ -169,7 +169,7 @@ class Wants:
                 f"Node {self._node_id} cannot let instances stand still; stop the session instead.",
                 code="pause_unavailable",
             )
-        session = await self._lives.usable(session_id)
+        session = await self._connections.usable(session_id)
         if session.wanted not in (Wanted.RUNNING, Wanted.PAUSED) or session.rested_at is not None:
             raise _not_running(session)
         if await self._busy(session_id):
@@ -188,7 +188,7 @@ class Wants:
         is given. One that is at rest and to be stopped is left as it is.
         """
         while True:
-            session = of or await self._lives.usable(session_id)
+            session = of or await self._connections.usable(session_id)
             if session.status is SessionStatus.CREATING and wanted is not Wanted.RUNNING:
                 raise _not_running(session)
             resting = session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED)
@@ -219,19 +219,19 @@ class Wants:
 
     async def _settled(self, session_id: str, wait: float) -> Session:
         """The session when it is what is wanted, or as it is after so many seconds."""
-        settling = self._tasks.start(self._sessions.settle(session_id), f"settle {session_id}")
+        settling = self._background.start(self._sessions.settle(session_id), f"settle {session_id}")
         wait = min(wait, self._settings.execution.max_wait.total_seconds())
         done, _ = await asyncio.wait([settling], timeout=wait)
         if done:
             settling.result()
-        session = await self._lives.session(session_id)
+        session = await self._connections.session(session_id)
         self.schedule(session)
         return session
 
     async def update(self, session_id: str, change: Change) -> Session:
         """Change a session that is there; what runs next runs by it."""
         while True:
-            session = await self._lives.usable(session_id)
+            session = await self._connections.usable(session_id)
             changed = await self.changed(session, change)
             try:
                 event = session_event(changed, changed.updated_at, "updated")
@@ -240,7 +240,7 @@ class Wants:
             except Conflict:
                 continue  # It moved on meanwhile; once more on what it is now.
         self.schedule(changed)
-        await self._lives.announce(changed)
+        await self._connections.announce(changed)
         return changed
 
     async def changed(self, session: Session, change: Change) -> Session:
@@ -291,9 +291,8 @@ class Wants:
 
 
 def _not_running(session: Session) -> Conflict:
-    return Conflict(
+    return SessionNotRunning(
         f"Session {session.id} is {session.status}.",
-        code=NOT_RUNNING,
         status_now=session.status.value,
     )
 

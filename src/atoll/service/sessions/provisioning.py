@@ -40,7 +40,7 @@ class Extras:
 NOTHING = Extras()
 
 
-class Provision:
+class Provisioning:
     def __init__(self, secrets: Secrets, volumes: Volumes, packages: Packages) -> None:
         self._secrets = secrets
         self._volumes = volumes

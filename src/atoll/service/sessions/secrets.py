@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.model.session import Session
-    from atoll.service.auth.encryption import Sealing
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.auth.encryption import Encryption
+    from atoll.service.sessions.connections import Connections
     from atoll.stores.base import Store
 
 MAX_SECRET = 64 * 1024
@@ -32,13 +32,13 @@ MAX_ALL = 1024 * 1024
 
 
 class Secrets:
-    def __init__(self, sealing: Sealing) -> None:
-        self._sealing = sealing
+    def __init__(self, encryption: Encryption) -> None:
+        self._encryption = encryption
 
     async def ready(self, session: Session) -> None:
         """Before `reveal`: what takes time the first time is done in a thread."""
         if session.secrets:
-            await asyncio.to_thread(self._sealing.prepare)
+            await asyncio.to_thread(self._encryption.prepare)
 
     async def seal(self, session: Session, values: Mapping[str, str]) -> Session:
         """The session with these secrets too, encrypted for it alone."""
@@ -54,9 +54,9 @@ class Secrets:
                     f"secrets.{name}: env_vars has a variable of this name; give one of the two.",
                     field=f"secrets.{name}",
                 )
-        await asyncio.to_thread(self._sealing.prepare_to_seal)
+        await asyncio.to_thread(self._encryption.prepare_to_seal)
         sealed = {
-            name: self._sealing.seal(value, _about(session.id, name))
+            name: self._encryption.seal(value, _about(session.id, name))
             for name, value in values.items()
         }
         found = {**session.secrets, **sealed}
@@ -73,7 +73,7 @@ class Secrets:
         return {name: self._open(session.id, name, text) for name, text in session.secrets.items()}
 
     def _open(self, session_id: str, name: str, sealed: str) -> str:
-        value = self._sealing.open(sealed, _about(session_id, name))
+        value = self._encryption.open(sealed, _about(session_id, name))
         if value is None:
             raise PermanentError(
                 f"Secret {name} of session {session_id} cannot be read: it was encrypted with "
@@ -87,18 +87,20 @@ class Secrets:
 class SessionSecrets:
     """The verbs: each is a compare-and-set of the session, and counts for what is run next."""
 
-    def __init__(self, store: Store, lives: Lives, secrets: Secrets, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, connections: Connections, secrets: Secrets, clock: Clock
+    ) -> None:
         self._store = store
-        self._lives = lives
+        self._connections = connections
         self._secrets = secrets
         self._clock = clock
 
     async def names(self, session_id: str) -> list[str]:
-        return sorted((await self._lives.session(session_id)).secrets)
+        return sorted((await self._connections.session(session_id)).secrets)
 
     async def put(self, session_id: str, name: str, value: str) -> list[str]:
         while True:
-            session = await self._lives.usable(session_id)
+            session = await self._connections.usable(session_id)
             try:
                 return await self._save(await self._secrets.seal(session, {name: value}))
             except Conflict:
@@ -106,7 +108,7 @@ class SessionSecrets:
 
     async def remove(self, session_id: str, name: str) -> list[str]:
         while True:
-            session = await self._lives.usable(session_id)
+            session = await self._connections.usable(session_id)
             if name not in session.secrets:
                 raise NotFound(
                     f"Session {session_id} has no secret {name}.", code="secret_not_found"
@@ -121,7 +123,7 @@ class SessionSecrets:
         session = await self._store.sessions.save(
             dataclasses.replace(session, updated_at=self._clock.now())
         )
-        await self._lives.announce(session)
+        await self._connections.announce(session)
         return sorted(session.secrets)
 
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.page import Page
     from atoll.model.resources import Resources
-    from atoll.service.background import Tasks
-    from atoll.service.sessions.autosave import Saves
+    from atoll.service.background import BackgroundTasks
     from atoll.service.pool.service import Pool, Ready
-    from atoll.service.sessions.connections import Lives
-    from atoll.service.sessions.provisioning import Extras, Provision
+    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.provisioning import Extras, Provisioning
     from atoll.service.templates.service import Templates
     from atoll.settings import Settings
     from atoll.stores.recall import RecallingStore
@@ -106,22 +106,22 @@ class Sessions:
         driver: Driver,
         pool: Pool,
         templates: Templates,
-        lives: Lives,
+        connections: Connections,
         leases: Leases,
-        tasks: Tasks,
+        background: BackgroundTasks,
         clock: Clock,
         settings: Settings,
         node_id: str,
-        provision: Provision,
+        provisioning: Provisioning,
     ) -> None:
         self._store = store
         self._driver = driver
         self._pool = pool
         self._templates = templates
-        self._provision = provision
-        self._lives = lives
+        self._provisioning = provisioning
+        self._connections = connections
         self._leases = leases
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
@@ -146,7 +146,7 @@ class Sessions:
         Refuses a session that this node does not take; gives what to call when it is stored, or
         will not be.
         """
-        self.saves: Saves | None = None
+        self.autosave: Autosave | None = None
         """What sees to their files; none where nothing is saved."""
 
     # Verbs
@@ -203,12 +203,12 @@ class Sessions:
         )
         if self._store.away:
             await self._store.ping()  # Before a ready instance is taken for nothing.
-        if self.saves is not None:
-            session = self.saves.begun(session)
+        if self.autosave is not None:
+            session = self.autosave.begun(session)
         if extras is not NOTHING:
-            if extras.started_from is not None and self.saves is not None:
-                await self.saves.fresh(extras.started_from)
-            session = await self._provision.granted(session, template, extras)
+            if extras.started_from is not None and self.autosave is not None:
+                await self.autosave.fresh(extras.started_from)
+            session = await self._provisioning.granted(session, template, extras)
         if is_installing(session) and extras.install is not None:
             # Its life begins when they are installed.
             later = session.expires_at + timedelta(seconds=extras.install.timeout)
@@ -244,7 +244,7 @@ class Sessions:
             return await self._start_cold(session)
         # Who asked may go away: what takes minutes goes on, and can be looked at.
         self.schedule(session)
-        starting = self._tasks.start(self.finish(session), f"start {session.id}")
+        starting = self._background.start(self.finish(session), f"start {session.id}")
         return await asyncio.shield(starting) if wait else session
 
     async def known(self, session: Session) -> Session:
@@ -256,7 +256,7 @@ class Sessions:
             )
         if session.status.ended or session.runtime_node != self._node_id:
             return session  # Whoever asks for it is led to its node.
-        return (await self._lives.live(session.id)).session
+        return (await self._connections.get(session.id)).session
 
     def life(self, timeout: int | None) -> int:
         most = self._settings.session.max_timeout.total_seconds()
@@ -281,19 +281,19 @@ class Sessions:
                 if not await self._driver.resize(handle, session.resources):
                     raise TemporaryError(f"Instance {handle.instance_id} keeps its limits.")
         except BaseException:
-            self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
+            self._background.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
         try:
             event = session_event(session, session.created_at, "created")
             await self._store.sessions.add(session, event=event)
         except Conflict:
-            self._tasks.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
+            self._background.start(self._pool.destroy(ready), f"destroy {ready.instance.id}")
             raise
         except BaseException:
             # It may have been written all the same.
-            self._tasks.start(self._settle(session, ready), f"settle {session.id}")
+            self._background.start(self._settle(session, ready), f"settle {session.id}")
             raise
-        self._lives.keep(session, ready.instance, ready.link)
+        self._connections.keep(session, ready.instance, ready.link)
         self.created["pool"] += 1
         return session
 
@@ -313,10 +313,10 @@ class Sessions:
             # Else it goes with the session, or stays with it.
             nobodys = found is None or found.workspace != ready.instance.workspace
             await self._pool.clear(ready.instance.id, workspace_too=nobodys)
-        elif self._lives.reachable(session.id) is not None:
+        elif self._connections.reachable(session.id) is not None:
             ready.link.close()  # Who repeated the request has connected already.
         else:
-            self._lives.keep(found, ready.instance, ready.link)
+            self._connections.keep(found, ready.instance, ready.link)
 
     async def _start_cold(self, session: Session) -> Session:
         # Else whoever finds a session that is not yet what is wanted would begin with it too.
@@ -325,7 +325,7 @@ class Sessions:
 
     async def _make_first(self, session: Session) -> Session:
         try:
-            ready = await self._lives.make(session)
+            ready = await self._connections.make(session)
         except AtollError as error:
             await self.end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
             raise
@@ -333,7 +333,7 @@ class Sessions:
             # Cancelled, or broken here: nobody will come for it.
             words = "Its creation was broken off."
             ending = self.end(session, SessionStatus.FAILED, Cause.DRIVER, words)
-            self._tasks.start(ending, f"end {session.id}")
+            self._background.start(ending, f"end {session.id}")
             raise
         running = dataclasses.replace(
             session,
@@ -352,12 +352,12 @@ class Sessions:
             ready.link.close()
             made = session.workspace is None
             await asyncio.shield(self._pool.clear(ready.instance.id, workspace_too=made))
-            return (await self._lives.bring_up(session.id)).session
+            return (await self._connections.bring_up(session.id)).session
         except BaseException:
             # It may have been written all the same, and then this is its instance and workspace.
-            self._tasks.start(self._settle(running, ready), f"settle {session.id}")
+            self._background.start(self._settle(running, ready), f"settle {session.id}")
             raise
-        self._lives.keep(running, ready.instance, ready.link)
+        self._connections.keep(running, ready.instance, ready.link)
         self.created["cold"] += 1
         log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
         return running
@@ -365,7 +365,7 @@ class Sessions:
     # Reading
 
     async def get(self, session_id: str) -> Session:
-        return await self._lives.session(session_id)
+        return await self._connections.session(session_id)
 
     async def look(self, session_id: str) -> tuple[Session, float | None]:
         """
@@ -412,7 +412,7 @@ class Sessions:
             for one in held:
                 # It had ended before, and nobody comes back to clear it.
                 if one.session_id not in self.clearing:
-                    self._tasks.start(self.settle(one.session_id), f"clear {one.session_id}")
+                    self._background.start(self.settle(one.session_id), f"clear {one.session_id}")
             after = held[-1].session_id
 
     async def over(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
@@ -444,11 +444,11 @@ class Sessions:
         self.schedule(session)  # It has no timers any more.
         self.clearing.add(session.id)
         self.ended(session)
-        self._lives.let_go(session.id)
-        if self.saves is not None and session.runtime_node == self._node_id:
+        self._connections.let_go(session.id)
+        if self.autosave is not None and session.runtime_node == self._node_id:
             # Before who asked is answered: it may come for the files at once.
-            self.saves.leaving(session.id)
-        self._tasks.start(self._clear_soon(session), f"clear {session.id}")
+            self.autosave.leaving(session.id)
+        self._background.start(self._clear_soon(session), f"clear {session.id}")
         log.debug("session.ended", session_id=session.id, status=status, cause=cause)
         return session
 
@@ -460,21 +460,21 @@ class Sessions:
                 await self.wake(session.runtime_node)
         finally:
             self.clearing.discard(session.id)
-            if self.saves is not None:
-                self.saves.gone(session.id)
+            if self.autosave is not None:
+                self.autosave.gone(session.id)
 
     async def clear(self, session: Session) -> None:
         """Remove what an ended session has on this node, its files saved before that."""
-        if self.saves is not None:
-            await self.saves.last(session)
+        if self.autosave is not None:
+            await self.autosave.last(session)
         if session.instance_id is not None:
-            await self._lives.remove_instance(session.instance_id)
+            await self._connections.remove_instance(session.instance_id)
         if session.workspace is not None:
             await self._driver.discard(session.workspace)
 
     async def processes(self, session_id: str, *, end: bool = False) -> Sequence[Any]:
         """What executions of the session left running; with `end`, its end."""
-        live = await self._lives.live(session_id)
-        answer = await live.link.call("processes", kill=end)
+        connection = await self._connections.get(session_id)
+        answer = await connection.link.call("processes", kill=end)
         found: Sequence[Any] = answer["processes"]
         return found

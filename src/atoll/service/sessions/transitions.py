@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError, Conflict, PermanentError, TemporaryError
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
+    LeaseLost,
+    NodeUnreachable,
+    PermanentError,
+    TemporaryError,
+)
 from atoll.link.client import ExecutorError
 from atoll.model import plan
 from atoll.model.event import session_event
@@ -42,7 +51,7 @@ if TYPE_CHECKING:
     from atoll.model.instance import Instance
     from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.pool.service import Pool
-    from atoll.service.sessions.connections import Lives
+    from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.service import Sessions
     from atoll.settings import ArchiveSettings, SessionSettings
     from atoll.stores.base import Store
@@ -54,10 +63,8 @@ MOST_STEPS = 20
 LONGEST_PAUSE = timedelta(minutes=1)
 SLOT_PAUSE = timedelta(seconds=5)
 """How long a session waits that cannot be archived because too many others are."""
-PASSING = frozenset(
-    {"database_unavailable", "coordination_unavailable", "lease_lost", "node_not_reached"}
-)
-"""Codes of what is no fault of the session: it is tried again as if nothing had been."""
+PASSING = (DatabaseUnavailable, CoordinationUnavailable, LeaseLost, NodeUnreachable)
+"""Errors that are not the session's: the step is repeated, and not counted as a failure."""
 
 
 class _Later(Exception):
@@ -67,13 +74,13 @@ class _Later(Exception):
         self.pause = pause
 
 
-class Steps:
+class Transitions:
     def __init__(
         self,
         store: Store,
         driver: Driver,
         pool: Pool,
-        lives: Lives,
+        connections: Connections,
         sessions: Sessions,
         checkpoints: Checkpoints,
         leases: Leases,
@@ -88,8 +95,8 @@ class Steps:
         self._store = store
         self._driver = driver
         self._pool = pool
-        self._lives = lives
-        lives.halt = self._stop
+        self._connections = connections
+        connections.halt = self._stop
         self._sessions = sessions
         self._checkpoints = checkpoints
         self._leases = leases
@@ -123,7 +130,7 @@ class Steps:
             return None
         async with lease:
             for _ in range(MOST_STEPS):
-                session = await self._lives.session(session_id)
+                session = await self._connections.session(session_id)
                 if session.runtime_node != self._node_id:
                     return session  # It has moved.
                 step = plan.next_step(session)
@@ -143,9 +150,10 @@ class Steps:
             raise TemporaryError(
                 f"Session {session.id} waits for others to be archived.", code="archive_busy"
             ) from None
+        except PASSING:
+            raise
         except AtollError as error:
-            if error.code not in PASSING:
-                await self._failed(session.id, step, error)
+            await self._failed(session.id, step, error)
             raise
 
     # When it does not go
@@ -158,7 +166,7 @@ class Steps:
 
     async def _failed(self, session_id: str, step: Step, error: AtollError) -> None:
         """Record it, and when it is tried again."""
-        session = await self._lives.session(session_id)
+        session = await self._connections.session(session_id)
         if plan.next_step(session) is Step.REST or (
             session.status.ended and step is not Step.CLEAR
         ):
@@ -204,13 +212,13 @@ class Steps:
     # Steps
 
     async def _start(self, session: Session) -> Session:
-        return (await self._lives.bring_up(session.id)).session
+        return (await self._connections.bring_up(session.id)).session
 
     async def _pause(self, session: Session) -> Session:
         instance = await self._instance(session)
-        if instance is None or not await self._runs(instance):
+        if instance is None or not await self._runner(instance):
             # Nothing to keep in memory any more.
-            return (await self._lives.bring_up(session.id)).session
+            return (await self._connections.bring_up(session.id)).session
         if session.status is not SessionStatus.PAUSING:
             session = await self._become(session, SessionStatus.PAUSING)
         link = await self._driver.connect(instance.handle)
@@ -225,7 +233,7 @@ class Steps:
                 return session
         finally:
             link.close()
-        self._lives.let_go(session.id)
+        self._connections.let_go(session.id)
         await self._driver.pause(instance.handle)
         return await self._become(session, SessionStatus.PAUSED)
 
@@ -246,15 +254,15 @@ class Steps:
             why = await self._end(session, instance, save=self._remote)
             if why is not None:
                 session = _warned(session, Warning(NOT_SAVED, why))
-        self._lives.let_go(session.id)
+        self._connections.let_go(session.id)
         return await self._become(session, SessionStatus.STOPPED, instance_id=None)
 
     async def _end(self, session: Session, instance: Instance, *, save: bool) -> str | None:
         """End an instance, after what is in its workspace was saved; why it was not, if so."""
         handle, why = instance.handle, None
-        if await self._lives.state(handle) is State.PAUSED:
+        if await self._connections.state(handle) is State.PAUSED:
             await self._driver.resume(handle)
-        if save and session.workspace_mode is WorkspaceMode.SYNC and await self._runs(instance):
+        if save and session.workspace_mode is WorkspaceMode.SYNC and await self._runner(instance):
             most = self._archive_settings.timeout
             try:
                 async with asyncio.timeout(most.total_seconds()), self._quieted(instance) as link:
@@ -282,13 +290,13 @@ class Steps:
             link.close()
 
     async def _cancel_runs(self, link: Link) -> None:
-        runs = [run["id"] for run in link.hello["runs"] if not run["ended"]]
+        runner = [run["id"] for run in link.hello["runs"] if not run["ended"]]
         grace = self._settings.stop_grace.total_seconds()
         with contextlib.suppress(TimeoutError, ExecutorError):
             async with asyncio.timeout(grace):
-                for run in runs:
+                for run in runner:
                     await link.call("cancel", id=run, grace=grace)
-                for run in runs:
+                for run in runner:
                     await link.attach(run, 0, None)
 
     async def _archive(self, session: Session) -> Session:
@@ -329,12 +337,12 @@ class Steps:
 
     async def save_resting(self, session_id: str) -> None:
         """Save the files of a session of this node that is stopped, or ended when it was."""
-        session = await self._lives.session(session_id)
+        session = await self._connections.session(session_id)
         if session.status.ended:
             await self._saved(session)  # Who clears it has its lease.
             return
         async with self._leases.lease(instance_lease(session_id), self._leases.own()):
-            session = await self._lives.session(session_id)
+            session = await self._connections.session(session_id)
             if session.status is SessionStatus.STOPPED:
                 await self._saved(session)
 
@@ -343,7 +351,7 @@ class Steps:
         here = session.runtime_node == self._node_id and session.workspace is not None
         if not here or session.workspace_mode is not WorkspaceMode.SYNC:
             return
-        ready = await self._lives.make(session)
+        ready = await self._connections.make(session)
         try:
             with contextlib.suppress(ExecutorError):
                 await ready.link.call("quiet")
@@ -357,9 +365,9 @@ class Steps:
         instance = await self._instance(session)
         state = State.GONE
         if instance is not None:
-            state = await self._lives.state(instance.handle)
+            state = await self._connections.state(instance.handle)
         if state is State.RUNNING and session.wanted is Wanted.RUNNING:
-            return (await self._lives.bring_up(session.id)).session
+            return (await self._connections.bring_up(session.id)).session
         status = {
             State.RUNNING: SessionStatus.RUNNING,
             State.PAUSED: SessionStatus.PAUSED,
@@ -389,7 +397,7 @@ class Steps:
         nothing here any more and the other node is told. What runs in it is ended.
         """
         async with self._leases.lease(instance_lease(session_id), self._leases.own()):
-            session = await self._lives.session(session_id)
+            session = await self._connections.session(session_id)
             if session.status.ended or session.runtime_node != self._node_id:
                 return session
             instance = await self._instance(session)
@@ -405,7 +413,7 @@ class Steps:
             moved = plan.moved(session, target, self._clock.now())
             event = session_event(moved, moved.updated_at, "moved")
             stored = await self._store.sessions.save(moved, event=event)
-            self._lives.let_go(session_id)
+            self._connections.let_go(session_id)
             if instance is not None:
                 await self._driver.destroy(instance.handle)
                 await self._store.instances.remove(instance.id)
@@ -416,7 +424,7 @@ class Steps:
 
     async def _secured(self, session: Session, instance: Instance | None) -> None:
         """Have its files in the blob store for certain."""
-        if instance is None or not await self._runs(instance):
+        if instance is None or not await self._runner(instance):
             await self._saved(session)
         elif session.workspace_mode is WorkspaceMode.SYNC:
             async with self._quieted(instance) as link:
@@ -429,8 +437,8 @@ class Steps:
             return None
         return await self._store.instances.get(session.instance_id)
 
-    async def _runs(self, instance: Instance) -> bool:
-        state = await self._lives.state(instance.handle)
+    async def _runner(self, instance: Instance) -> bool:
+        state = await self._connections.state(instance.handle)
         if state is State.PAUSED:
             await self._driver.resume(instance.handle)
             return True

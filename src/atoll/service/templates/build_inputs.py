@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from atoll.blobs.base import Blobs
     from atoll.model.template import Template
-    from atoll.service.auth.encryption import Sealing
+    from atoll.service.auth.encryption import Encryption
 
 CONTEXTS = "build-contexts/"
 """Where contexts are in the blob store."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Materials:
-    def __init__(self, blobs: Blobs, sealing: Sealing) -> None:
+class BuildInputs:
+    def __init__(self, blobs: Blobs, encryption: Encryption) -> None:
         self._blobs = blobs
-        self._sealing = sealing
+        self._encryption = encryption
 
     async def of(self, template: Template) -> Material:
         """
@@ -76,15 +76,17 @@ class Materials:
             "password": given.password,
             "identity_token": given.identity_token,
         }
-        await asyncio.to_thread(self._sealing.prepare_to_seal)
-        return Registry(server, self._sealing.seal(json.dumps(secret), _about(template.id, server)))
+        await asyncio.to_thread(self._encryption.prepare_to_seal)
+        return Registry(
+            server, self._encryption.seal(json.dumps(secret), _about(template.id, server))
+        )
 
     async def _opened(self, template: Template) -> RegistryAuth | None:
         registry = template.registry
         if registry is None:
             return None
-        await asyncio.to_thread(self._sealing.prepare)
-        text = self._sealing.open(registry.sealed, _about(template.id, registry.server))
+        await asyncio.to_thread(self._encryption.prepare)
+        text = self._encryption.open(registry.sealed, _about(template.id, registry.server))
         if text is None:
             raise PermanentError(
                 f"The credentials of template {template.id} for {registry.server} cannot be read: "

@@ -104,7 +104,7 @@ class BuildLogs:
             return 0, b""
         return int(found[1]), found[2]
 
-    def live(self, template: Template) -> BuildLog | None:
+    def connection(self, template: Template) -> BuildLog | None:
         return self._open.get((template.id, template.number))
 
     async def forget(self, template_id: str) -> None:

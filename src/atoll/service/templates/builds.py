@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.coordination.leases import LeaseLost
-from atoll.errors import AtollError, Conflict, PermanentError, RequestError, TemporaryError
+from atoll.errors import (
+    AtollError,
+    Conflict,
+    LeaseLost,
+    PermanentError,
+    RequestError,
+    TemporaryError,
+)
 from atoll.model.event import template_event
 from atoll.model.template import TemplateStatus
 from atoll.service.executions.event_log import Event
@@ -34,9 +40,9 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.event import Event as Change
     from atoll.model.template import Build, Layer, Template
-    from atoll.service.background import Tasks
+    from atoll.service.background import BackgroundTasks
     from atoll.service.packages.service import Packages
-    from atoll.service.templates.build_inputs import Materials
+    from atoll.service.templates.build_inputs import BuildInputs
     from atoll.service.templates.build_logs import BuildLog
     from atoll.service.templates.service import Templates
     from atoll.settings import TemplateSettings
@@ -61,9 +67,9 @@ class Builds:
         driver: Driver,
         templates: Templates,
         packages: Packages,
-        materials: Materials,
+        build_inputs: BuildInputs,
         leases: Leases,
-        tasks: Tasks,
+        background: BackgroundTasks,
         blobs: Blobs,
         clock: Clock,
         settings: TemplateSettings,
@@ -73,9 +79,9 @@ class Builds:
         self._driver = driver
         self._templates = templates
         self._packages = packages
-        self._materials = materials
+        self._build_inputs = build_inputs
         self._leases = leases
-        self._tasks = tasks
+        self._background = background
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
@@ -191,7 +197,7 @@ class Builds:
             template,
             timeout=self._settings.build_timeout,
             say=say,
-            material=await self._materials.of(template),
+            material=await self._build_inputs.of(template),
         )
 
     def _layer(self, layer: Layer, template: Template) -> Any:
@@ -214,7 +220,9 @@ class Builds:
             raise _repeated(failed[1])
         if key not in self._here:
             self._here.add(key)
-            building = self._tasks.start(self._build_here(template), f"build {template.id} here")
+            building = self._background.start(
+                self._build_here(template), f"build {template.id} here"
+            )
             building.add_done_callback(lambda _: self._here.discard(key))
         raise TemporaryError(
             f"Template {template.id} is being built on this node; ask again.",

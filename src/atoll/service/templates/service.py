@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver, RegistryAuth
     from atoll.model.event import Event
     from atoll.model.page import Page
-    from atoll.service.templates.build_inputs import Materials
+    from atoll.service.templates.build_inputs import BuildInputs
     from atoll.settings import Settings
     from atoll.stores.base import Store
 
@@ -56,13 +56,13 @@ class Templates:
         self,
         store: Store,
         driver: Driver,
-        materials: Materials,
+        build_inputs: BuildInputs,
         coordination: Coordination,
         clock: Clock,
         settings: Settings,
     ) -> None:
         self._store = store
-        self._materials = materials
+        self._build_inputs = build_inputs
         self._coordination = coordination
         self._driver = driver
         self._clock = clock
@@ -240,9 +240,9 @@ class Templates:
         self, template: Template, credentials: RegistryAuth | None, old: Template | None
     ) -> Template:
         """With what its image is made from beside it."""
-        await self._materials.check(template)
+        await self._build_inputs.check(template)
         before = None if old is None else old.registry
-        registry = await self._materials.sealed(template, credentials, before)
+        registry = await self._build_inputs.sealed(template, credentials, before)
         return dataclasses.replace(template, registry=registry)
 
     async def _settled(self, template: Template, *, fresh: str = "") -> Template:

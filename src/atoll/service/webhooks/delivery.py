@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.model.event import Event
     from atoll.model.webhook import Webhook
-    from atoll.service.auth.encryption import Sealing
+    from atoll.service.auth.encryption import Encryption
     from atoll.settings import EventSettings
 
 SECRET = "whsec_"  # noqa: S105 - how secrets begin
@@ -69,8 +69,8 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 class Sender:
     """Makes the lines on which events go out."""
 
-    def __init__(self, sealing: Sealing, clock: Clock, settings: EventSettings) -> None:
-        self._sealing = sealing
+    def __init__(self, encryption: Encryption, clock: Clock, settings: EventSettings) -> None:
+        self._encryption = encryption
         self._clock = clock
         self._settings = settings
         self._tls: ssl.SSLContext | None = None
@@ -79,14 +79,14 @@ class Sender:
         """One for each webhook: a connection that another left open was made for another name."""
         if self._tls is None:
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        return Line(self._tls, self._sealing, self._clock, self._settings)
+        return Line(self._tls, self._encryption, self._clock, self._settings)
 
 
 class Line:
     def __init__(
-        self, tls: ssl.SSLContext, sealing: Sealing, clock: Clock, settings: EventSettings
+        self, tls: ssl.SSLContext, encryption: Encryption, clock: Clock, settings: EventSettings
     ) -> None:
-        self._sealing = sealing
+        self._encryption = encryption
         self._clock = clock
         self._timeout = settings.webhook_timeout.total_seconds()
         self._private = settings.webhook_private
@@ -118,7 +118,7 @@ class Line:
         target = parse(webhook.url)
         addresses = await resolve(target, private=self._private, timeout=self._timeout)
         secret = await asyncio.to_thread(
-            self._sealing.open, webhook.secret, sealed_about(webhook.id)
+            self._encryption.open, webhook.secret, sealed_about(webhook.id)
         )
         if secret is None:
             return Answered(error="Its secret cannot be read: a key of secrets.key is missing.")

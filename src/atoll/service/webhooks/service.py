@@ -26,7 +26,7 @@ from atoll.service.webhooks.delivery import SECRET, sealed_about
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.service.auth.encryption import Sealing
+    from atoll.service.auth.encryption import Encryption
     from atoll.service.events.service import Feed
     from atoll.service.webhooks.delivery import Answered, Sender
     from atoll.settings import EventSettings
@@ -46,7 +46,7 @@ class Webhooks:
         store: Store,
         feed: Feed,
         sender: Sender,
-        sealing: Sealing,
+        encryption: Encryption,
         coordination: Coordination,
         clock: Clock,
         settings: EventSettings,
@@ -54,7 +54,7 @@ class Webhooks:
         self._store = store
         self._feed = feed
         self._sender = sender
-        self._sealing = sealing
+        self._encryption = encryption
         self._coordination = coordination
         self._clock = clock
         self._settings = settings
@@ -158,7 +158,7 @@ class Webhooks:
         await resolve(parse(url), private=self._settings.webhook_private, timeout=timeout)
 
     async def _sealed(self, webhook_id: str, secret: str) -> str:
-        return await asyncio.to_thread(self._sealing.seal, secret, sealed_about(webhook_id))
+        return await asyncio.to_thread(self._encryption.seal, secret, sealed_about(webhook_id))
 
     async def _tell(self) -> None:
         try:

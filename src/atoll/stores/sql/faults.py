@@ -13,9 +13,7 @@ from typing import Any
 
 from sqlalchemy import exc
 
-from atoll.errors import AtollError, InvalidRequest, TemporaryError, TooLarge
-
-UNAVAILABLE = "database_unavailable"
+from atoll.errors import AtollError, DatabaseUnavailable, InvalidRequest, TemporaryError, TooLarge
 
 # What the server undid by itself: deadlock, serialisation, a wait for a lock or a statement that
 # took too long.
@@ -32,23 +30,23 @@ TAKEN = {"23505", 1062}
 VALUES = {"22000", "22001", "22003", "22021", "22P05", 1264, 1366, 1406}
 
 
-class Unreached(TemporaryError):
-    code = UNAVAILABLE
+class Unreached(DatabaseUnavailable):
+    """No connection could be made, so nothing was done."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=5.0)
 
 
-class Refused(TemporaryError):
-    code = UNAVAILABLE
+class Refused(DatabaseUnavailable):
+    """The server answered that it cannot serve this connection or statement now."""
 
 
-class RolledBack(TemporaryError):
-    code = UNAVAILABLE
+class RolledBack(DatabaseUnavailable):
+    """The server rolled the transaction back; it may be repeated."""
 
 
-class Lost(TemporaryError):
-    code = UNAVAILABLE
+class Lost(DatabaseUnavailable):
+    """The connection broke during a statement, which may or may not have been done."""
 
 
 def number(error: BaseException) -> str | int | None:
@@ -86,10 +84,9 @@ def translate(error: Exception, name: str) -> Exception:
             translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
         case exc.TimeoutError():
             # Neither tried again nor taken for an outage: it would only make the queue longer.
-            translated = TemporaryError(
+            translated = DatabaseUnavailable(
                 f"All connections to the database {name} are in use; raise database.pool_size or "
                 "database.max_overflow.",
-                code=UNAVAILABLE,
                 retry_after=5.0,
             )
         case _ if found in ROLLED_BACK:

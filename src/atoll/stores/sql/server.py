@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import sqlalchemy as sa
 
-from atoll.errors import Conflict, PermanentError, TemporaryError
+from atoll.errors import Conflict, DatabaseUnavailable, PermanentError
 from atoll.stores.sql.connect import make_engine, sever
 from atoll.stores.sql.dsn import addresses
 from atoll.stores.sql.engine import Taken
 from atoll.stores.sql.faults import (
     TAKEN,
-    UNAVAILABLE,
     Lost,
     Refused,
     RolledBack,
@@ -92,7 +91,7 @@ class ServerEngine:
     async def _run(self, operation: Operation[T], again: Operation[T] | None, *, commit: bool) -> T:
         engine = self._engine
         if engine is None:
-            raise TemporaryError(f"The database {self._name} is not open.", code=UNAVAILABLE)
+            raise DatabaseUnavailable(f"The database {self._name} is not open.")
         self._under_way += 1
         try:
             return await self._persist(engine, operation, again, commit=commit)

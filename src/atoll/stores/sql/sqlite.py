@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import DatabaseUnavailable, InvalidRequest, PermanentError
 from atoll.stores.sql.calls import Answers, Call
 from atoll.stores.sql.dsn import MEMORY
 from atoll.stores.sql.reader import Readers
@@ -76,9 +76,7 @@ class SqliteEngine:
 
     def _put(self, thread: Writer | Readers | None, operation: Operation[T]) -> asyncio.Future[T]:
         if thread is None:
-            raise TemporaryError(
-                f"The database {self._database} is not open.", code="database_unavailable"
-            )
+            raise DatabaseUnavailable(f"The database {self._database} is not open.")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         thread.put(Call(operation, future))
         return future
@@ -154,7 +152,7 @@ def translate(error: Exception, database: str) -> Exception:
     translated: Exception
     match error:
         case sqlite3.OperationalError() | OSError():
-            translated = TemporaryError(_unavailable(error, database), code="database_unavailable")
+            translated = DatabaseUnavailable(_unavailable(error, database))
         case UnicodeEncodeError():
             translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
         case _ if type(error) is sqlite3.DatabaseError:

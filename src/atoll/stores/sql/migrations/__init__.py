@@ -24,7 +24,7 @@ from alembic.util import CommandError
 from sqlalchemy import StaticPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import DatabaseUnavailable, InvalidRequest, PermanentError, TemporaryError
 from atoll.stores.sql.schema import HEAD, State, revision_of, state_of
 
 if TYPE_CHECKING:
@@ -138,9 +138,8 @@ def _explained(afterwards: str) -> Iterator[None]:
         if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
             raise _busy() from error
         if error.connection_invalidated:
-            raise TemporaryError(
+            raise DatabaseUnavailable(
                 f"The connection to the database broke: {error.orig}. {afterwards}",
-                code="database_unavailable",
             ) from error
         raise PermanentError(
             f"The database refused a step of the migration: {error.orig}. {afterwards}",
