@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from atoll.api.rest.probes import router
-from atoll.api.rest.server import check_exposure
+from atoll.api.rest.health import router
+from atoll.api.rest.server.uvicorn_server import check_exposure
 from atoll.settings import DockerSettings, Settings, parse_key
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import structlog
 from prometheus_client import CollectorRegistry
 
-from atoll.api.internal.app import Internal
-from atoll.api.internal.node import NodeRoute
-from atoll.api.rest import metrics
+from atoll.api.internal.executor_callbacks import ExecutorCallbackRoutes
+from atoll.api.internal.node_probe import NodeProbeRoute
+from atoll.api.rest import prometheus
 from atoll.api.rest.app import build
-from atoll.api.rest.context import Services
-from atoll.api.rest.limits import AnswerMemory, OpenStreams
-from atoll.api.rest.pacing import Pacing
+from atoll.api.rest.middleware.backpressure import Backpressure
+from atoll.api.rest.middleware.client_limits import ResponseMemory, StreamLimit
+from atoll.api.rest.services import Services
 from atoll.app import data_directory, leftovers
 from atoll.app.coordination import announce_departure, open_coordination, wake_node
 from atoll.app.data_directory import DataDirLock, give_to, make_data_dir
@@ -426,11 +426,11 @@ async def application(
             coordination=coordination,
             clock=clock,
             settings=settings,
-            streams=OpenStreams(settings.connection.max_streams),
-            answer_memory=AnswerMemory(settings.connection.answer_memory),
+            streams=StreamLimit(settings.connection.max_streams),
+            answer_memory=ResponseMemory(settings.connection.answer_memory),
         )
         registry = CollectorRegistry()
-        metrics.register(registry, sessions, connections, runner, pool, spool, nodes, migrations)
+        prometheus.register(registry, sessions, connections, runner, pool, spool, nodes, migrations)
         if spool is not None and embedded:
             stack.push_async_callback(_last_catch_up, spool, settings.shutdown_timeout)
         stack.push_async_callback(connections.close)
@@ -533,9 +533,9 @@ async def application(
             reports = ExecutorCallbacks(
                 store, offload, completions, clock, settings.execution, node_id
             )
-            web = Internal(web, reports, tokens, settings.execution)
+            web = ExecutorCallbackRoutes(web, reports, tokens, settings.execution)
         if not embedded:
-            web = Pacing(NodeRoute(web, nodes, probing), found.answer_memory)
+            web = Backpressure(NodeProbeRoute(web, nodes, probing), found.answer_memory)
         yield Application(web, sessions, keys, feed)
 
 

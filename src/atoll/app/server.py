@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.api.rest import server
-from atoll.api.rest.connections import raise_open_files
+from atoll.api.rest.server import uvicorn_server
+from atoll.api.rest.server.http_connections import raise_open_files
 from atoll.app import data_directory, workers
 from atoll.app.api_keys import KEY_FILE, ensure_first_key
 from atoll.app.application import application
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
-    server.check_exposure(settings)
+    uvicorn_server.check_exposure(settings)
     workers.check(settings)
     # Secrets pass through its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -40,24 +40,24 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     if settings.driver == "local":
         # Before there are workers, which inherit the group.
         delegation.acquire(settings.local, settings.data_dir / NODE)
-    with server.listen(settings.host, settings.port) as listener:
+    with uvicorn_server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
 
         def welcome() -> None:
             key_file = None if settings.api_key else settings.data_dir / KEY_FILE
-            server.print_welcome(settings, port, key_file)
+            uvicorn_server.print_welcome(settings, port, key_file)
 
         def work(ready: workers.Ready) -> None:
             # Each of them: who ends last ends what the others still made.
-            server.run(_serve(settings, listener, ready, ready.parent, stop_sessions))
+            uvicorn_server.run(_serve(settings, listener, ready, ready.parent, stop_sessions))
 
         if settings.workers == 1:
-            server.run(_serve(settings, listener, welcome, None, stop_sessions))
+            uvicorn_server.run(_serve(settings, listener, welcome, None, stop_sessions))
         elif code := workers.Workers(settings, work).run(welcome):
             raise SystemExit(code)
     if not stop_sessions:
         count = asyncio.run(_left_running(settings))
-        server.print_farewell(settings, count)
+        uvicorn_server.print_farewell(settings, count)
 
 
 async def _left_running(settings: Settings) -> int:
@@ -95,11 +95,11 @@ async def _serve(
     parent: int | None,
     stop_sessions: bool,
 ) -> None:
-    url = server.address(settings, listener.getsockname()[1])
+    url = uvicorn_server.address(settings, listener.getsockname()[1])
     async with application(settings, url=url) as app:
         await ensure_first_key(settings, app.keys)
         # Before the welcome: who reads it may want it to end at once.
-        http = server.prepare(app.web, settings, parent, app.feed.close)
+        http = uvicorn_server.prepare(app.web, settings, parent, app.feed.close)
         ready()
         await http.serve(sockets=[listener])
         if stop_sessions:

@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from atoll import ids
-from atoll.api.rest import idempotency
-from atoll.api.rest.exchange import MAX_HELD, SMALL
-from atoll.api.rest.idempotency import INLINE, RECORD_SECONDS, Idempotency
-from atoll.api.rest.middleware import BodyLimit
+from atoll.api.rest.middleware import idempotency
+from atoll.api.rest.middleware.authentication import BodyLimit
+from atoll.api.rest.middleware.buffering import MAX_HELD, SMALL
+from atoll.api.rest.middleware.idempotency import INLINE, RECORD_SECONDS, Idempotency
 from atoll.api.rest.problems import problem
 from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from atoll.api.rest import names
+from atoll.api.rest import path_encoding
 from atoll.model import plan
 from atoll.model.execution import RESULT_STATUS, Mode
 from atoll.model.resources import format_cpu, format_size
@@ -196,7 +196,7 @@ def result_out(execution: Execution, outcome: Outcome) -> dict[str, Any]:
         "execution_id": execution.id,
         "status": RESULT_STATUS[outcome.status],
         **_outcome_out(outcome),
-        "artifacts": [names.shown(artifact.path) for artifact in outcome.artifacts],
+        "artifacts": [path_encoding.shown(artifact.path) for artifact in outcome.artifacts],
         "shortened": [name for name in _shortened(execution) if name in _SHOWN_AS.values()],
     }
 
@@ -214,8 +214,8 @@ def status_out(execution: Execution) -> dict[str, Any]:
 
 def artifact_out(artifact: Artifact, link: Link | None = None) -> dict[str, Any]:
     return {
-        "path": names.shown(artifact.path),
-        "encoded_path": names.encoded(artifact.path),
+        "path": path_encoding.shown(artifact.path),
+        "encoded_path": path_encoding.encoded(artifact.path),
         "size": artifact.size,
         "mime_type": artifact.mime_type,
         "type": artifact.type,

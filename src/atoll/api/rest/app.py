@@ -18,28 +18,33 @@ from atoll.api.rest import (
     events,
     executions,
     files,
+    health,
+    html_pages,
     invocations,
     nodes,
-    pages,
     pools,
-    probes,
     problems,
     runtimes,
     secrets,
     sessions,
-    signed,
+    signed_links,
     templates,
     volumes,
     webhooks,
 )
-from atoll.api.rest.connections import connection_limit
-from atoll.api.rest.forwarding import Forwarding
-from atoll.api.rest.hot import HotRoutes
-from atoll.api.rest.idempotency import Idempotency
-from atoll.api.rest.limits import OpenRequests
-from atoll.api.rest.middleware import Authentication, BodyLimit, JsonByDefault, ValueLimit
+from atoll.api.rest.execute_route import ExecuteRoute
+from atoll.api.rest.forwarding.middleware import Forwarding
+from atoll.api.rest.middleware.authentication import (
+    Authentication,
+    BodyLimit,
+    JsonByDefault,
+    ValueLimit,
+)
+from atoll.api.rest.middleware.client_limits import RequestLimit
+from atoll.api.rest.middleware.idempotency import Idempotency
 from atoll.api.rest.requests import Execute
 from atoll.api.rest.schemas import Problem
+from atoll.api.rest.server.http_connections import connection_limit
 from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError
 from atoll.version import __version__
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from starlette.types import ASGIApp
 
-    from atoll.api.rest.context import Services
+    from atoll.api.rest.services import Services
     from atoll.service.auth.service import Keys
 
 PREFIX = "/api/v1"
@@ -72,8 +77,8 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     )
     app.state.services = found
     app.state.registry = registry
-    app.include_router(probes.router)
-    app.include_router(pages.router)
+    app.include_router(health.router)
+    app.include_router(html_pages.router)
     for module in (
         sessions,
         dependencies,
@@ -82,7 +87,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
         invocations,
         contexts,
         files,
-        signed,
+        signed_links,
         checkpoints,
         templates,
         build_contexts,
@@ -100,7 +105,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
 
 def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
-    app = ConsoleRoute(HotRoutes(JsonByDefault(app), found), found)
+    app = ConsoleRoute(ExecuteRoute(JsonByDefault(app), found), found)
     app = Idempotency(
         app,
         store=found.store,
@@ -112,7 +117,7 @@ def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
     app = Forwarding(app, found)
     app = ValueLimit(app)
     app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
-    app = OpenRequests(app, max(1, connection_limit(found.settings.connection) // 2))
+    app = RequestLimit(app, max(1, connection_limit(found.settings.connection) // 2))
     app = Authentication(app, keys)
     if found.settings.cors_origins:
         app = CORSMiddleware(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.requests import ClientDisconnect
 
-from atoll.api.rest.context import Answer, services
+from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas import BuildContextOut
+from atoll.api.rest.services import services_of
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,19 +35,21 @@ _TAR = {
     responses={201: {"model": BuildContextOut}},
     openapi_extra=_TAR,
 )
-async def put_build_context(request: Request, digest: Digest) -> Answer:
+async def put_build_context(request: Request, digest: Digest) -> JsonResponse:
     """
     Put a tar, not compressed, with the files that a Dockerfile copies. A template names it as
     `build_context`; one that no template names is removed after a while.
     """
-    size = await services(request).build_inputs.put(digest, _body(request))
-    return Answer({"digest": digest, "size": size}, 201)
+    size = await services_of(request).build_inputs.put(digest, _body(request))
+    return JsonResponse({"digest": digest, "size": size}, 201)
 
 
 @router.get("/{digest}", responses={200: {"model": BuildContextOut}})
-async def get_build_context(request: Request, digest: Digest) -> Answer:
+async def get_build_context(request: Request, digest: Digest) -> JsonResponse:
     """Whether it is there."""
-    return Answer({"digest": digest, "size": await services(request).build_inputs.size(digest)})
+    return JsonResponse(
+        {"digest": digest, "size": await services_of(request).build_inputs.size(digest)}
+    )
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

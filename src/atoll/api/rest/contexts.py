@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from atoll import ids
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateContext
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import ContextOut, ContextPage
+from atoll.api.rest.services import services_of
 
 if TYPE_CHECKING:
     from atoll.service.contexts.service import Context
@@ -34,51 +35,57 @@ def context_out(context: Context) -> dict[str, Any]:
 @router.post("", status_code=201, responses={201: {"model": ContextOut}})
 async def create_context(
     request: Request, session_id: str, body: Annotated[CreateContext | None, Body()] = None
-) -> Answer:
+) -> JsonResponse:
     """
     Create a context: a process that keeps variables, imports and open files from one execution with
     its `context_id` to the next. It is ready when this answers.
     """
     body = body or CreateContext()
     seed = request.scope.get("atoll.seed")
-    context = await services(request).contexts.create(
+    context = await services_of(request).contexts.create(
         session_id,
         language=body.language,
         cwd=body.cwd,
         context_id=None if seed is None else ids.context_id(seed),
     )
-    return Answer(context_out(context), 201)
+    return JsonResponse(context_out(context), 201)
 
 
 @router.get("", responses={200: {"model": ContextPage}})
-async def list_contexts(request: Request, session_id: str) -> Answer:
+async def list_contexts(request: Request, session_id: str) -> JsonResponse:
     """A session's contexts, oldest first."""
-    found = await services(request).contexts.list(session_id)
-    return page_answer([context_out(context) for context in found], None)
+    found = await services_of(request).contexts.list(session_id)
+    return page_of([context_out(context) for context in found], None)
 
 
 @router.get("/{context_id}", responses={200: {"model": ContextOut}})
-async def get_context(request: Request, session_id: str, context_id: str) -> Answer:
-    return Answer(context_out(await services(request).contexts.get(session_id, context_id)))
+async def get_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
+    return JsonResponse(
+        context_out(await services_of(request).contexts.get(session_id, context_id))
+    )
 
 
 @router.post("/{context_id}/restart", responses={200: {"model": ContextOut}})
-async def restart_context(request: Request, session_id: str, context_id: str) -> Answer:
+async def restart_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
     """Begin anew under the same id, without state. What runs in it is cancelled."""
-    return Answer(context_out(await services(request).contexts.restart(session_id, context_id)))
+    return JsonResponse(
+        context_out(await services_of(request).contexts.restart(session_id, context_id))
+    )
 
 
 @router.post("/{context_id}/interrupt", responses={200: {"model": ContextOut}})
-async def interrupt_context(request: Request, session_id: str, context_id: str) -> Answer:
+async def interrupt_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
     """
     SIGINT to what runs in it, which is KeyboardInterrupt in Python; its state stays. Nothing
     happens to one that is idle.
     """
-    return Answer(context_out(await services(request).contexts.interrupt(session_id, context_id)))
+    return JsonResponse(
+        context_out(await services_of(request).contexts.interrupt(session_id, context_id))
+    )
 
 
 @router.delete("/{context_id}", status_code=204)
 async def delete_context(request: Request, session_id: str, context_id: str) -> Response:
     """End a context, and what runs in it."""
-    await services(request).contexts.delete(session_id, context_id)
+    await services_of(request).contexts.delete(session_id, context_id)
     return Response(status_code=204)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import structlog
 from starlette.responses import Response, StreamingResponse
 
-from atoll.api.rest import conditions
+from atoll.api.rest import conditional_requests
 from atoll.api.rest.problems import precondition_failed, range_not_satisfiable
 from atoll.errors import AtollError
 from atoll.service.files.service import Range
@@ -43,15 +43,15 @@ async def answer(
 ) -> Response:
     """GET or HEAD of a file."""
     headers = request.headers
-    part = conditions.part(headers)
-    if request.method == "HEAD" or conditions.needs_entry(headers):
+    part = conditional_requests.part(headers)
+    if request.method == "HEAD" or conditional_requests.needs_entry(headers):
         found = await files.read(session_id, path, part, head=True)
-        verdict = conditions.outcome(headers, found.entry)
+        verdict = conditional_requests.outcome(headers, found.entry)
         if verdict == 304:
             return Response(status_code=304, headers=_about(found.entry, filename))
         if verdict == 412:
             return precondition_failed("The file is not what the request expects.")
-        part = conditions.part(headers, found.entry)
+        part = conditional_requests.part(headers, found.entry)
         if request.method == "HEAD":
             if part is None or part.if_range not in (None, found.entry.etag):
                 found = await files.read(session_id, path, None, head=True)
@@ -72,7 +72,7 @@ def _answer(found: Download, part: Range | None, filename: str | None, *, body: 
     status, kind = 200 if whole else 206, media_type(entry)
     if not body:
         return Response(status_code=status, headers=headers, media_type=kind)
-    return Streamed(found.content, status, headers, kind)
+    return StreamedFile(found.content, status, headers, kind)
 
 
 def media_type(entry: Entry) -> str:
@@ -83,11 +83,11 @@ def _about(entry: Entry, filename: str | None) -> dict[str, str]:
     headers = {
         **_SAFE,
         "Accept-Ranges": "bytes",
-        "Last-Modified": conditions.last_modified(entry),
+        "Last-Modified": conditional_requests.last_modified(entry),
         "Cache-Control": "private, no-cache",
         "Content-Disposition": _attachment(filename or entry.name),
     }
-    tag = conditions.etag(entry)
+    tag = conditional_requests.etag(entry)
     if tag is not None:
         headers["ETag"] = tag
     return headers
@@ -105,10 +105,10 @@ def archive(content: AsyncIterator[bytes], name: str, form: str) -> Response:
         "Cache-Control": "no-store",
         "Content-Disposition": _attachment(f"{name}.{form}"),
     }
-    return Streamed(content, 200, headers, MEDIA_TYPES[form])
+    return StreamedFile(content, 200, headers, MEDIA_TYPES[form])
 
 
-class Streamed(StreamingResponse):
+class StreamedFile(StreamingResponse):
     """
     One whose content may fail in the middle. The connection is cut then, because an answer that has
     begun cannot say so in any other way.

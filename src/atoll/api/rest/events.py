@@ -10,8 +10,9 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from atoll.api.rest import problems, sse
-from atoll.api.rest.context import Answer, services
+from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas import EventPage
+from atoll.api.rest.services import services_of
 from atoll.errors import AtollError, InvalidRequest
 from atoll.model.event import Stretch
 from atoll.service.events.service import types_of
@@ -49,7 +50,7 @@ async def get_events(
     text/event-stream` as it happens: the id of each event is its number, and `Last-Event-ID` goes
     on after it. 410 `events_expired` when that place is no longer kept.
     """
-    feed, chosen = services(request).feed, types_of(types)
+    feed, chosen = services_of(request).feed, types_of(types)
     following = sse.MEDIA_TYPE in accept
     if following and last_event_id:
         after = _number(last_event_id)
@@ -58,9 +59,9 @@ async def get_events(
     if not following:
         stretch = await feed.page(after, chosen, subject, limit=limit, wait=wait)
         items = [event_out(event) for event in stretch.events]
-        return Answer({"items": items, "after": stretch.through})
+        return JsonResponse({"items": items, "after": stretch.through})
     place = await feed.place(after)
-    held = services(request).streams.open(request.scope)
+    held = services_of(request).streams.open(request.scope)
     check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
     return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)), held)
 

@@ -17,12 +17,14 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from atoll.api.rest import conditions, downloads, names, sse
+from atoll.api.rest import conditional_requests, downloads, path_encoding, sse
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, absolute, key_id_of, page_answer, services
 from atoll.api.rest.multipart import parts
+from atoll.api.rest.public_urls import absolute_url
 from atoll.api.rest.requests import Chmod, Copy, Mkdir, Move, Presign, path_of
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
+from atoll.api.rest.services import key_id_of, services_of
 from atoll.errors import AtollError, InvalidRequest
 from atoll.service.files.service import Entry
 
@@ -31,13 +33,13 @@ MAX_WRITTEN = 1000
 """Files of a form that failed which its problem document names."""
 
 
-class Anything(PathConvertor):
+class AnyPath(PathConvertor):
     """A path with whatever a file name may hold: the framework's own ends at a line's end."""
 
     regex = "(?s:.*)"
 
 
-register_url_convertor("anything", Anything())
+register_url_convertor("anything", AnyPath())
 router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
 
 _LIMIT = Query(ge=1, le=1000)
@@ -58,16 +60,16 @@ def _body_of(*kinds: str) -> dict[str, Any]:
 
 
 def _entry_out(entry: Entry) -> dict[str, Any]:
-    path = names.shown(entry.path)
+    path = path_encoding.shown(entry.path)
     return {
         "path": path,
-        "encoded_path": names.encoded(entry.path),
+        "encoded_path": path_encoding.encoded(entry.path),
         "name": path.rpartition("/")[2],
         "type": entry.type,
         "size": entry.size,
         "mode": f"{entry.mode:04o}",
         "modified_at": timestamp(entry.modified_at),
-        "etag": conditions.etag(entry),
+        "etag": conditional_requests.etag(entry),
     }
 
 
@@ -83,17 +85,17 @@ async def list_files(
     glob: Annotated[str | None, _GLOB] = None,
     cursor: str | None = None,
     limit: Annotated[int, _LIMIT] = 100,
-) -> Answer:
+) -> JsonResponse:
     """
     The entries of a directory, by name; with `recursive` all below it, with `glob` those that
     match. With either a page may have fewer than `limit` and still have a `next_cursor`.
     """
-    files, path = services(request).files, names.in_query(request)
+    files, path = services_of(request).files, path_encoding.in_query(request)
     if recursive or glob is not None:
         page = await files.tree(session_id, path, glob=glob, cursor=cursor, limit=limit)
     else:
         page = await files.list(session_id, path, cursor=cursor, limit=limit)
-    return page_answer([_entry_out(entry) for entry in page.items], page.next_cursor)
+    return page_of([_entry_out(entry) for entry in page.items], page.next_cursor)
 
 
 @router.get("/search", response_model=None, responses={200: {"model": MatchPage}})
@@ -115,9 +117,9 @@ async def search_files(
     """
     if query is None:
         return await _download(request, session_id, "search")
-    page = await services(request).files.search(
+    page = await services_of(request).files.search(
         session_id,
-        names.in_query(request),
+        path_encoding.in_query(request),
         query,
         regex=regex,
         ignore_case=ignore_case,
@@ -127,15 +129,15 @@ async def search_files(
     )
     items = [
         {
-            "path": names.shown(match.path),
-            "encoded_path": names.encoded(match.path),
+            "path": path_encoding.shown(match.path),
+            "encoded_path": path_encoding.encoded(match.path),
             "line": match.line,
             "column": match.column,
             "text": match.text,
         }
         for match in page.items
     ]
-    return page_answer(items, page.next_cursor)
+    return page_of(items, page.next_cursor)
 
 
 @router.get("/watch", response_class=StreamingResponse, responses=_EVENTS)
@@ -150,8 +152,8 @@ async def watch_files(
     """
     if path is None and sse.MEDIA_TYPE not in request.headers.get("accept", ""):
         return await _download(request, session_id, "watch")
-    found = services(request)
-    path = names.in_query(request)
+    found = services_of(request)
+    path = path_encoding.in_query(request)
     held = found.streams.open(request.scope)
     try:
         notices = await found.files.watch(session_id, path, recursive=recursive)
@@ -166,9 +168,12 @@ async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     try:
         async for notice in notices:
             kind, path, source = notice["type"], notice["path"], notice.get("from")
-            told = {"path": names.shown(path), "encoded_path": names.encoded(path)}
+            told = {"path": path_encoding.shown(path), "encoded_path": path_encoding.encoded(path)}
             if source is not None:
-                told |= {"from": names.shown(source), "encoded_from": names.encoded(source)}
+                told |= {
+                    "from": path_encoding.shown(source),
+                    "encoded_from": path_encoding.encoded(source),
+                }
             yield f"event: {kind}\ndata: {json.dumps(told)}\n\n"
     except AtollError as error:
         # Of the instance that was lost; who watches comes again, and looks what is different.
@@ -186,19 +191,19 @@ async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     responses={201: {"model": Uploaded}},
     openapi_extra=_body_of("multipart/form-data", "application/octet-stream"),
 )
-async def upload(request: Request, session_id: str, path: str = "") -> Answer:
+async def upload(request: Request, session_id: str, path: str = "") -> JsonResponse:
     """
     Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or
     one file as the raw body, under the name `path`. Each file is there whole or not at all. When a
     form fails, the files of the parts before stay; the problem document names them in `written`.
     """
-    files, path = services(request).files, names.in_query(request)
+    files, path = services_of(request).files, path_encoding.in_query(request)
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         if not path:
             raise InvalidRequest("path: a raw upload needs the name of the file.", field="path")
         entry = await files.write(session_id, path, _body(request))
-        return Answer({"items": [_entry_out(entry)]}, 201)
+        return JsonResponse({"items": [_entry_out(entry)]}, 201)
     written: list[dict[str, Any]] = []
     try:
         async for part in parts(kind, _body(request)):
@@ -217,7 +222,7 @@ async def upload(request: Request, session_id: str, path: str = "") -> Answer:
         raise
     if not written:
         raise InvalidRequest("The form has no part with a file name.", code="no_file")
-    return Answer({"items": written}, 201)
+    return JsonResponse({"items": written}, 201)
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -240,7 +245,7 @@ async def put_file(
     path: str,
     mode: Annotated[str | None, _MODE] = None,
     archive: Form | None = None,
-) -> Answer:
+) -> JsonResponse:
     """
     Write a file from the raw body: whole, or not at all. Directories above it are made. With
     `If-Match` or `If-None-Match` only over what is named, or only where nothing is: else 412
@@ -250,86 +255,88 @@ async def put_file(
     is unpacked into the directory `path`: all of it, or nothing when it fails. Directories are
     merged, files replace files.
     """
-    return await _put(request, session_id, names.in_url(request), mode, archive)
+    return await _put(request, session_id, path_encoding.in_url(request), mode, archive)
 
 
 async def _put(
     request: Request, session_id: str, path: str, mode: str | None, archive: str | None
-) -> Answer:
-    files = services(request).files
+) -> JsonResponse:
+    files = services_of(request).files
     if archive is not None:
         count = await files.unpack(session_id, path, archive, _body(request))
-        return Answer({"path": names.shown(path), "entries": count})
+        return JsonResponse({"path": path_encoding.shown(path), "entries": count})
     entry = await files.write(
         session_id,
         path,
         _body(request),
         mode=0o644 if mode is None else int(mode, 8),
-        if_match=conditions.tags(request.headers.get("if-match")),
-        if_none_match=conditions.tags(request.headers.get("if-none-match")),
+        if_match=conditional_requests.tags(request.headers.get("if-match")),
+        if_none_match=conditional_requests.tags(request.headers.get("if-none-match")),
     )
-    tag = conditions.etag(entry)
-    return Answer(_entry_out(entry), 201, None if tag is None else {"ETag": tag})
+    tag = conditional_requests.etag(entry)
+    return JsonResponse(_entry_out(entry), 201, None if tag is None else {"ETag": tag})
 
 
 # Changing
 
 
 @router.post("/mkdir", status_code=201, responses={201: {"model": EntryOut}})
-async def make_directory(request: Request, session_id: str, body: Mkdir) -> Answer:
-    entry = await services(request).files.mkdir(
+async def make_directory(request: Request, session_id: str, body: Mkdir) -> JsonResponse:
+    entry = await services_of(request).files.mkdir(
         session_id, path_of(body.path), parents=body.parents
     )
-    return Answer(_entry_out(entry), 201)
+    return JsonResponse(_entry_out(entry), 201)
 
 
 @router.post("/move", responses={200: {"model": EntryOut}})
-async def move_file(request: Request, session_id: str, body: Move) -> Answer:
-    entry = await services(request).files.move(
+async def move_file(request: Request, session_id: str, body: Move) -> JsonResponse:
+    entry = await services_of(request).files.move(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
-    return Answer(_entry_out(entry))
+    return JsonResponse(_entry_out(entry))
 
 
 @router.post("/copy", status_code=201, responses={201: {"model": EntryOut}})
-async def copy_file(request: Request, session_id: str, body: Copy) -> Answer:
+async def copy_file(request: Request, session_id: str, body: Copy) -> JsonResponse:
     """
     Copy a file, or a directory with all in it: the copy is there whole, or not at all. Modes,
     times, links and holes are kept; pipes, sockets and devices are left out.
     """
-    entry = await services(request).files.copy(
+    entry = await services_of(request).files.copy(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
-    return Answer(_entry_out(entry), 201)
+    return JsonResponse(_entry_out(entry), 201)
 
 
 @router.post("/chmod", responses={200: {"model": EntryOut}})
-async def change_mode(request: Request, session_id: str, body: Chmod) -> Answer:
+async def change_mode(request: Request, session_id: str, body: Chmod) -> JsonResponse:
     """Set a file's or directory's mode. A link has none."""
-    entry = await services(request).files.chmod(session_id, path_of(body.path), int(body.mode, 8))
-    return Answer(_entry_out(entry))
+    entry = await services_of(request).files.chmod(
+        session_id, path_of(body.path), int(body.mode, 8)
+    )
+    return JsonResponse(_entry_out(entry))
 
 
 @router.post("/presign", responses={200: {"model": LinkOut}})
-async def presign(request: Request, session_id: str, body: Presign) -> Answer:
+async def presign(request: Request, session_id: str, body: Presign) -> JsonResponse:
     """
     Create a link that downloads or writes this one file without a key. It ends when it expires, or
     when the API key that created it is removed. Where blobs are on S3, a download's link is S3's
     own, returns the file as it is now, and is valid until it expires.
     """
-    links, life = services(request).links, timedelta(seconds=body.expires_in)
+    links, life = services_of(request).links, timedelta(seconds=body.expires_in)
     path, key_id = path_of(body.path), key_id_of(request)
     if body.method == "GET":
         link = await links.get(session_id, path, life, key_id=key_id, filename=body.filename)
     else:
         link = await links.put(session_id, path, life, key_id=key_id, direct=body.direct)
-    return Answer(
+    return JsonResponse(
         {
-            "url": absolute(request, link.url),
+            "url": absolute_url(request, link.url),
             "method": link.method,
             "expires_at": timestamp(link.expires_at),
             "native": link.native,
-            "complete_url": None if link.complete is None else absolute(request, link.complete),
+            "complete_url": None if link.complete is None else absolute_url(request, link.complete),
         }
     )
 
@@ -351,7 +358,7 @@ async def get_file(
     instead. With `archive`, the directory as one. Conditional requests and HEAD work as RFC 9110
     says.
     """
-    return await _download(request, session_id, names.in_url(request), metadata, archive)
+    return await _download(request, session_id, path_encoding.in_url(request), metadata, archive)
 
 
 async def _download(
@@ -361,9 +368,10 @@ async def _download(
     metadata: bool = False,
     archive: str | None = None,
 ) -> Response:
-    files = services(request).files
+    files = services_of(request).files
     if metadata:
-        return Answer(_entry_out(await files.stat(session_id, path)))
+        _entry = await files.stat(session_id, path)
+        return JsonResponse(_entry_out(_entry))
     if archive is not None:
         content = await files.pack(session_id, path, archive)
         name = path.rstrip("/").rpartition("/")[2] or "workspace"
@@ -375,6 +383,6 @@ async def _download(
 async def delete_file(
     request: Request, session_id: str, path: str, recursive: bool = False
 ) -> Response:
-    path = names.in_url(request)
-    await services(request).files.remove(session_id, path, recursive=recursive)
+    path = path_encoding.in_url(request)
+    await services_of(request).files.remove(session_id, path, recursive=recursive)
     return Response(status_code=204)

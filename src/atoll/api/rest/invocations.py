@@ -10,10 +10,11 @@ from starlette.responses import Response, StreamingResponse
 from atoll import ids
 from atoll.api.rest import sse
 from atoll.api.rest.answers import execution_out, invocation_out
-from atoll.api.rest.context import Answer, page_answer, services
-from atoll.api.rest.pacing import may_be_large, offer_short_answer
+from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_answer
 from atoll.api.rest.requests import Cancel, Invoke
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
+from atoll.api.rest.services import services_of
 from atoll.model.execution import Mode
 from atoll.model.invocation import InvocationStatus
 from atoll.service.executions.event_log import Event
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from atoll.api.rest.context import Services
-    from atoll.api.rest.limits import Held
+    from atoll.api.rest.middleware.client_limits import Reservation
+    from atoll.api.rest.services import Services
     from atoll.service.executions.run import Run
 
 router = APIRouter(prefix="/invocations", tags=["invocations"])
@@ -50,7 +51,7 @@ async def invoke(request: Request, body: Invoke) -> Response:
     than a request may wait; `async` answers at once; `stream` with the events as they come;
     `console` gives it a terminal to attach to, or with `stdin_open` and no `terminal` pipes.
     """
-    found = services(request)
+    found = services_of(request)
     limits = found.settings.execution
     # Somebody is there to end it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
@@ -86,15 +87,17 @@ def _seeded(request: Request, body: Invoke) -> str | None:
     return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
 
 
-async def _answer(found: Services, running: Run, scope: Scope) -> Answer:
+async def _answer(found: Services, running: Run, scope: Scope) -> JsonResponse:
     execution = running.execution
     invocation = await found.invocations.of(execution)
     if execution.outcome is not None and may_be_large(size_of(execution.outcome)):
         offer_short_answer(scope, invocation_out(invocation), 202)
-    return Answer(invocation_out(invocation, execution), 202 if execution.outcome is None else 200)
+    return JsonResponse(
+        invocation_out(invocation, execution), 202 if execution.outcome is None else 200
+    )
 
 
-def _stream(found: Services, running: Run, held: Held) -> StreamingResponse:
+def _stream(found: Services, running: Run, held: Reservation) -> StreamingResponse:
     execution = running.execution
 
     async def events() -> AsyncIterator[Event]:
@@ -117,30 +120,30 @@ async def list_invocations(
     status: InvocationStatus | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> Answer:
+) -> JsonResponse:
     """
     Invocations, newest first by their latest execution, without results. One that has just begun
     to run may be listed as `accepted`. A page may hold fewer than asked for and not be the last:
     `next_cursor` tells.
     """
-    found = services(request)
+    found = services_of(request)
     if session_id is not None:
         await found.sessions.get(session_id)
     page = await found.invocations.list(
         session_id=session_id, status=status, cursor=cursor, limit=limit
     )
-    return page_answer([invocation_out(item) for item in page.items], page.next_cursor)
+    return page_of([invocation_out(item) for item in page.items], page.next_cursor)
 
 
 @router.get("/{invocation_id}", responses={200: {"model": InvocationOut}})
-async def get_invocation(request: Request, invocation_id: str) -> Answer:
+async def get_invocation(request: Request, invocation_id: str) -> JsonResponse:
     """An invocation, with its result when it has ended."""
-    found = services(request)
+    found = services_of(request)
     invocation = await found.invocations.get(invocation_id)
     execution = None
     if invocation.status.ended:
         execution = await found.executions.get(invocation.execution_id)
-    return Answer(invocation_out(invocation, execution))
+    return JsonResponse(invocation_out(invocation, execution))
 
 
 @router.get("/{invocation_id}/executions", responses={200: {"model": ExecutionPage}})
@@ -149,18 +152,20 @@ async def list_executions_of(
     invocation_id: str,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
-) -> Answer:
+) -> JsonResponse:
     """Its executions, newest first."""
-    found = services(request)
+    found = services_of(request)
     await found.invocations.get(invocation_id)
     page = await found.executions.list(invocation_id=invocation_id, cursor=cursor, limit=limit)
-    return page_answer([execution_out(item) for item in page.items], page.next_cursor)
+    return page_of([execution_out(item) for item in page.items], page.next_cursor)
 
 
 @router.post("/{invocation_id}/cancel", responses={200: {"model": InvocationOut}})
 async def cancel_invocation(
     request: Request, invocation_id: str, body: Annotated[Cancel | None, Body()] = None
-) -> Answer:
+) -> JsonResponse:
     """End it, whichever execution it is in; 409 `invocation_ended` when it has ended by itself."""
     reason = None if body is None else body.reason
-    return Answer(invocation_out(await services(request).invocations.cancel(invocation_id, reason)))
+    return JsonResponse(
+        invocation_out(await services_of(request).invocations.cancel(invocation_id, reason))
+    )

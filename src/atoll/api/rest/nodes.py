@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, page_answer, services
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import NodeOut, NodePage
+from atoll.api.rest.services import services_of
 from atoll.model.template import REQUIREMENTS
 
 if TYPE_CHECKING:
@@ -52,35 +53,39 @@ def node_out(node: Node) -> dict[str, Any]:
 
 
 @router.get("", responses={200: {"model": NodePage}})
-async def list_nodes(request: Request) -> Answer:
+async def list_nodes(request: Request) -> JsonResponse:
     """All nodes in order of id; others than the one that answers as they last told."""
-    return page_answer([node_out(node) for node in await services(request).nodes.list()], None)
+    return page_of([node_out(node) for node in await services_of(request).nodes.list()], None)
 
 
 @router.get("/{node_id}", responses={200: {"model": NodeOut}})
-async def get_node(request: Request, node_id: str) -> Answer:
-    return Answer(node_out(await services(request).nodes.get(node_id)))
+async def get_node(request: Request, node_id: str) -> JsonResponse:
+    node = await services_of(request).nodes.get(node_id)
+    return JsonResponse(node_out(node))
 
 
 @router.post("/{node_id}/cordon", responses={200: {"model": NodeOut}})
-async def cordon_node(request: Request, node_id: str) -> Answer:
+async def cordon_node(request: Request, node_id: str) -> JsonResponse:
     """Give it no new sessions. Those that it has stay."""
-    return Answer(node_out(await services(request).nodes.cordon(node_id)))
+    node = await services_of(request).nodes.cordon(node_id)
+    return JsonResponse(node_out(node))
 
 
 @router.post("/{node_id}/uncordon", responses={200: {"model": NodeOut}})
-async def uncordon_node(request: Request, node_id: str) -> Answer:
+async def uncordon_node(request: Request, node_id: str) -> JsonResponse:
     """Give it sessions again; this ends a drain."""
-    return Answer(node_out(await services(request).nodes.uncordon(node_id)))
+    node = await services_of(request).nodes.uncordon(node_id)
+    return JsonResponse(node_out(node))
 
 
 @router.post("/{node_id}/drain", status_code=202, responses={202: {"model": NodeOut}})
-async def drain_node(request: Request, node_id: str) -> Answer:
+async def drain_node(request: Request, node_id: str) -> JsonResponse:
     """
     Have its sessions go on on other nodes, with their files; `drain` of the node tells how far that
     is. 409 `drain_unavailable` where files are on its own disk alone, or there is no other node.
     """
-    return Answer(node_out(await services(request).nodes.drain(node_id)), 202)
+    node = await services_of(request).nodes.drain(node_id)
+    return JsonResponse(node_out(node), 202)
 
 
 @router.delete("/{node_id}", status_code=204)
@@ -89,5 +94,5 @@ async def delete_node(request: Request, node_id: str) -> Response:
     Forget a node that is lost or drained and has no sessions. One whose control planes still run
     tells of itself again.
     """
-    await services(request).nodes.remove(node_id)
+    await services_of(request).nodes.remove(node_id)
     return Response(status_code=204)

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from atoll.api.rest.names import decoded
+from atoll.api.rest.path_encoding import decoded
 from atoll.drivers.base import RegistryAuth
 from atoll.model.execution import Language, Mode, Request
 from atoll.model.image import SERVER

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.nodes import node_out
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import RuntimeHealth, RuntimeMetrics, RuntimePage
+from atoll.api.rest.services import services_of
 from atoll.model.node import NodeStatus
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _status(node: Node) -> str:
 
 
 @router.get("", responses={200: {"model": RuntimePage}})
-async def list_runtimes(request: Request) -> Answer:
+async def list_runtimes(request: Request) -> JsonResponse:
     items = [
         {
             "id": node.id,
@@ -52,16 +53,16 @@ async def list_runtimes(request: Request) -> Answer:
             "last_heartbeat": timestamp(node.seen_at),
             "failure_count": node.failures,
         }
-        for node in await services(request).nodes.list()
+        for node in await services_of(request).nodes.list()
     ]
-    return page_answer(items, None)
+    return page_of(items, None)
 
 
 @router.get("/{runtime_id}/health", responses={200: {"model": RuntimeHealth}})
-async def get_health(request: Request, runtime_id: str) -> Answer:
+async def get_health(request: Request, runtime_id: str) -> JsonResponse:
     """Whether the node answers, and what isolation it gives."""
-    node = await services(request).nodes.get(runtime_id, code=UNKNOWN)
-    return Answer(
+    node = await services_of(request).nodes.get(runtime_id, code=UNKNOWN)
+    return JsonResponse(
         {
             "id": node.id,
             "status": _status(node),
@@ -74,6 +75,6 @@ async def get_health(request: Request, runtime_id: str) -> Answer:
 
 
 @router.get("/{runtime_id}/metrics", responses={200: {"model": RuntimeMetrics}})
-async def get_metrics(request: Request, runtime_id: str) -> Answer:
-    told = node_out(await services(request).nodes.get(runtime_id, code=UNKNOWN))
-    return Answer({name: told[name] for name in METRICS})
+async def get_metrics(request: Request, runtime_id: str) -> JsonResponse:
+    told = node_out(await services_of(request).nodes.get(runtime_id, code=UNKNOWN))
+    return JsonResponse({name: told[name] for name in METRICS})

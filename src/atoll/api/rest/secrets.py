@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import ENV_NAME, SecretIn
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import SecretNames
+from atoll.api.rest.services import services_of
 
 router = APIRouter(prefix="/sessions/{session_id}/secrets", tags=["secrets"])
 
@@ -16,22 +17,24 @@ SecretName = Annotated[str, Path(pattern=ENV_NAME)]
 
 
 @router.get("", responses={200: {"model": SecretNames}})
-async def list_secrets(request: Request, session_id: str) -> Answer:
+async def list_secrets(request: Request, session_id: str) -> JsonResponse:
     """Their names."""
-    return page_answer(list(await services(request).secrets.names(session_id)), None)
+    return page_of(list(await services_of(request).secrets.names(session_id)), None)
 
 
 @router.put("/{name}", responses={200: {"model": SecretNames}})
-async def put_secret(request: Request, session_id: str, name: SecretName, body: SecretIn) -> Answer:
+async def put_secret(
+    request: Request, session_id: str, name: SecretName, body: SecretIn
+) -> JsonResponse:
     """
     Set one, new or not, for whatever is run from now on; what runs already, contexts too, keeps
     what it has. Answers with the names of all.
     """
     value = body.value.get_secret_value()
-    return page_answer(list(await services(request).secrets.put(session_id, name, value)), None)
+    return page_of(list(await services_of(request).secrets.put(session_id, name, value)), None)
 
 
 @router.delete("/{name}", responses={200: {"model": SecretNames}})
-async def remove_secret(request: Request, session_id: str, name: SecretName) -> Answer:
+async def remove_secret(request: Request, session_id: str, name: SecretName) -> JsonResponse:
     """Remove one. Answers with the names that are left."""
-    return page_answer(list(await services(request).secrets.remove(session_id, name)), None)
+    return page_of(list(await services_of(request).secrets.remove(session_id, name)), None)

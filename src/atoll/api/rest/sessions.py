@@ -8,9 +8,10 @@ from fastapi import APIRouter, Body, Query, Request
 
 from atoll import ids
 from atoll.api.rest.answers import session_out
-from atoll.api.rest.context import Answer, page_answer, services, shown
 from atoll.api.rest.requests import CreateSession, UpdateSession
+from atoll.api.rest.responses import JsonResponse, page_of, with_age
 from atoll.api.rest.schemas import ProcessPage, SessionOut, SessionPage
+from atoll.api.rest.services import services_of
 from atoll.model.session import SessionStatus
 
 router = APIRouter(prefix="/sessions", tags=["sessions"])
@@ -29,14 +30,14 @@ async def create_session(
         bool,
         Query(description="With 0, a session whose packages are to be installed is `creating`."),
     ] = True,
-) -> Answer:
+) -> JsonResponse:
     """
     Create a session: from a ready instance if there is one, else from scratch. It is running when
     this answers.
     """
     body = body or CreateSession()
     seed = request.scope.get("atoll.seed")
-    session = await services(request).sessions.create(
+    session = await services_of(request).sessions.create(
         template_id=body.template_id,
         limits=body.limits,
         timeout=body.timeout,
@@ -47,7 +48,7 @@ async def create_session(
         terms=body.terms(),
         wait=wait,
     )
-    return Answer(session_out(session), 201)
+    return JsonResponse(session_out(session), 201)
 
 
 @router.get("", responses={200: {"model": SessionPage}})
@@ -57,97 +58,110 @@ async def list_sessions(
     template_id: str | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> Answer:
+) -> JsonResponse:
     """Sessions, newest first, ended ones too."""
-    page = await services(request).sessions.list(
+    page = await services_of(request).sessions.list(
         status=status, template_id=template_id, cursor=cursor, limit=limit
     )
-    return page_answer([session_out(session) for session in page.items], page.next_cursor)
+    return page_of([session_out(session) for session in page.items], page.next_cursor)
 
 
 @router.get("/{session_id}", responses={200: {"model": SessionOut}})
-async def get_session(request: Request, session_id: str) -> Answer:
-    session, age = await services(request).sessions.look(session_id)
-    return shown(session_out(session), age)
+async def get_session(request: Request, session_id: str) -> JsonResponse:
+    session, age = await services_of(request).sessions.look(session_id)
+    return with_age(session_out(session), age)
 
 
 @router.delete("/{session_id}", responses={200: {"model": SessionOut}})
-async def delete_session(request: Request, session_id: str) -> Answer:
+async def delete_session(request: Request, session_id: str) -> JsonResponse:
     """End a session: `terminated`. One that has ended stays as it ended."""
-    return Answer(session_out(await services(request).sessions.delete(session_id)))
+    session = await services_of(request).sessions.delete(session_id)
+    return JsonResponse(session_out(session))
 
 
 @router.patch("/{session_id}", responses={200: {"model": SessionOut}})
-async def update_session(request: Request, session_id: str, body: UpdateSession) -> Answer:
+async def update_session(request: Request, session_id: str, body: UpdateSession) -> JsonResponse:
     """
     Change limits, time-outs, variables or labels. `timeout` gives it so many seconds from now on.
     Limits count at once; variables for what is run next.
     """
-    return Answer(session_out(await services(request).lifecycle.update(session_id, body.change())))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.update(session_id, body.change()))
+    )
 
 
 @router.post("/{session_id}/start", responses={200: {"model": SessionOut}})
-async def start_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+async def start_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """Have it run: from its files on the node, from its archive, or from where it was paused."""
-    return Answer(session_out(await services(request).lifecycle.start(session_id, wait=wait)))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.start(session_id, wait=wait))
+    )
 
 
 @router.post("/{session_id}/stop", responses={200: {"model": SessionOut}})
-async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """
     End its instance, and what runs in it; its files stay on its node. The next request that needs
     the session starts it again, unless `auto_start` is false.
     """
-    return Answer(session_out(await services(request).lifecycle.stop(session_id, wait=wait)))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.stop(session_id, wait=wait))
+    )
 
 
 @router.post("/{session_id}/archive", responses={200: {"model": SessionOut}})
-async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """Stop it and move its files to the blob store, from where any node can start it."""
-    return Answer(session_out(await services(request).lifecycle.archive(session_id, wait=wait)))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.archive(session_id, wait=wait))
+    )
 
 
 @router.post("/{session_id}/pause", responses={200: {"model": SessionOut}})
-async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """
     Let it stand still: it uses no CPU time and keeps its memory, contexts and processes. 409
     `session_busy` while an execution is under way. The next request wakes it.
     """
-    return Answer(session_out(await services(request).lifecycle.pause(session_id, wait=wait)))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.pause(session_id, wait=wait))
+    )
 
 
 @router.post("/{session_id}/resume", responses={200: {"model": SessionOut}})
-async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> Answer:
+async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """The same as `start`."""
-    return Answer(session_out(await services(request).lifecycle.start(session_id, wait=wait)))
+    return JsonResponse(
+        session_out(await services_of(request).lifecycle.start(session_id, wait=wait))
+    )
 
 
 @router.post("/{session_id}/clone", status_code=201, responses={201: {"model": SessionOut}})
 async def clone_session(
     request: Request, session_id: str, body: Annotated[UpdateSession | None, Body()] = None
-) -> Answer:
+) -> JsonResponse:
     """
     A new session as this one is, but for what is given, with a copy of its files. Memory, processes
     and executions are not copied.
     """
     seed = request.scope.get("atoll.seed")
-    session = await services(request).clones.clone(
+    session = await services_of(request).clones.clone(
         session_id,
         (body or UpdateSession()).change(),
         session_id=None if seed is None else ids.session_id(seed),
     )
-    return Answer(session_out(session), 201)
+    return JsonResponse(session_out(session), 201)
 
 
 @router.get("/{session_id}/processes", responses={200: {"model": ProcessPage}})
-async def list_processes(request: Request, session_id: str) -> Answer:
+async def list_processes(request: Request, session_id: str) -> JsonResponse:
     """What executions of the session left running in the background."""
-    found = await services(request).sessions.processes(session_id)
-    return page_answer(list(found), None)
+    found = await services_of(request).sessions.processes(session_id)
+    return page_of(list(found), None)
 
 
 @router.delete("/{session_id}/processes", responses={200: {"model": ProcessPage}})
-async def end_processes(request: Request, session_id: str) -> Answer:
+async def end_processes(request: Request, session_id: str) -> JsonResponse:
     """End them, with everything they started; answers with what they were."""
-    found = await services(request).sessions.processes(session_id, end=True)
-    return page_answer(list(found), None)
+    found = await services_of(request).sessions.processes(session_id, end=True)
+    return page_of(list(found), None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from atoll.api.rest.limits import Held
+    from atoll.api.rest.middleware.client_limits import Reservation
     from atoll.model.execution import Execution
     from atoll.service.executions.event_log import Event
 
@@ -30,18 +30,18 @@ MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def answer(events: AsyncIterator[Event], *held: Held) -> StreamingResponse:
+def answer(events: AsyncIterator[Event], *held: Reservation) -> StreamingResponse:
     """The events as they come; at the end, what is held for the stream is given back."""
     return _Stream(_texts(events), held)
 
 
-def raw_answer(events: AsyncIterator[str], *held: Held) -> StreamingResponse:
+def raw_answer(events: AsyncIterator[str], *held: Reservation) -> StreamingResponse:
     """Of events that are written already."""
     return _Stream(_encoded(events), held)
 
 
 class _Stream(StreamingResponse):
-    def __init__(self, texts: AsyncIterator[bytes], held: tuple[Held, ...]) -> None:
+    def __init__(self, texts: AsyncIterator[bytes], held: tuple[Reservation, ...]) -> None:
         super().__init__(_kept_alive(texts), media_type=MEDIA_TYPE, headers=_HEADERS)
         self._held = held
 

@@ -10,14 +10,15 @@ from starlette.responses import PlainTextResponse, Response
 from atoll import ids
 from atoll.api.rest import sse
 from atoll.api.rest.answers import template_out
-from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateTemplate, TemplateIn
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import TemplateOut, TemplatePage
+from atoll.api.rest.services import services_of
 from atoll.errors import Conflict
 from atoll.model.template import Template
 
 if TYPE_CHECKING:
-    from atoll.api.rest.context import Services
+    from atoll.api.rest.services import Services
     from atoll.drivers.base import RegistryAuth
 
 router = APIRouter(prefix="/templates", tags=["templates"])
@@ -51,12 +52,12 @@ def _credentials(body: TemplateIn) -> RegistryAuth | None:
 
 
 @router.post("", status_code=201, responses={201: {"model": TemplateOut}})
-async def create_template(request: Request, body: CreateTemplate) -> Answer:
+async def create_template(request: Request, body: CreateTemplate) -> JsonResponse:
     """
     Create a template. What it demands and this node cannot give is refused, not weakened. With
     packages, a Dockerfile or an image that is not there it is built first: its `status` tells.
     """
-    found = services(request)
+    found = services_of(request)
     seed = request.scope.get("atoll.seed")
     wanted = _template(body.id or ids.template_id(seed), body, found)
     try:
@@ -66,29 +67,30 @@ async def create_template(request: Request, body: CreateTemplate) -> Answer:
             raise
         # Its id comes from this very request, which was begun before and not answered.
         template = await found.templates.get(wanted.id)
-    return Answer(template_out(template), 201)
+    return JsonResponse(template_out(template), 201)
 
 
 @router.get("", responses={200: {"model": TemplatePage}})
 async def list_templates(
     request: Request, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
-) -> Answer:
-    page = await services(request).templates.list(cursor=cursor, limit=limit)
-    return page_answer([template_out(template) for template in page.items], page.next_cursor)
+) -> JsonResponse:
+    page = await services_of(request).templates.list(cursor=cursor, limit=limit)
+    return page_of([template_out(template) for template in page.items], page.next_cursor)
 
 
 @router.get("/{template_id}", responses={200: {"model": TemplateOut}})
-async def get_template(request: Request, template_id: str) -> Answer:
-    return Answer(template_out(await services(request).templates.get(template_id)))
+async def get_template(request: Request, template_id: str) -> JsonResponse:
+    template = await services_of(request).templates.get(template_id)
+    return JsonResponse(template_out(template))
 
 
 @router.put("/{template_id}", responses={200: {"model": TemplateOut}})
-async def replace_template(request: Request, template_id: str, body: TemplateIn) -> Answer:
+async def replace_template(request: Request, template_id: str, body: TemplateIn) -> JsonResponse:
     """All fields anew, as a new version. Sessions that run keep what they started with."""
-    found = services(request)
+    found = services_of(request)
     wanted = _template(template_id, body, found)
     template = await found.templates.replace(wanted, credentials=_credentials(body))
-    return Answer(template_out(template))
+    return JsonResponse(template_out(template))
 
 
 @router.get("/{template_id}/versions", responses={200: {"model": TemplatePage}})
@@ -97,19 +99,21 @@ async def list_versions(
     template_id: str,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> Answer:
+) -> JsonResponse:
     """What the template is and was, newest first."""
-    found, following = await services(request).templates.versions(
+    found, following = await services_of(request).templates.versions(
         template_id, cursor=cursor, limit=limit
     )
-    return page_answer([template_out(template) for template in found], following)
+    return page_of([template_out(template) for template in found], following)
 
 
 @router.get("/{template_id}/versions/{number}", responses={200: {"model": TemplateOut}})
 async def get_version(
     request: Request, template_id: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)]
-) -> Answer:
-    return Answer(template_out(await services(request).templates.numbered(template_id, number)))
+) -> JsonResponse:
+    return JsonResponse(
+        template_out(await services_of(request).templates.numbered(template_id, number))
+    )
 
 
 _LOG: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}, sse.MEDIA_TYPE: {}}}}
@@ -126,23 +130,24 @@ async def get_log(
     What the build of the newest version, or of another, has printed: its end. With `follow`, as
     server-sent events `log` and `status` until the build has ended.
     """
-    builds = services(request).builds
+    builds = services_of(request).builds
     text = await builds.log(template_id, version)
     if follow:
-        held = services(request).streams.open(request.scope)
+        held = services_of(request).streams.open(request.scope)
         return sse.answer(builds.follow(template_id, version), held)
     headers = {"X-Content-Type-Options": "nosniff"}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 @router.post("/{template_id}/build", status_code=202, responses={202: {"model": TemplateOut}})
-async def build_template(request: Request, template_id: str) -> Answer:
+async def build_template(request: Request, template_id: str) -> JsonResponse:
     """Build the same again as a new version, with the packages and images that there are now."""
-    return Answer(template_out(await services(request).templates.build(template_id)), 202)
+    template = await services_of(request).templates.build(template_id)
+    return JsonResponse(template_out(template), 202)
 
 
 @router.delete("/{template_id}", status_code=204)
 async def delete_template(request: Request, template_id: str) -> Response:
     """Remove a template that no running session uses."""
-    await services(request).templates.remove(template_id)
+    await services_of(request).templates.remove(template_id)
     return Response(status_code=204)

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, page_answer, services
 from atoll.api.rest.requests import CreateVolume
+from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import VolumeOut, VolumePage
+from atoll.api.rest.services import services_of
 from atoll.model.resources import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -30,29 +31,30 @@ def volume_out(volume: Volume) -> dict[str, Any]:
 
 
 @router.post("", status_code=201, responses={201: {"model": VolumeOut}})
-async def create_volume(request: Request, body: CreateVolume) -> Answer:
+async def create_volume(request: Request, body: CreateVolume) -> JsonResponse:
     """Create an empty volume, for sessions to be given by its name."""
     size = None if body.size is None else parse_size(body.size, "size")
-    volume = await services(request).volumes.create(body.id, size=size, kind=body.kind)
-    return Answer(volume_out(volume), 201)
+    volume = await services_of(request).volumes.create(body.id, size=size, kind=body.kind)
+    return JsonResponse(volume_out(volume), 201)
 
 
 @router.get("", responses={200: {"model": VolumePage}})
 async def list_volumes(
     request: Request, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
-) -> Answer:
+) -> JsonResponse:
     """Volumes, newest first."""
-    page = await services(request).volumes.list(cursor=cursor, limit=limit)
-    return page_answer([volume_out(volume) for volume in page.items], page.next_cursor)
+    page = await services_of(request).volumes.list(cursor=cursor, limit=limit)
+    return page_of([volume_out(volume) for volume in page.items], page.next_cursor)
 
 
 @router.get("/{volume_id}", responses={200: {"model": VolumeOut}})
-async def get_volume(request: Request, volume_id: str) -> Answer:
-    return Answer(volume_out(await services(request).volumes.get(volume_id)))
+async def get_volume(request: Request, volume_id: str) -> JsonResponse:
+    volume = await services_of(request).volumes.get(volume_id)
+    return JsonResponse(volume_out(volume))
 
 
 @router.delete("/{volume_id}", status_code=204)
 async def delete_volume(request: Request, volume_id: str) -> Response:
     """Remove a volume that no session has, with all that is in it."""
-    await services(request).volumes.remove(volume_id)
+    await services_of(request).volumes.remove(volume_id)
     return Response(status_code=204)

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from atoll.api.rest.answers import timestamp
-from atoll.api.rest.context import Answer, services
 from atoll.api.rest.requests import ChangeWebhook, CreateWebhook
+from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas import NewWebhook, TriedOut, WebhookList, WebhookOut
+from atoll.api.rest.services import services_of
 from atoll.errors import Forbidden
 from atoll.service.events.service import checked_types
 
@@ -46,11 +47,11 @@ def _webhooks(request: Request) -> Webhooks:
     """An address may hold a secret of its own, so a key that only reads does not see them."""
     if request.scope.get("atoll.read_only", False):
         raise Forbidden("This API key may not see webhooks.", code="key_read_only")
-    return services(request).webhooks
+    return services_of(request).webhooks
 
 
 @router.post("", status_code=201, responses={201: {"model": NewWebhook}})
-async def create_webhook(request: Request, body: CreateWebhook) -> Answer:
+async def create_webhook(request: Request, body: CreateWebhook) -> JsonResponse:
     """
     Have an address told of what changes from now on. The answer has the secret that deliveries are
     signed with, if it was made here.
@@ -62,22 +63,23 @@ async def create_webhook(request: Request, body: CreateWebhook) -> Answer:
         enabled=body.enabled,
         seed=request.scope.get("atoll.seed"),
     )
-    return Answer({**webhook_out(webhook), "secret": secret}, 201)
+    return JsonResponse({**webhook_out(webhook), "secret": secret}, 201)
 
 
 @router.get("", responses={200: {"model": WebhookList}})
-async def list_webhooks(request: Request) -> Answer:
+async def list_webhooks(request: Request) -> JsonResponse:
     """Webhooks, oldest first."""
-    return Answer({"items": [webhook_out(one) for one in await _webhooks(request).list()]})
+    return JsonResponse({"items": [webhook_out(one) for one in await _webhooks(request).list()]})
 
 
 @router.get("/{webhook_id}", responses={200: {"model": WebhookOut}})
-async def get_webhook(request: Request, webhook_id: str) -> Answer:
-    return Answer(webhook_out(await _webhooks(request).get(webhook_id)))
+async def get_webhook(request: Request, webhook_id: str) -> JsonResponse:
+    webhook = await _webhooks(request).get(webhook_id)
+    return JsonResponse(webhook_out(webhook))
 
 
 @router.patch("/{webhook_id}", responses={200: {"model": WebhookOut}})
-async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook) -> Answer:
+async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook) -> JsonResponse:
     """Change some of it. What waits to be tried again is tried at once."""
     changed = await _webhooks(request).change(
         webhook_id,
@@ -86,7 +88,7 @@ async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook)
         secret=body.secret,
         enabled=body.enabled,
     )
-    return Answer(webhook_out(changed))
+    return JsonResponse(webhook_out(changed))
 
 
 @router.delete("/{webhook_id}", status_code=204)
@@ -96,7 +98,9 @@ async def delete_webhook(request: Request, webhook_id: str) -> Response:
 
 
 @router.post("/{webhook_id}/test", responses={200: {"model": TriedOut}})
-async def test_webhook(request: Request, webhook_id: str) -> Answer:
+async def test_webhook(request: Request, webhook_id: str) -> JsonResponse:
     """Send it an event `webhook.test` now, once, and say what came of it."""
     tried = await _webhooks(request).test(webhook_id)
-    return Answer({"delivered": tried.error is None, "status": tried.status, "error": tried.error})
+    return JsonResponse(
+        {"delivered": tried.error is None, "status": tried.status, "error": tried.error}
+    )

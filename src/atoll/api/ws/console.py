@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.api.rest.context import Services
+    from atoll.api.rest.services import Services
     from atoll.service.executions.console import Console
 
 PROTOCOL = "atoll.console"
@@ -85,7 +85,9 @@ class ConsoleRoute:
             async with opened as console:
                 offered = PROTOCOL in socket.scope.get("subprotocols", ())
                 await socket.accept(PROTOCOL if offered else None)
-                code, reason = await _Talk(socket, console, found[1], as_json=as_json).run()
+                code, reason = await _ConsoleConnection(
+                    socket, console, found[1], as_json=as_json
+                ).run()
                 with contextlib.suppress(TimeoutError, RuntimeError):
                     async with asyncio.timeout(SEND_SECONDS):
                         await socket.close(code, reason)
@@ -137,7 +139,7 @@ async def deny(socket: WebSocket, answer: Response, error: AtollError) -> None:
             await socket.close(code, f"{error.code}: {error.message}"[:120])
 
 
-class _Talk:
+class _ConsoleConnection:
     """One connection from its acceptance to its close."""
 
     def __init__(

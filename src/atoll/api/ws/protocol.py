@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from atoll.api.rest.connections import WriteProgress, reset
+from atoll.api.rest.server.http_connections import WriteProgress, reset
 
 if TYPE_CHECKING:
     import asyncio
 
     from websockets.frames import Frame
 
-    from atoll.api.rest.connections import Connections
+    from atoll.api.rest.server.http_connections import Connections
 
 MAX_MESSAGE = 64 * 1024
 """Bytes of one message from a client."""

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.api.rest.context import Answer
-from atoll.api.rest.limits import key_of, no_memory
-from atoll.api.rest.middleware import SAFE_METHODS
+from atoll.api.rest.middleware.authentication import SAFE_METHODS
+from atoll.api.rest.middleware.client_limits import key_of, no_memory
 from atoll.api.rest.problems import problem
+from atoll.api.rest.responses import JsonResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from atoll.api.rest.limits import AnswerMemory, Held
+    from atoll.api.rest.middleware.client_limits import Reservation, ResponseMemory
 
 EVENT_STREAM = b"text/event-stream"
 PIECE = 64 * 1024
@@ -37,13 +37,13 @@ def may_be_large(size: int) -> bool:
 
 def offer_short_answer(scope: Scope, content: dict[str, Any], status: int) -> None:
     """Have this sent if there is no room for the answer of this request."""
-    paced: _Paced | None = scope.get(_PACED)
+    paced: _PacedResponse | None = scope.get(_PACED)
     if paced is not None:
-        paced.offer(Answer(content, status))
+        paced.offer(JsonResponse(content, status))
 
 
-class Pacing:
-    def __init__(self, app: ASGIApp, memory: AnswerMemory) -> None:
+class Backpressure:
+    def __init__(self, app: ASGIApp, memory: ResponseMemory) -> None:
         self._app = app
         self._memory = memory
 
@@ -51,12 +51,12 @@ class Pacing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        paced = scope[_PACED] = _Paced(scope, receive, send, self._memory)
+        paced = scope[_PACED] = _PacedResponse(scope, receive, send, self._memory)
         await self._app(scope, receive, paced.send)
 
 
-class _Paced:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: AnswerMemory) -> None:
+class _PacedResponse:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: ResponseMemory) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -65,10 +65,10 @@ class _Paced:
         """Held back until it is known whether there is room for a large body."""
         self._resumable = False
         """Whether it is an event stream, which a client can take up again where it ended."""
-        self._short_answer: Answer | None = None
+        self._short_answer: JsonResponse | None = None
         self._over = False
 
-    def offer(self, short_answer: Answer) -> None:
+    def offer(self, short_answer: JsonResponse) -> None:
         self._short_answer = short_answer
 
     async def send(self, message: Message) -> None:
@@ -113,7 +113,7 @@ class _Paced:
                     {"type": "http.response.body", "body": piece, "more_body": following}
                 )
 
-    async def _room(self, size: int) -> Held | None:
+    async def _room(self, size: int) -> Reservation | None:
         key = key_of(self._scope)
         replaceable = self._scope["method"] in SAFE_METHODS or self._short_answer is not None
         if self._resumable or (replaceable and self._start is not None):

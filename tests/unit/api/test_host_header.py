@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from atoll.api.rest import hosts
+from atoll.api.rest import host_header
 
 HERE = socket.gethostname().lower()
 CASES = [
@@ -40,12 +40,12 @@ def test_only_names_of_the_server_are_its_own(
 ) -> None:
     headers = [(b"host", host.encode())]
     scope = {"type": "http", "scheme": "http", "headers": headers, "server": server}
-    assert hosts.is_own(scope, ("trusted.example", "other.example:443")) is own
+    assert host_header.is_own(scope, ("trusted.example", "other.example:443")) is own
     twice = {**scope, "headers": [*headers, (b"host", b"evil.example")]}
-    assert not hosts.is_own(twice, ())
+    assert not host_header.is_own(twice, ())
 
 
-@pytest.mark.parametrize(("host", "own"), [(b"any.example", True), (hosts.UNKNOWN, False)])
+@pytest.mark.parametrize(("host", "own"), [(b"any.example", True), (host_header.UNKNOWN, False)])
 def test_the_node_that_passes_a_request_on_has_checked_it(host: bytes, own: bool) -> None:
     scope = {"type": "http", "scheme": "http", "headers": [(b"host", host)], "server": ("a", 1)}
-    assert hosts.is_own({**scope, hosts.PASSED_ON: True}, ()) is own
+    assert host_header.is_own({**scope, host_header.PASSED_ON: True}, ()) is own

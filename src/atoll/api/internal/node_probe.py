@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.api.internal.app import bearer
+from atoll.api.internal.executor_callbacks import bearer
 from atoll.api.rest import problems
-from atoll.api.rest.context import Answer
+from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError
 from atoll.service.nodes.probing import PATH
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atoll.service.nodes.service import Nodes
 
 
-class NodeRoute:
+class NodeProbeRoute:
     """Takes probes; all else goes on."""
 
     def __init__(self, app: ASGIApp, nodes: Nodes, probing: Probing) -> None:
@@ -36,4 +36,4 @@ class NodeRoute:
             await problems.problem(error)(scope, receive, send)
             return
         told = {"id": self._nodes.id, "problem": problem}
-        await Answer(told, 200 if problem is None else 503)(scope, receive, send)
+        await JsonResponse(told, 200 if problem is None else 503)(scope, receive, send)

@@ -25,7 +25,7 @@ def key_of(scope: Scope) -> str:
     return str(scope.get(KEY, ""))
 
 
-class Share:
+class Quota:
     """So much of something for all, and half of it for each key."""
 
     def __init__(self, limit: int) -> None:
@@ -52,11 +52,11 @@ class Share:
         self.used -= amount
 
 
-class Held:
+class Reservation:
     """Something taken from a share; given back once, however often it is closed."""
 
-    def __init__(self, share: Share, key: str, amount: int) -> None:
-        self._share: Share | None = share
+    def __init__(self, share: Quota, key: str, amount: int) -> None:
+        self._share: Quota | None = share
         self._key = key
         self._amount = amount
         share.take(key, amount)
@@ -66,38 +66,38 @@ class Held:
         if share is not None:
             share.give_back(self._key, self._amount)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class AnswerMemory:
+class ResponseMemory:
     """The memory of large answers that clients have not read yet, in bytes."""
 
     def __init__(self, limit: int) -> None:
-        self._share = Share(limit)
+        self._share = Quota(limit)
         self._freed = asyncio.Event()
 
-    def try_hold(self, key: str, size: int) -> Held | None:
-        return _Memory(self, key, size) if self._share.fits(key, size) else None
+    def try_hold(self, key: str, size: int) -> Reservation | None:
+        return _MemoryReservation(self, key, size) if self._share.fits(key, size) else None
 
-    def hold(self, key: str, size: int) -> Held:
+    def hold(self, key: str, size: int) -> Reservation:
         held = self.try_hold(key, size)
         if held is None:
             raise no_memory()
         return held
 
-    async def wait_to_hold(self, key: str, size: int) -> Held:
+    async def wait_to_hold(self, key: str, size: int) -> Reservation:
         while (held := self.try_hold(key, size)) is None:
             self._freed.clear()
             await self._freed.wait()
         return held
 
 
-class _Memory(Held):
-    def __init__(self, memory: AnswerMemory, key: str, amount: int) -> None:
+class _MemoryReservation(Reservation):
+    def __init__(self, memory: ResponseMemory, key: str, amount: int) -> None:
         super().__init__(memory._share, key, amount)
         self._freed = memory._freed
 
@@ -106,13 +106,13 @@ class _Memory(Held):
         self._freed.set()
 
 
-class OpenStreams:
+class StreamLimit:
     """Event streams and consoles that are open."""
 
     def __init__(self, limit: int) -> None:
-        self._share = Share(limit)
+        self._share = Quota(limit)
 
-    def open(self, scope: Scope) -> Held:
+    def open(self, scope: Scope) -> Reservation:
         key = key_of(scope)
         if not self._share.fits(key, 1):
             raise TemporaryError(
@@ -121,10 +121,10 @@ class OpenStreams:
                 code="too_many_streams",
                 retry_after=10.0,
             )
-        return Held(self._share, key, 1)
+        return Reservation(self._share, key, 1)
 
 
-class OpenRequests:
+class RequestLimit:
     """Bounds the requests of one key that are under way, those that wait included."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:

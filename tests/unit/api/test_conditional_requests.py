@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from atoll.api.rest import conditions, names
+from atoll.api.rest import conditional_requests, path_encoding
 from atoll.errors import InvalidRequest
 from atoll.service.files.service import Entry, Range
 
@@ -25,24 +25,24 @@ ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "
     ],
 )  # fmt: skip
 def test_tags_are_read(value: str | None, found: list[str] | None) -> None:
-    assert conditions.tags(value) == found
+    assert conditional_requests.tags(value) == found
 
 
 @pytest.mark.parametrize("value", ["a", '"a', '"a" "b"', "**", 'w/"a"'])
 def test_what_is_no_list_of_tags_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest):
-        conditions.tags(value)
+        conditional_requests.tags(value)
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=30))
 def test_no_header_breaks_it(value: str) -> None:
     for name in ("range", "if-range", "if-modified-since", "if-unmodified-since"):
         headers = Headers({name: value, "range": value})
-        conditions.part(headers, ENTRY)
-        conditions.outcome(headers, ENTRY)
+        conditional_requests.part(headers, ENTRY)
+        conditional_requests.outcome(headers, ENTRY)
     for name in ("if-match", "if-none-match"):
         with contextlib.suppress(InvalidRequest):
-            conditions.outcome(Headers({name: value}), ENTRY)
+            conditional_requests.outcome(Headers({name: value}), ENTRY)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_no_header_breaks_it(value: str) -> None:
 )  # fmt: skip
 def test_a_range_of_a_version(version: str, part: Range | None) -> None:
     headers = Headers({"range": "bytes=1-2", "if-range": version})
-    assert conditions.part(headers, ENTRY) == part
+    assert conditional_requests.part(headers, ENTRY) == part
 
 
 @given(st.binary(max_size=40))
 def test_every_name_has_a_form_for_the_wire_and_back(raw: bytes) -> None:
-    path = names.text_of(raw)
-    assert names.decoded(names.encoded(path)) == path
-    assert names.encoded(path).isascii()
-    names.shown(path).encode()
+    path = path_encoding.text_of(raw)
+    assert path_encoding.decoded(path_encoding.encoded(path)) == path
+    assert path_encoding.encoded(path).isascii()
+    path_encoding.shown(path).encode()

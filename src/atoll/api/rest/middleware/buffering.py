@@ -23,7 +23,7 @@ _LONG = 512 * 1024
 _SEPARATOR = b"\0"
 
 
-class HashedBody:
+class HashedRequestBody:
     """A body on its way to the application, which may read it to its end or not at all."""
 
     def __init__(self, scope: Scope, receive: Receive, key: bytes) -> None:
@@ -74,7 +74,7 @@ class HashedBody:
         return message
 
 
-class HeldAnswer:
+class BufferedResponse:
     """
     An answer that is sent when told to. One that is too large for that, or has no end to wait for
     (an event stream), is let through as it comes.

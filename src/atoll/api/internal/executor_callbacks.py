@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from atoll.api.rest import problems
-from atoll.api.rest.context import Answer
-from atoll.api.rest.middleware import BodyLimit
+from atoll.api.rest.middleware.authentication import BodyLimit
+from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class StatusReport(BaseModel):
     status: Annotated[str, Field(pattern="^running$")]
 
 
-class Internal:
+class ExecutorCallbackRoutes:
     """Takes what is under /internal; all else goes on to the API."""
 
     def __init__(
@@ -98,16 +98,16 @@ def _routes(reports: ExecutorCallbacks) -> ASGIApp:
         if request.path_params["instance_id"] != instance_id:
             raise Forbidden("This token is another instance's.", code="token_of_another")
         await reports.ready(instance_id)
-        return Answer({})
+        return JsonResponse({})
 
     async def status(request: Request) -> Response:
         told = StatusReport.model_validate_json(await request.body())
         await reports.status(_instance(request), _execution(request), told.status)
-        return Answer({})
+        return JsonResponse({})
 
     async def heartbeat(request: Request) -> Response:
         await reports.heartbeat(_instance(request), _execution(request))
-        return Answer({})
+        return JsonResponse({})
 
     async def result(request: Request) -> Response:
         told = ResultReport.model_validate_json(await request.body())
@@ -119,7 +119,7 @@ def _routes(reports: ExecutorCallbacks) -> ASGIApp:
         except ValueError as error:
             raise InvalidRequest(f"The log is not base64: {error}.") from error
         stored = await reports.result(_instance(request), _execution(request), told.result, entries)
-        return Answer({"stored": stored})
+        return JsonResponse({"stored": stored})
 
     execution = "/internal/executions/{execution_id}"
     return Starlette(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import structlog
 
-from atoll.api.rest.exchange import SMALL
+from atoll.api.rest.middleware.buffering import SMALL
 from atoll.service.nodes.forward_token import Content, ForwardToken, body_refused
 from atoll.service.nodes.peers import HEADER
 
@@ -51,7 +51,7 @@ _PER_CONNECTION = frozenset(
 _NOT_PASSED = _PER_CONNECTION | {b"expect", b"origin", HEADER.lower().encode()}
 
 
-class NotReached(Exception):
+class NodeNotReached(Exception):
     """The node did not answer; `begun` says whether it may have begun with what was asked."""
 
     def __init__(self, why: str, *, begun: bool) -> None:
@@ -59,7 +59,7 @@ class NotReached(Exception):
         self.begun = begun
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client left before its request was whole."""
 
 
@@ -85,7 +85,7 @@ class Refusal:
         await send({"type": "http.response.body", "body": self.body})
 
 
-class Held:
+class RefusalFilter:
     """An answer of this node on its way, but for a refusal with one of these codes."""
 
     def __init__(self, send: Send, codes: Collection[str]) -> None:
@@ -140,7 +140,7 @@ class Body:
     async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         return message
 
     def content(self) -> bytes | AsyncIterator[bytes] | None:
@@ -217,8 +217,8 @@ async def pass_on(
         if gone.done() or exchange.answering:
             # Nobody hears it, or what was heard of it cannot be finished.
             return None
-        raise NotReached(f"node {node.id} was lost", begun=True)
-    except ClientGone:
+        raise NodeNotReached(f"node {node.id} was lost", begun=True)
+    except ClientDisconnected:
         return None
     finally:
         for task in tasks:
@@ -258,14 +258,14 @@ class _Exchange:
         try:
             answer = await self._client.send(self._request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotReached(_words(error), begun=False) from error
+            raise NodeNotReached(_words(error), begun=False) from error
         except httpx.TransportError as error:
-            raise NotReached(_words(error), begun=True) from error
+            raise NodeNotReached(_words(error), begun=True) from error
         try:
             return await self._pass_back(answer)
         except httpx.TransportError as error:
             if not self.answering:
-                raise NotReached(_words(error), begun=True) from error
+                raise NodeNotReached(_words(error), begun=True) from error
             # An answer that does not end as it should is all that can be said now.
             log.warning("peer.broke_off", node_id=self._node.id, error=_words(error))
             return None

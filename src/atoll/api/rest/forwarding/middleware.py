@@ -14,12 +14,27 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from atoll.api.rest import hosts
-from atoll.api.rest.creation import Creation
-from atoll.api.rest.destinations import PREFIX, READING, About, Kind, about
-from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on, target_of
+from atoll.api.rest import host_header
+from atoll.api.rest.forwarding.create import CreateForwarding
+from atoll.api.rest.forwarding.proxy import (
+    Body,
+    ClientDisconnected,
+    NodeNotReached,
+    Refusal,
+    RefusalFilter,
+    pass_on,
+    target_of,
+)
+from atoll.api.rest.forwarding.route_target import (
+    PREFIX,
+    READING,
+    RouteTarget,
+    TargetKind,
+    target_of_request,
+)
 from atoll.api.rest.problems import problem
-from atoll.api.ws import forwarding as sockets
+from atoll.api.ws.console import check_origin, deny
+from atoll.api.ws.proxy import WebSocketProxy
 from atoll.errors import AtollError, NodeUnreachable, TemporaryError
 from atoll.service.nodes.forward_token import WRONG_NODE
 from atoll.service.nodes.peers import HEADER, caller
@@ -28,7 +43,7 @@ from atoll.service.sessions.connections import may_start
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.api.rest.context import Services
+    from atoll.api.rest.services import Services
 
 HOP = HEADER.lower().encode()
 FULL = ("engine_unavailable", "instance_not_started", "node_cordoned", "node_full")
@@ -45,7 +60,7 @@ class Forwarding:
         self._links = found.links
         self._origins = found.settings.cors_origins
         self._trusted_hosts = found.settings.trusted_hosts
-        self._creation = Creation(app, found)
+        self._creation = CreateForwarding(app, found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not scope["path"].startswith(PREFIX):
@@ -57,18 +72,18 @@ class Forwarding:
             return
         caller.set(_authorization(scope))
         is_http = scope["type"] == "http"
-        if hop is None and is_http and not hosts.is_own(scope, self._trusted_hosts):
+        if hop is None and is_http and not host_header.is_own(scope, self._trusted_hosts):
             others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-            scope["headers"] = [*others, (b"host", hosts.UNKNOWN)]
-        asked = about(scope.get("method", "GET"), scope["path"])
+            scope["headers"] = [*others, (b"host", host_header.UNKNOWN)]
+        asked = target_of_request(scope.get("method", "GET"), scope["path"])
         try:
             if hop is not None:
                 receive = await self._check_hop(hop, asked, scope, receive)
-                scope[hosts.PASSED_ON] = True
+                scope[host_header.PASSED_ON] = True
                 asked = None
             session_id = None if asked is None else await self._session(asked, scope)
             elsewhere = None if session_id is None else await self._peers.node_of(session_id)
-        except ClientGone:
+        except ClientDisconnected:
             return
         except AtollError as error:
             if hop is not None:
@@ -77,10 +92,10 @@ class Forwarding:
             # The application tells what is wrong, or what it remembers.
             asked = session_id = elsewhere = None
         if asked is not None and scope["type"] == "http":
-            if asked.kind in (Kind.CREATE, Kind.CLONE):
+            if asked.kind in (TargetKind.CREATE, TargetKind.CLONE):
                 await self._creation(asked, scope, receive, send)
                 return
-            if asked.kind is Kind.INVOKE:
+            if asked.kind is TargetKind.INVOKE:
                 await self._invoke(asked, scope, receive, send)
                 return
         here = elsewhere is None
@@ -96,7 +111,7 @@ class Forwarding:
             await self._forward(asked, session_id, elsewhere, scope, body, send)
 
     async def _check_hop(
-        self, value: bytes, asked: About | None, scope: Scope, receive: Receive
+        self, value: bytes, asked: RouteTarget | None, scope: Scope, receive: Receive
     ) -> Receive:
         """Whether another node rightly takes this one for the one to answer, and for this body."""
         method = scope.get("method", "GET")
@@ -110,7 +125,7 @@ class Forwarding:
         await body.check(hop.content, scope["headers"])
         return body.receive if body.whole else receive
 
-    async def _check_place(self, asked: About, scope: Scope) -> None:
+    async def _check_place(self, asked: RouteTarget, scope: Scope) -> None:
         session_id = await self._session(asked, scope)
         if session_id is None:
             return
@@ -118,27 +133,27 @@ class Forwarding:
         if elsewhere is not None:
             raise _wrong_node(f"Session {session_id} is on node {elsewhere}.")
 
-    async def _session(self, asked: About, scope: Scope) -> str | None:
+    async def _session(self, asked: RouteTarget, scope: Scope) -> str | None:
         """The session that a request is about; None when any node can answer."""
-        if asked.kind is Kind.SESSION:
+        if asked.kind is TargetKind.SESSION:
             return asked.id
-        if asked.kind is Kind.EXECUTION:
+        if asked.kind is TargetKind.EXECUTION:
             return await self._peers.session_of(asked.id)
-        if asked.kind is Kind.INVOCATION:
+        if asked.kind is TargetKind.INVOCATION:
             return await self._peers.session_of_invocation(asked.id)
-        if asked.kind is Kind.SIGNED:
+        if asked.kind is TargetKind.SIGNED:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             return (await self._links.granted(asked.id, method)).session_id
         return None
 
     # HTTP
 
-    async def _invoke(self, asked: About, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _invoke(self, asked: RouteTarget, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST invocations` names its session in the body."""
         body = Body(receive)
         try:
             await body.begin(limit=None)
-        except ClientGone:
+        except ClientDisconnected:
             return
         session_id = _named_session(body.data)
         elsewhere = None
@@ -154,7 +169,7 @@ class Forwarding:
 
     async def _forward(
         self,
-        asked: About,
+        asked: RouteTarget,
         session_id: str,
         node_id: str | None,
         scope: Scope,
@@ -163,7 +178,7 @@ class Forwarding:
     ) -> None:
         """Have it answered by a node, or here where that is None; and by the next if need be."""
         refusal: Refusal | None = None
-        failure = NotReached("it moves from node to node", begun=False)
+        failure = NodeNotReached("it moves from node to node", begun=False)
         try:
             await body.begin()
             if not body.whole and node_id is not None:
@@ -175,7 +190,7 @@ class Forwarding:
                     refusal = await self._try(node_id, scope, body, send)
                     if refusal is None:
                         return
-                except NotReached as error:
+                except NodeNotReached as error:
                     failure = error
                 may_be_repeated = refusal is not None or not failure.begun
                 if body.spent or not (may_be_repeated or scope["method"] in READING):
@@ -183,7 +198,7 @@ class Forwarding:
                 node_id = await self._now_at(asked, session_id, before, refusal)
                 if node_id == before and (refusal is not None or not failure.begun):
                     break
-        except ClientGone:
+        except ClientDisconnected:
             return
         except TemporaryError as error:
             await problem(error)(scope, body.receive, send)
@@ -202,16 +217,16 @@ class Forwarding:
     ) -> Refusal | None:
         if node_id is None:
             body.again()
-            held = Held(send, FULL)
+            held = RefusalFilter(send, FULL)
             await self._app(dict(scope), body.receive, held.send)
             return held.refusal
         node = self._peers.reached(node_id)
         if node is None:
-            raise NotReached(f"node {node_id} is not known to answer", begun=False)
+            raise NodeNotReached(f"node {node_id} is not known to answer", begun=False)
         return await pass_on(self._peers, node, scope, body, send, (WRONG_NODE, *FULL))
 
     async def _now_at(
-        self, asked: About, session_id: str, before: str | None, refusal: Refusal | None
+        self, asked: RouteTarget, session_id: str, before: str | None, refusal: Refusal | None
     ) -> str | None:
         """Where a session is that was not found, or not started, at a node."""
         await self._peers.look(again=False)
@@ -228,9 +243,9 @@ class Forwarding:
     async def _connect(
         self, session_id: str, node_id: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        socket = sockets.Passage(self._peers, scope, receive, send)
+        socket = WebSocketProxy(self._peers, scope, receive, send)
         try:
-            sockets.check_origin(socket.client, self._origins)
+            check_origin(socket.client, self._origins)
             for _ in range(2):
                 if node_id is None:
                     await self._app(scope, receive, send)
@@ -241,10 +256,10 @@ class Forwarding:
                 await self._peers.look(again=False)
                 node_id = await self._peers.node_of(session_id, anew=True)
         except AtollError as error:
-            await sockets.deny(socket.client, problem(error), error)
+            await deny(socket.client, problem(error), error)
             return
-        refusal = _not_reached(session_id, NotReached("it does not answer", begun=False))
-        await sockets.deny(socket.client, problem(refusal), refusal)
+        refusal = _not_reached(session_id, NodeNotReached("it does not answer", begun=False))
+        await deny(socket.client, problem(refusal), refusal)
 
 
 def _authorization(scope: Scope) -> str | None:
@@ -274,7 +289,7 @@ def _wrong_node(words: str) -> TemporaryError:
     return TemporaryError(words, code=WRONG_NODE)
 
 
-def _not_reached(session_id: str, failure: NotReached) -> TemporaryError:
+def _not_reached(session_id: str, failure: NodeNotReached) -> TemporaryError:
     words = f"The node of session {session_id} cannot be reached: {failure}."
     if failure.begun:
         words += " It may have begun with what was asked."

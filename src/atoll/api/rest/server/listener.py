@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.api.rest.connections import LINGER, RESERVE, TOO_MANY
+from atoll.api.rest.server.http_connections import LINGER, RESERVE, TOO_MANY
 
 if TYPE_CHECKING:
     import socket
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from uvicorn.server import ServerState
 
-    from atoll.api.rest.connections import Connections
+    from atoll.api.rest.server.http_connections import Connections
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class Listener:
         self._make = make
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._opening: set[_Opening] = set()
+        self._opening: set[_Handshake] = set()
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
         self._sweep = self._loop.create_task(connections.sweep(state))
@@ -96,7 +96,7 @@ class Listener:
         if count >= limit + RESERVE:
             self._turn_away(accepted)
         else:
-            _Opening(self, accepted, reserved=count >= limit)
+            _Handshake(self, accepted, reserved=count >= limit)
 
     def _count(self) -> int:
         return len(self._state.connections) + len(self._opening)
@@ -111,7 +111,7 @@ class Listener:
             accepted.close()
 
 
-class _Opening:
+class _Handshake:
     """A connection between its acceptance and its first byte, with the TLS handshake between."""
 
     def __init__(self, server: Listener, accepted: socket.socket, *, reserved: bool) -> None:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
-from atoll.api.rest.connections import Connections, HttpProtocol, connection_limit
-from atoll.api.rest.listener import Listener
-from atoll.api.rest.middleware import LastAnswer
+from atoll.api.rest.middleware.authentication import ShutdownResponse
+from atoll.api.rest.server.http_connections import Connections, HttpProtocol, connection_limit
+from atoll.api.rest.server.listener import Listener
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
@@ -66,7 +66,7 @@ def prepare(
         leave,
         connections,
         uvicorn.Config(
-            LastAnswer(app),
+            ShutdownResponse(app),
             http=HttpProtocol,
             ws=functools.partial(Protocol, connections=connections),  # type: ignore[arg-type]
             ws_max_size=MAX_MESSAGE,

@@ -19,7 +19,7 @@ _FIXED = frozenset({"DELETE ", "PATCH ", "POST stop", "POST archive", "POST paus
 """What does not need a session to run."""
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     SESSION = "session"
     EXECUTION = "execution"
     INVOCATION = "invocation"
@@ -30,8 +30,8 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    kind: Kind
+class RouteTarget:
+    kind: TargetKind
     id: str = ""
     needs_it: bool = False
     """Whether the session has to run for it."""
@@ -39,12 +39,14 @@ class About:
     """Whether any node does what can be done when the session's does not answer."""
 
 
-def about(method: str, path: str) -> About | None:
+def target_of_request(method: str, path: str) -> RouteTarget | None:
     if not path.startswith(PREFIX):
         return None
     reading = method in READING
     if path.startswith(SIGNED):
-        return About(Kind.SIGNED, path[len(SIGNED) :], needs_it=True, falls_back=reading)
+        return RouteTarget(
+            TargetKind.SIGNED, path[len(SIGNED) :], needs_it=True, falls_back=reading
+        )
     room, _, rest = path[len(PREFIX) :].partition("/")
     name, _, what = rest.partition("/")
     if not name:
@@ -53,20 +55,22 @@ def about(method: str, path: str) -> About | None:
         if reading and what in _RECORDS:
             return None
         if method == "POST" and what == "clone":
-            return About(Kind.CLONE, name)
+            return RouteTarget(TargetKind.CLONE, name)
         needs_it = f"{method} {what}" not in _FIXED
         # The end of a session is a word in the database; its node acts on it when it can.
-        return About(Kind.SESSION, name, needs_it, reading or (method == "DELETE" and not what))
+        return RouteTarget(
+            TargetKind.SESSION, name, needs_it, reading or (method == "DELETE" and not what)
+        )
     if room == "executions":
-        return About(Kind.EXECUTION, name, falls_back=reading)
+        return RouteTarget(TargetKind.EXECUTION, name, falls_back=reading)
     if room == "invocations":
         if reading and what == "executions":
             return None
-        return About(Kind.INVOCATION, name, falls_back=reading)
+        return RouteTarget(TargetKind.INVOCATION, name, falls_back=reading)
     return None
 
 
 _COLLECTIONS = {
-    f"{PREFIX}sessions": About(Kind.CREATE),
-    f"{PREFIX}invocations": About(Kind.INVOKE, needs_it=True),
+    f"{PREFIX}sessions": RouteTarget(TargetKind.CREATE),
+    f"{PREFIX}invocations": RouteTarget(TargetKind.INVOKE, needs_it=True),
 }

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from atoll.api.rest import pages
+from atoll.api.rest import html_pages
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.json_size import at_most
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from atoll.service.auth.service import Keys
 
-OPEN_PATHS = pages.PATHS | {"/health", "/ready", "/openapi.json"}
+OPEN_PATHS = html_pages.PATHS | {"/health", "/ready", "/openapi.json"}
 FORM = b"application/x-www-form-urlencoded"
 KEY_PROTOCOL = "atoll.key."
 EVENTS = "/api/v1/events"
@@ -101,7 +101,7 @@ def _secret(scope: ASGIScope) -> str:
     return secret.strip()
 
 
-class LastAnswer:
+class ShutdownResponse:
     """
     An answer for those who still wait when a server that ends has given them all its time: it then
     cancels them, which would be told as an error of its own.

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.responses import Response
 
-from atoll.api.rest.exchange import MAX_HELD, HashedBody, HeldAnswer
+from atoll.api.rest.middleware.buffering import MAX_HELD, BufferedResponse, HashedRequestBody
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.blobs.base import Oversized
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError, TooLarge
@@ -120,7 +120,7 @@ class Idempotency:
         self._present[request_id] += 1
         try:
             await self._serve(
-                request_id, HashedBody(scope, receive, given[0]), scope, receive, send
+                request_id, HashedRequestBody(scope, receive, given[0]), scope, receive, send
             )
         finally:
             self._present[request_id] -= 1
@@ -128,7 +128,7 @@ class Idempotency:
                 del self._present[request_id]
 
     async def _serve(
-        self, request_id: str, body: HashedBody, scope: Scope, receive: Receive, send: Send
+        self, request_id: str, body: HashedRequestBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
         await body.begin()
         if body.gone:
@@ -154,7 +154,9 @@ class Idempotency:
         scope["atoll.seed"] = _seed(claim)
         await self._run(claim, scope, body, send)
 
-    async def _first_answer(self, found: KeyedRequest, status: int, body: HashedBody) -> Response:
+    async def _first_answer(
+        self, found: KeyedRequest, status: int, body: HashedRequestBody
+    ) -> Response:
         await body.drain()
         if body.fingerprint != found.fingerprint:
             raise _reused()
@@ -180,7 +182,7 @@ class Idempotency:
             return content
         return None
 
-    async def _take_over(self, found: KeyedRequest, body: HashedBody) -> KeyedRequest:
+    async def _take_over(self, found: KeyedRequest, body: HashedRequestBody) -> KeyedRequest:
         """The claim of one that was not answered, as ours, unless somebody works on it."""
         if body.whole and found.fingerprint not in (None, body.fingerprint):
             raise _reused()
@@ -200,8 +202,10 @@ class Idempotency:
         log.info("request.taken_over", request_id=found.id, holder=found.holder)
         return replace(found, holder=me)
 
-    async def _run(self, claim: KeyedRequest, scope: Scope, body: HashedBody, send: Send) -> None:
-        answer = HeldAnswer(send, lambda: self._let_go(claim, body))
+    async def _run(
+        self, claim: KeyedRequest, scope: Scope, body: HashedRequestBody, send: Send
+    ) -> None:
+        answer = BufferedResponse(send, lambda: self._let_go(claim, body))
         failure: Exception | None = None
         try:
             await self._app(scope, body.receive, answer.send)
@@ -219,7 +223,9 @@ class Idempotency:
         if failure is not None:
             raise failure
 
-    async def _settle(self, claim: KeyedRequest, body: HashedBody, answer: HeldAnswer) -> None:
+    async def _settle(
+        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+    ) -> None:
         requests = self._store.requests
         if not body.whole:
             await requests.forget(claim.id, claim.holder)
@@ -230,7 +236,7 @@ class Idempotency:
         else:
             await self._keep(claim, body, answer)
 
-    async def _let_go(self, claim: KeyedRequest, body: HashedBody) -> None:
+    async def _let_go(self, claim: KeyedRequest, body: HashedRequestBody) -> None:
         """
         An event stream begins, so what it tells of is there under its seeded id: who comes with the
         same key, because the line broke perhaps, need not wait for the end of this one.
@@ -239,7 +245,9 @@ class Idempotency:
             known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
             await self._store.requests.take_over(known, NOBODY)
 
-    async def _settle_late(self, claim: KeyedRequest, body: HashedBody, answer: HeldAnswer) -> None:
+    async def _settle_late(
+        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+    ) -> None:
         """Part of the request still, though its client has gone: a shutdown waits for it."""
         pause, longest = RECORD_PAUSES
         deadline = self._clock.monotonic() + RECORD_SECONDS
@@ -257,7 +265,9 @@ class Idempotency:
             else:
                 return
 
-    async def _keep(self, claim: KeyedRequest, body: HashedBody, answer: HeldAnswer) -> None:
+    async def _keep(
+        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+    ) -> None:
         content, kept = bytes(answer.body), None
         if len(content) > INLINE:
             # A replica that was given up and comes back must not write over another one's.
@@ -285,7 +295,7 @@ def _seed(claim: KeyedRequest) -> Seed:
     return Seed(hashlib.sha256(text.encode()).hexdigest(), claim.created_at)
 
 
-def _code(answer: HeldAnswer) -> str | None:
+def _code(answer: BufferedResponse) -> str | None:
     """The code of a refusal that passes by itself."""
     if answer.status not in _COME_BACK:
         return None

@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from atoll.api.rest.passage import passed_on, target_of
-from atoll.api.ws.console import SEND_SECONDS, check_origin, deny
+from atoll.api.rest.forwarding.proxy import passed_on, target_of
+from atoll.api.ws.console import SEND_SECONDS
 from atoll.api.ws.protocol import PING_SECONDS
 from atoll.service.nodes.forward_token import Content, ForwardToken
 from atoll.service.nodes.peers import HEADER
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from atoll.model.node import Node
     from atoll.service.nodes.peers import Peers
 
-__all__ = ["Passage", "check_origin", "deny"]
-
 MAX_MESSAGE = 1 << 20
 """Bytes of one message from a node."""
 CLOSE_SECONDS = 2.0
@@ -41,7 +39,7 @@ NORMAL, GOING_AWAY = 1000, 1001
 MISDIRECTED = 421
 
 
-class Passage:
+class WebSocketProxy:
     def __init__(self, peers: Peers, scope: Scope, receive: Receive, send: Send) -> None:
         self._peers = peers
         self._scope = scope

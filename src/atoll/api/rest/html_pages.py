@@ -17,8 +17,8 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from atoll.api.rest import hosts
-from atoll.api.rest.context import Answer
+from atoll.api.rest import host_header
+from atoll.api.rest.responses import JsonResponse
 from atoll.version import __version__
 
 router = APIRouter(include_in_schema=False)
@@ -106,7 +106,7 @@ async def home(request: Request) -> Response:
     """A page for browsers, JSON for others."""
     if "text/html" not in request.headers.get("accept", ""):
         found = {"name": "Atoll", "version": __version__, "documentation": "/docs"}
-        return Answer(found, headers=_VARY)
+        return JsonResponse(found, headers=_VARY)
     page = _HOME.format(style=_STYLE, version=escape(__version__), url=escape(_url(request)))
     policy = f"img-src data:; style-src 'sha256-{_STYLE_HASH}'"
     return HTMLResponse(page, headers={**_headers(policy), **_VARY})
@@ -146,6 +146,6 @@ def _asset(name: str) -> Path:
 def _url(request: Request) -> str:
     """As the browser named this server; the line is meant to be pasted into a shell."""
     host = request.headers.get("host", "")
-    if _HOST.fullmatch(host) is None or host.encode() == hosts.UNKNOWN:
+    if _HOST.fullmatch(host) is None or host.encode() == host_header.UNKNOWN:
         host = "localhost"
     return f"{request.url.scheme}://{host}"

@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import downloads
-from atoll.api.rest.context import Answer, services
 from atoll.api.rest.files import _body, _body_of, _entry_out
+from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas import EntryOut
+from atoll.api.rest.services import services_of
 from atoll.service.sessions.connections import may_start
 
 router = APIRouter(prefix="/signed", tags=["signed links"])
@@ -30,7 +31,7 @@ _OPEN: dict[str, Any] = {"security": []}
 )
 async def get_signed(request: Request, token: str) -> Response:
     """Download the file that the link is for; ranges and conditions as with a key."""
-    found = services(request)
+    found = services_of(request)
     grant = await found.links.granted(token, "GET")
     may_start.set(grant.may_start)
     return await downloads.answer(
@@ -44,18 +45,19 @@ async def get_signed(request: Request, token: str) -> Response:
     responses={201: {"model": EntryOut}},
     openapi_extra={**_OPEN, **_body_of("application/octet-stream")},
 )
-async def put_signed(request: Request, token: str) -> Answer:
+async def put_signed(request: Request, token: str) -> JsonResponse:
     """Write the file that the link is for."""
-    found = services(request)
+    found = services_of(request)
     grant = await found.links.granted(token, "PUT")
     entry = await found.files.write(grant.session_id, grant.path, _body(request))
-    return Answer(_entry_out(entry), 201)
+    return JsonResponse(_entry_out(entry), 201)
 
 
 @router.post(
     "/{token:anything}", status_code=201, responses={201: {"model": EntryOut}}, openapi_extra=_OPEN
 )
-async def complete_signed(request: Request, token: str) -> Answer:
+async def complete_signed(request: Request, token: str) -> JsonResponse:
     """Bring what was put to the blob store by a native link into the workspace."""
-    links = services(request).links
-    return Answer(_entry_out(await links.complete(await links.granted(token, "POST"))), 201)
+    links = services_of(request).links
+    _entry = await links.complete(await links.granted(token, "POST"))
+    return JsonResponse(_entry_out(_entry), 201)

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import ValidationError
 
-from atoll.api.rest.destinations import Kind
-from atoll.api.rest.passage import Body, ClientGone, Held, NotReached, Refusal, pass_on
+from atoll.api.rest.forwarding.proxy import (
+    Body,
+    ClientDisconnected,
+    NodeNotReached,
+    Refusal,
+    RefusalFilter,
+    pass_on,
+)
+from atoll.api.rest.forwarding.route_target import TargetKind
 from atoll.api.rest.problems import problem
 from atoll.api.rest.requests import CreateSession
 from atoll.errors import AtollError, InvalidRequest, NodeUnreachable, NotFound, TemporaryError
@@ -29,8 +36,8 @@ from atoll.service.nodes.service import edition
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.api.rest.context import Services
-    from atoll.api.rest.destinations import About
+    from atoll.api.rest.forwarding.route_target import RouteTarget
+    from atoll.api.rest.services import Services
     from atoll.model.node import Node
     from atoll.model.session import Session
 
@@ -51,7 +58,7 @@ MOST_ASKED = 8
 """Nodes that are asked for one session."""
 
 
-class Creation:
+class CreateForwarding:
     def __init__(self, app: ASGIApp, found: Services) -> None:
         self._app = app
         self._peers = found.peers
@@ -60,14 +67,16 @@ class Creation:
         self._store = found.store
         self._spread_above = found.settings.node.spread_above
 
-    async def __call__(self, asked: About, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self, asked: RouteTarget, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         body = Body(receive)
         try:
             await body.begin(limit=None)
-        except ClientGone:
+        except ClientDisconnected:
             return
         try:
-            if asked.kind is Kind.CLONE:
+            if asked.kind is TargetKind.CLONE:
                 demand, first = await self._of_clone(asked.id)
             else:
                 demand, first = await self._demand(body.data), None
@@ -93,7 +102,7 @@ class Creation:
                 if refusal is None:
                     return
                 why = str(refusal.code)
-            except NotReached as error:
+            except NodeNotReached as error:
                 why = str(error)
                 if error.begun:
                     refusal = None
@@ -110,7 +119,7 @@ class Creation:
         self._placements.gave(node.id)
         if node.id == self._peers.node_id:
             body.again()
-            held = Held(send, REFUSALS)
+            held = RefusalFilter(send, REFUSALS)
             # It says in the scope what it did with it: the next one is to get it as it came.
             await self._app(dict(scope), body.receive, held.send)
             return held.refusal
@@ -119,7 +128,7 @@ class Creation:
             await self._peers.look(again=False)
             reached = self._peers.reached(node.id)
         if reached is None:
-            raise NotReached(f"node {node.id} is not known to answer", begun=False)
+            raise NodeNotReached(f"node {node.id} is not known to answer", begun=False)
         return await pass_on(self._peers, reached, scope, body, send, REFUSALS)
 
     async def _of_clone(self, session_id: str) -> tuple[PlacementRequest, str | None]:

@@ -15,17 +15,17 @@ from pydantic import ValidationError
 
 from atoll import ids
 from atoll.api.rest.answers import result_out, submitted_out
-from atoll.api.rest.context import encode_json
-from atoll.api.rest.pacing import may_be_large, offer_short_answer
+from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_answer
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.requests import Execute
+from atoll.api.rest.responses import encode_json
 from atoll.errors import AtollError, InvalidRequest
 from atoll.service.executions.offload import size_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.api.rest.context import Services
+    from atoll.api.rest.services import Services
 
 MANY_ERRORS = 1000
 _WAIT = re.compile(
@@ -72,7 +72,7 @@ def preferred_wait(scope: Scope) -> float:
     return 0.0
 
 
-class HotRoutes:
+class ExecuteRoute:
     """Answers `execute` itself and leaves the rest to the application behind it."""
 
     def __init__(self, app: ASGIApp, found: Services) -> None:
@@ -93,7 +93,7 @@ class HotRoutes:
             status, answer = await execute(self._found, session_id, data, scope)
             content = encode_json(answer)
             del answer  # Not twice in memory while the client reads.
-        except _Gone:
+        except ClientDisconnected:
             return
         except AtollError as error:
             await problem(error)(scope, receive, send)
@@ -107,7 +107,7 @@ class HotRoutes:
         await send({"type": "http.response.body", "body": content})
 
 
-class _Gone(Exception):
+class ClientDisconnected(Exception):
     """The client left before its request was whole."""
 
 
@@ -116,7 +116,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise ClientDisconnected
         pieces.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(pieces)

@@ -6,23 +6,24 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from atoll.api.rest.context import Answer, services
+from atoll.api.rest.responses import JsonResponse
+from atoll.api.rest.services import services_of
 from atoll.version import __version__
 
 router = APIRouter(tags=["probes"])
 
 
 @router.get("/health")
-async def health() -> Answer:
+async def health() -> JsonResponse:
     """This process answers."""
-    return Answer({"status": "ok", "version": __version__})
+    return JsonResponse({"status": "ok", "version": __version__})
 
 
 @router.get("/ready")
-async def ready(request: Request) -> Answer:
+async def ready(request: Request) -> JsonResponse:
     """The database answers too; 503 when it does not."""
-    await services(request).store.ping()
-    return Answer({"status": "ready"})
+    await services_of(request).store.ping()
+    return JsonResponse({"status": "ready"})
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

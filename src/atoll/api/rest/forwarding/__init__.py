@@ -1,0 +1,1 @@
+"""Requests about sessions of other nodes: which node answers, and streaming the request there."""

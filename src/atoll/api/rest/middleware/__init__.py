@@ -1,0 +1,1 @@
+"""ASGI middleware around the routes: authentication, limits, idempotency and backpressure."""

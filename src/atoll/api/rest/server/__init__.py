@@ -1,0 +1,1 @@
+"""The HTTP server below the application: listening sockets, connections and their time-outs."""
