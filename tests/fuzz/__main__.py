@@ -16,7 +16,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from atoll.executor import frames
+from atoll.protocol import frames
 from tests import drivers
 from tests.e2e.hostile.conftest import Target
 from tests.e2e.hostile.host import MiB, resident

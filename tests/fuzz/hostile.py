@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from atoll.executor import frames
+from atoll.protocol import frames
 
 RESULT: dict[str, Any] = {
     "exit_code": 0, "signal": None, "reason": None, "duration": 0.001, "began": 1.7e9,

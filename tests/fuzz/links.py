@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.executor import frames
 from atoll.link.client import Link, Piece
 from atoll.link.output import LINES_MARGIN, VALUE_MARGIN
+from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job
 from tests.fuzz.hostile import HELLO, OWN, Said, say

@@ -1,8 +1,8 @@
 """
-The executor as one file, and a directory of what user code may use of ours.
+Builds the executor as one file, and the directory with the module and command for user code.
 
-The file is a zip of the executor's modules that any Python from 3.8 on can import from. Both have
-byte code for the interpreter that made them, so that the usual instance compiles nothing.
+The file is a zip of `atoll.executor` and `atoll.protocol` that any Python from 3.8 on can import.
+Both contain byte code for the interpreter that built them, so that most instances compile nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE = "atoll_executor"
-BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.supervisor import main; main()"
+EXECUTOR = f"{PACKAGE}.executor"
+BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.supervisor import main; main()"
 
 SOCKET = "atoll"
 """Abstract name of the socket that `MODULE` talks to."""
@@ -37,17 +38,21 @@ def build() -> bytes:
     """The same modules on the same interpreter give the same bytes."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as bundle:
-        for module in sorted(
-            resources.files("atoll.executor").iterdir(), key=lambda item: item.name
-        ):
-            if not module.name.endswith(".py"):
-                continue
-            source = module.read_bytes()
-            name = f"{PACKAGE}/{module.name}"
+        for name, source in sorted(_sources().items()):
             code = _compiled(source, name)
             for path, data in ((name, source), (f"{name}c", code)):
                 bundle.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
     return content.getvalue()
+
+
+def _sources() -> dict[str, bytes]:
+    """Content of the modules by path in the bundle, beneath one package for relative imports."""
+    sources = {f"{PACKAGE}/__init__.py": b""}
+    for package in ("executor", "protocol"):
+        for module in resources.files(f"atoll.{package}").iterdir():
+            if module.name.endswith(".py"):
+                sources[f"{PACKAGE}/{package}/{module.name}"] = module.read_bytes()
+    return sources
 
 
 def _compiled(source: bytes, name: str) -> bytes:

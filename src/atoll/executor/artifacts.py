@@ -14,7 +14,7 @@ import os
 import stat
 import time
 
-from . import minijson
+from ..protocol import minijson
 from .files import STAGING, UPLOAD, FileError, Workspace
 from .removal import TRASH
 

@@ -14,7 +14,8 @@ import resource
 import site
 import sys
 
-from . import minijson, staging, system, terminal
+from ..protocol import minijson
+from . import staging, system, terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

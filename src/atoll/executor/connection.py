@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import _socket
 
-from . import frames
+from ..protocol import frames
+from ..protocol.limits import MAX_STREAMS
 from .loop import READ, WRITE, Loop
 
 TYPE_CHECKING = False
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 LAZY_SECONDS = 0.002
-MAX_STREAMS = 1024
 
 
 class Refusal(Exception):

@@ -15,7 +15,8 @@ import _socket
 import os
 import time
 
-from . import frames, minijson, processes, zygote
+from ..protocol import frames, minijson
+from . import processes, zygote
 from .child import FAILURE
 from .connection import Refusal, Stream
 from .kernel_messages import (

@@ -16,7 +16,8 @@ import _socket
 import os
 import struct
 
-from . import frames, minijson
+from ..protocol import frames, minijson
+from ..protocol.limits import MAX_APPROVAL_BYTES
 from .connection import Stream
 from .loop import READ, WRITE, Loop, Timer
 from .runs import Run, Runs
@@ -41,8 +42,6 @@ MAX_QUESTION = MAX_ENTRY - 256
 """The control plane, which has the same bound, puts a little to it."""
 MAX_OPEN = 8
 MAX_QUESTIONS = 1000
-MAX_ASKED = 1024 * 1024
-"""Bytes of all questions and answers of a run, which stay in its log."""
 MAX_MESSAGES = 1000
 MAX_MESSAGE = 64 * 1024
 """Characters, as the API counts them."""
@@ -301,7 +300,7 @@ class Conversations:
         elif len(talk.questions) >= MAX_OPEN:
             words = "This execution has %d open questions; no more are taken." % MAX_OPEN
             self._error(peer, "too_many_questions", words)
-        elif talk.asked >= MAX_QUESTIONS or talk.spent + len(entry) > MAX_ASKED:
+        elif talk.asked >= MAX_QUESTIONS or talk.spent + len(entry) > MAX_APPROVAL_BYTES:
             words = "This execution has asked too much already."
             self._error(peer, "too_many_questions", words)
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 
-from . import files, frames, system
+from ..protocol import frames
+from . import files, system
 from .artifacts import Scanner
 from .connection import Stream
 from .watch import Watch

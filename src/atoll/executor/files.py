@@ -16,7 +16,7 @@ import os
 import stat
 import time
 
-from . import minijson
+from ..protocol import minijson
 from .removal import DIRECTORY, TRASH, in_time, move_to, removing
 
 TYPE_CHECKING = False

@@ -17,7 +17,8 @@ import _imp
 import os
 import struct
 
-from . import minijson
+from ..protocol import minijson
+from ..protocol.limits import JOURNAL_FILE_SIZE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     Ended = tuple[str, dict[str, Any], list[tuple[int, int, bytes]]]
     """Id, result and log of a run."""
 
-MOST = 64 * 1024 * 1024
-"""Bytes of a file, and of what is read at a start."""
 CROWDED = 32 * 1024 * 1024
 """A file beyond this is rewritten without what was taken, if that is half of it or more."""
 IDLE = 256 * 1024
@@ -67,7 +66,7 @@ class Journal:
         try:
             if self._size + len(record) > CROWDED:
                 self._make_room()
-            if HEADER.size + self._size + len(record) > MOST:
+            if HEADER.size + self._size + len(record) > JOURNAL_FILE_SIZE:
                 raise OSError("%d bytes are waiting already" % self._size)
             start = self._size or HEADER.size
             self._write(record if self._size else _header(self._generation) + record)
@@ -192,7 +191,7 @@ def _generation(data: bytes) -> int:
 
 def _read(fd: int) -> bytes:
     try:
-        size = min(os.fstat(fd).st_size, MOST)
+        size = min(os.fstat(fd).st_size, JOURNAL_FILE_SIZE)
         pieces = []
         place = 0
         while place < size:

@@ -18,7 +18,8 @@ import io
 import os
 import sys
 
-from . import child, minijson, zygote
+from ..protocol import minijson
+from . import child, zygote
 from .kernel_messages import DONE, DONE_BODY, DROPPED, MAX_PIECE, PIECE, READY, SHOW, SIZE
 
 TYPE_CHECKING = False

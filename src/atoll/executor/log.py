@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 
-from . import frames
+from ..protocol import frames
 from .connection import LAZY_SECONDS, Stream
 from .loop import Loop, Timer
 

@@ -15,7 +15,8 @@ import stat
 import struct
 import time
 
-from . import minijson, system
+from ..protocol import minijson
+from . import system
 from .files import STAGING, UPLOAD, Workspace, split
 from .removal import DIRECTORY, TRASH
 from .walk import walk

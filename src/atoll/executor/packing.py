@@ -14,7 +14,7 @@ import os
 import stat
 import time
 
-from . import frames
+from ..protocol import frames
 from .files import FileError, Workspace, split
 from .walk import Found, open_file, walk
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 
-from . import frames, terminal
+from ..protocol import frames
+from . import terminal
 from .log import Log
 from .loop import READ, WRITE, Loop
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 import time
 
-from . import files, frames, minijson, removal, rights
+from ..protocol import frames, minijson
+from . import files, removal, rights
 from .artifacts import coarse_now
 from .connection import Stream
 from .loop import Loop
@@ -41,8 +41,6 @@ MAX_NAMES = 250_000
 MAX_PATH = 16 * 1024
 """Characters; each is up to six bytes where it is told."""
 MAX_HEADER = 256 * 1024
-EXTENT = struct.Struct("!QI")
-"""Where bytes of a file belong and how many follow; none at its end."""
 FILE, DIRECTORY, LINK = "f", "d", "l"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -365,10 +363,10 @@ class Arrival:
                 piece = piece[written:]
             return True
         if self._file >= 0:
-            if len(buffer) < EXTENT.size:
+            if len(buffer) < frames.EXTENT.size:
                 return False
-            self._place, self._left = EXTENT.unpack(bytes(buffer[: EXTENT.size]))
-            del buffer[: EXTENT.size]
+            self._place, self._left = frames.EXTENT.unpack(bytes(buffer[: frames.EXTENT.size]))
+            del buffer[: frames.EXTENT.size]
             if not self._left:
                 self._close()
             return True

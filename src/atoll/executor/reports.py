@@ -19,7 +19,8 @@ import _socket
 import os
 import struct
 
-from . import minijson, processes, system, zygote
+from ..protocol import minijson
+from . import processes, system, zygote
 from .loop import READ, WRITE, Loop, Timer
 
 TYPE_CHECKING = False

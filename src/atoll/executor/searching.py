@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from . import minijson
+from ..protocol import minijson
 from .files import MAX_PAGE, FileError, Workspace, entry, split
 from .walk import Found, Pattern, open_file, walk
 

@@ -15,7 +15,8 @@ import os
 import struct
 import sys
 
-from . import artifacts, files, frames, minijson, processes, system, zygote
+from ..protocol import frames, minijson
+from . import artifacts, files, processes, system, zygote
 from .connection import Connection, Refusal, Stream
 from .contexts import Contexts
 from .conversations import Conversations

@@ -14,7 +14,8 @@ import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import os
 
-from . import frames, minijson, processes, system, zygote
+from ..protocol import frames, minijson
+from . import processes, system, zygote
 from .connection import Refusal, Stream
 from .files import FileError, translate
 from .loop import READ, WRITE, Loop

@@ -25,7 +25,8 @@ import site
 import struct
 import sys
 
-from . import child, minijson, system
+from ..protocol import minijson
+from . import child, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from atoll.executor import frames
-from atoll.executor.connection import MAX_STREAMS
 from atoll.link import messages, validation
 from atoll.link.credit import Inbox, Rate, Strays, Window
 from atoll.link.errors import ExecutorError, LinkCrowded, LinkLost, ProtocolViolation
 from atoll.link.output import Intake, RunLimits
+from atoll.protocol import frames
+from atoll.protocol.limits import MAX_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -11,8 +11,8 @@ import asyncio
 import time
 from typing import Generic, TypeVar
 
-from atoll.executor import frames
 from atoll.link.errors import ProtocolViolation
+from atoll.protocol import frames
 
 Item = TypeVar("Item")
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from atoll.executor import frames
 from atoll.link import validation as check
 from atoll.link.errors import ExecutorError, ProtocolViolation
 from atoll.model.manifest import told
 from atoll.model.times import MOST as MOST_NANOSECONDS
+from atoll.protocol import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

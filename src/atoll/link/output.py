@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.executor import frames
-from atoll.executor.conversations import MAX_ASKED
 from atoll.link.errors import ProtocolViolation
+from atoll.protocol import frames
+from atoll.protocol.limits import MAX_APPROVAL_BYTES
 
 VALUE_MARGIN = 64 * 1024
 """What an error's traceback, which comes in place of a value, may have beyond its limit."""
-LINES_MARGIN = 2 * MAX_ASKED
+LINES_MARGIN = 2 * MAX_APPROVAL_BYTES
 """Questions and answers, which the limit of displays does not count."""
 MAX_ENTRIES = 200_000
 """An executor gathers output; a run of hours does not come near this."""

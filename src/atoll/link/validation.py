@@ -14,9 +14,9 @@ import math
 import re
 from typing import Any
 
-from atoll.executor import frames
 from atoll.link.errors import ProtocolViolation
 from atoll.model import json_size
+from atoll.protocol import frames
 
 MAX_JSON = 1024 * 1024
 MAX_EVENT = 128 * 1024

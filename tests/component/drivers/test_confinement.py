@@ -18,8 +18,8 @@ from atoll.drivers.local import processes
 from atoll.drivers.local.cgroups import NoGroups
 from atoll.drivers.local.confinement import Confinement
 from atoll.errors import TemporaryError
-from atoll.executor import frames
 from atoll.link.client import Link, LinkLost
+from atoll.protocol import frames
 from atoll.settings import LinkSettings
 
 if TYPE_CHECKING:

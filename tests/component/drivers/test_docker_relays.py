@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.drivers.docker.relays import Hijacked
-from atoll.executor import frames
 from atoll.link import client
 from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
+from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.fuzz.hostile import ANSWERS, HELLO
 

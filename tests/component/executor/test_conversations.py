@@ -18,9 +18,10 @@ import pytest
 
 import atoll.executor.inside
 from atoll.drivers import bundle
-from atoll.executor import conversations, frames
+from atoll.executor import conversations
 from atoll.executor.inside import atoll_session
 from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.protocol import frames, limits
 from atoll.settings import LinkSettings
 
 pytestmark = pytest.mark.anyio
@@ -251,7 +252,7 @@ async def test_the_log_of_one_execution_does_not_grow_with_questions(box: Box) -
     heard, running = await box.start("one", code)
     await running
     assert heard.text == b"too_many_questions\n"
-    assert heard.approvals.qsize() <= 2 * (conversations.MAX_ASKED // 60_000)
+    assert heard.approvals.qsize() <= 2 * (limits.MAX_APPROVAL_BYTES // 60_000)
 
 
 @pytest.mark.parametrize("size", [66_000, 200_000])

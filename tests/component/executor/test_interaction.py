@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import frames
 from atoll.link.client import ExecutorError, Link, LinkLost
 from atoll.link.messages import RunResult
+from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import Executor, job
 from tests.standstill import go_on, stand_still

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.executor import frames, journal
+from atoll.executor import journal
 from atoll.executor.journal import Journal
+from atoll.protocol import frames
 
 Ended = tuple[str, dict[str, Any], list[tuple[int, int, bytes]]]
 
@@ -194,7 +195,7 @@ def test_a_move_that_was_interrupted_loses_nothing(
 def test_more_than_a_file_may_hold_stays_in_memory(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(journal, "MOST", 10_000)
+    monkeypatch.setattr(journal, "JOURNAL_FILE_SIZE", 10_000)
     with memory() as fds:
         kept = Journal(fds)
         for number in range(20):

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import frames, zygote
+from atoll.executor import zygote
 from atoll.link.client import Link
+from atoll.protocol import frames
 from tests.executors import Executor, Heard, job
 
 pytestmark = [

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import frames, pipes
+from atoll.executor import pipes
 from atoll.link.client import ExecutorError, LinkLost
+from atoll.protocol import frames
 from tests import executors
 from tests.component.executor.test_interaction import Output
 from tests.executors import Executor, Heard, job

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.executor import frames
 from atoll.link import client, credit, messages, output, validation
 from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
+from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job
 from tests.fuzz.hostile import (

@@ -12,8 +12,8 @@ import pytest
 
 from atoll.blobs.objects import LocalObjects
 from atoll.errors import AtollError
-from atoll.executor import frames
 from atoll.link.client import Link, LinkLost
+from atoll.protocol import frames
 from atoll.service.checkpoints.capture import Capture
 from atoll.service.checkpoints.chunks import Chunks
 from atoll.settings import LinkSettings

@@ -18,12 +18,12 @@ import pytest
 from atoll.drivers.docker import containers, links
 from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
-from atoll.executor import frames
 from atoll.executor.connection import Connection
 from atoll.executor.loop import Loop
 from atoll.link.client import ExecutorError, Link, LinkLost
 from atoll.model.instance import State
 from atoll.model.volume import LOCAL, S3, Volume
+from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
@@ -194,7 +194,7 @@ async def test_a_link_outlives_a_pause_and_none_can_be_made_in_it(node: Node) ->
 HOSTILE = f"""
 import errno, os, socket, struct, sys
 sys.path.insert(0, '/run/atoll/executor.pyz')
-from atoll_executor import frames
+from atoll_executor.protocol import frames
 
 def asked(show, token):
     link = socket.socket(socket.AF_UNIX)

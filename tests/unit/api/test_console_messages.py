@@ -11,9 +11,9 @@ import pytest
 from atoll.api.ws import messages
 from atoll.api.ws.messages import Close, FromClient, Resize, Signal, Stdin
 from atoll.errors import Conflict, InvalidRequest
-from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
+from atoll.protocol import frames
 from atoll.service.executions.console import Output, State
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.executor import artifacts, minijson
+from atoll.executor import artifacts
+from atoll.protocol import minijson
 
 
 def test_the_list_is_bounded_by_its_length_as_json(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.executor import frames, minijson
+from atoll.protocol import frames, minijson
 
 STREAMS = st.integers(0, 2**32 - 1)
 KINDS = st.sampled_from(sorted(frames.KINDS))

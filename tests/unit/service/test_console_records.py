@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from atoll.executor import frames
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
+from atoll.protocol import frames
 from atoll.service.executions.console import rest
 from atoll.service.executions.event_log import GAP, lines_of
 from atoll.service.executions.run import Run

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import frames
 from atoll.link.values import is_within
 from atoll.model.json_size import values_in
+from atoll.protocol import frames
 from atoll.service.executions import event_log
 from atoll.service.executions.mime import DEPTH, VALUES, shaped
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.executor import frames
 from atoll.model.execution import Attempt, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.session import Cause
+from atoll.protocol import frames
 from atoll.service.executions import event_log
 from atoll.service.executions.run import Run
 

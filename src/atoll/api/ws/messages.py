@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, InvalidRequest
-from atoll.executor import frames
+from atoll.protocol import frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -36,7 +36,7 @@ from atoll.drivers.local.workspaces import (
     remove_tree,
 )
 from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
-from atoll.executor.journal import MOST as JOURNAL_FILE
+from atoll.protocol.limits import JOURNAL_FILE_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 EXECUTOR_IMAGE = "executor"
 """File beside a workspace: the file system of its instances' sockets and journals."""
-EXECUTOR_SIZE = 2 * JOURNAL_FILE + 16 * 1024 * 1024
+EXECUTOR_SIZE = 2 * JOURNAL_FILE_SIZE + 16 * 1024 * 1024
 
 
 class Directories:
@@ -303,7 +303,7 @@ def _copy_journal(source: Path, target: Path) -> None:
         return
     with open(fd, "rb") as file, target.open("xb") as copy:
         about = os.fstat(fd)
-        if stat.S_ISREG(about.st_mode) and about.st_size <= JOURNAL_FILE:
+        if stat.S_ISREG(about.st_mode) and about.st_size <= JOURNAL_FILE_SIZE:
             copies.copy_content(file.fileno(), copy.fileno(), about.st_size, threading.Event())
 
 

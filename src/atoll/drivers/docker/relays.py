@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.bundle import PACKAGE
+from atoll.drivers.bundle import EXECUTOR
 from atoll.drivers.docker.containers import NODE_LABEL
 from atoll.drivers.docker.engine import API, Dialled, translated
 from atoll.drivers.docker.links import NAME, RELAY_UID
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 """Between two looks at which containers run, of which both must miss one."""
-BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {PACKAGE}.relay import main; main()"
+BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.relay import main; main()"
 MOST_HEAD = 16_384
 MOST_SAID = 1000
 MAX_STDERR = 65_536

@@ -46,11 +46,11 @@ from atoll.errors import (
     TemporaryError,
     WorkspaceLost,
 )
-from atoll.executor.journal import MOST as JOURNAL_SIZE
 from atoll.link.client import Link, LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
+from atoll.protocol.limits import JOURNAL_FILE_SIZE
 from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ class LocalDriver:
             "rlimits": {
                 "CORE": 0,
                 # What the executor may write: files of the workspace, and its journal.
-                "FSIZE": max(spec.resources.disk, JOURNAL_SIZE),
+                "FSIZE": max(spec.resources.disk, JOURNAL_FILE_SIZE),
                 "NOFILE": self._settings.open_files,
                 "MEMLOCK": 65_536,
                 "MSGQUEUE": 819_200,

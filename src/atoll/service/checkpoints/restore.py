@@ -11,9 +11,9 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from atoll.executor.porter import EXTENT
 from atoll.model.manifest import DIRECTORY, FILE, SYMLINK, Entry
 from atoll.model.manifest_reading import TreeOrder
+from atoll.protocol.frames import EXTENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.errors import AtollError, Conflict, Forbidden, NotFound, TemporaryError
-from atoll.executor import frames
 from atoll.link.client import ExecutorError, LinkLost, Piece
 from atoll.model.execution import Execution, ExecutionStatus
+from atoll.protocol import frames
 from atoll.service.executions import event_log
 
 if TYPE_CHECKING:

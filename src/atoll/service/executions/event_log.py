@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.executor import frames
 from atoll.link.messages import approval
 from atoll.link.values import is_within, strict_json
 from atoll.model.json_size import values_in
+from atoll.protocol import frames
 from atoll.service.executions.mime import DEPTH, VALUES, shaped
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from atoll.executor import frames
 from atoll.link.output import Intake, RunLimits
 from atoll.model.execution import Execution, ExecutionStatus
+from atoll.protocol import frames
 from atoll.service.executions import event_log
 from atoll.service.executions.event_log import Event
 

@@ -50,6 +50,8 @@ DISPLAY = 5  # JSON: a MIME bundle that a context shows
 HEADER = struct.Struct("!IIB")
 OUTPUT_HEADER = struct.Struct("!IB")
 CREDIT_BODY = struct.Struct("!I")
+EXTENT = struct.Struct("!QI")
+"""Offset and length of the bytes of a file that follow; length 0 ends the file."""
 
 
 class ProtocolError(Exception):
