@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from atoll.model import plan
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from atoll.model.execution import Execution
     from atoll.model.session import Session
     from atoll.model.template import Template

@@ -9,13 +9,11 @@ the end of one whose instance was lost, by no fault of the code, as often as tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from atoll.model.session import Cause
+from atoll.model.session import Cause
 
 
 class ExecutionStatus(StrEnum):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from atoll.model.resources import Resources
-    from atoll.model.session import Cause
-    from atoll.model.template import Template
-    from atoll.model.volume import Volume, VolumeMount
+from atoll.model.resources import Resources
+from atoll.model.session import Cause
+from atoll.model.template import Template
+from atoll.model.volume import Volume, VolumeMount
 
 
 @dataclass(frozen=True, slots=True)

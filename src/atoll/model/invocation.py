@@ -9,15 +9,10 @@ succeeded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from atoll.model.execution import ExecutionStatus
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from atoll.model.execution import Execution, Mode
+from atoll.model.execution import Execution, ExecutionStatus, Mode
 
 
 class InvocationStatus(StrEnum):

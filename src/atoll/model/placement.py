@@ -8,16 +8,11 @@ soonest, and then the one that has least to do. The order depends on nothing but
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from atoll.model.node import NodeStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from atoll.model.node import Node
-    from atoll.model.resources import Resources
+from atoll.model.node import Node, NodeStatus
+from atoll.model.resources import Resources
 
 MOUNT = "mount"
 """Among what a node provides: workspaces and volumes of the blob store can be mounted there."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from datetime import datetime
+from atoll.model.fields import Bounds
+from atoll.model.install import Install
+from atoll.model.resources import Resources
+from atoll.model.volume import VolumeMount
 
-    from atoll.model.packages import Install
-    from atoll.model.resources import Resources
-    from atoll.model.volume import VolumeMount
+MAX_TIMER = 10 * 365 * 86_400
+"""Seconds: the longest idle, archive or delete timer."""
+MAX_LABELS = 64
+MAX_ENV_VARS = 256
+MAX_VOLUMES = 16
 
 
 class SessionStatus(StrEnum):
@@ -121,55 +126,67 @@ class Session:
     template_id: str
     status: SessionStatus
     wanted: Wanted
+    """The status that was asked for last."""
     runtime_type: str
     runtime_node: str
     resources: Resources
-    timeout: int
-    """Seconds of life."""
+    timeout: Annotated[int, Bounds(minimum=1)]
+    """Seconds that it may live, counted from its last start."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
-    """When its life is over; of no meaning while it is at rest, since a start begins another."""
-    env_vars: dict[str, str] = field(default_factory=dict)
+    """When its life is over; has no meaning while it is stopped or archived."""
+    env_vars: Annotated[dict[str, str], Bounds(max_length=MAX_ENV_VARS)] = field(
+        default_factory=dict
+    )
+    """Environment variables of everything that it runs."""
     instance_id: str | None = None
     workspace: str | None = None
-    """The driver's name for the session's files; kept when the instance is replaced."""
+    """The driver's name for its files; unchanged when the instance is replaced."""
     ended_at: datetime | None = None
     cause: Cause | None = None
+    """Why it ended or failed."""
     message: str | None = None
-    capacity: int = 1
-    """Executions at the same time."""
+    """The cause in words."""
+    capacity: Annotated[int, Bounds(minimum=1)] = 1
+    """How many executions may run at the same time."""
     template_version: int = 1
-    """The version of its template that it keeps, whatever becomes of the template."""
+    """The version of its template, which it keeps when the template changes."""
     install: Install | None = None
-    """Its own Python packages; none when it asked for none."""
+    """Its own Python packages; null if it asked for none."""
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Encrypted, by name."""
-    volumes: tuple[VolumeMount, ...] = ()
+    """Encrypted environment variables, by name."""
+    volumes: Annotated[tuple[VolumeMount, ...], Bounds(max_length=MAX_VOLUMES)] = ()
     workspace_mode: WorkspaceMode = WorkspaceMode.SYNC
+    """Where its files are: `sync` or `mount`."""
     durability: Durability = Durability.BACKGROUND
+    """When what an execution changed is in the blob store: `background` or `execution`."""
     started_from: str | None = None
-    """The session whose files it began with."""
+    """The session from whose last checkpoint it started."""
     warnings: tuple[Warning, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
-    node_labels: dict[str, str] = field(default_factory=dict)
+    """In what respect it got less than it asked for."""
+    labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(default_factory=dict)
+    """Names and values chosen by its user."""
+    node_labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(
+        default_factory=dict
+    )
     """Labels that its node must have."""
     auto_start: bool = True
-    """Whether a request that needs it starts it, when it is paused or at rest."""
-    idle_timeout: int | None = None
-    """Seconds without anything asked of it after which it is stopped."""
-    archive_after: int | None = None
-    """Seconds at rest after which it is archived."""
-    delete_after: int | None = None
-    """Seconds at rest after which it ends."""
+    """Whether a request that needs it starts it when it is paused, stopped or archived."""
+    idle_timeout: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    """Seconds without a request after which it is stopped; never if null."""
+    archive_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    """Seconds that it stays stopped before it is archived; never if null."""
+    delete_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    """Seconds that it stays stopped or archived before it is terminated; never if null."""
     active_at: datetime | None = None
-    """When something was last asked of it, as far as was written down."""
+    """The time of its last request; written down now and then, not for each request."""
     rested_at: datetime | None = None
-    """Since when it is at rest; none while it is not."""
+    """Since when it is stopped or archived; null while it is neither."""
     failures: int = 0
-    """How often in a row what is wanted could not be had."""
+    """How many attempts to reach the wanted status have failed in a row."""
     retry_at: datetime | None = None
-    """When that is tried again."""
+    """When the next attempt is made."""
     version: int = 1
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from atoll.model.image import ImageInfo, Registry
-    from atoll.model.resources import Resources
+from atoll.model.image import ImageInfo, Registry
+from atoll.model.resources import Resources
 
 DEFAULT_TEMPLATE = "python"
 BASE_TEMPLATE = "template:"

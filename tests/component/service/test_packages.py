@@ -15,7 +15,8 @@ from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict
-from atoll.model.packages import Dependency, Install, InstallStatus, Interpreter
+from atoll.model.install import Dependency, Install, InstallStatus
+from atoll.model.packages import Interpreter
 from atoll.model.session import SessionStatus
 from atoll.model.template import DEFAULT_TEMPLATE, Template
 from atoll.reconcile.packages import YOUNG, PackageSweep

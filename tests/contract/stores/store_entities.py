@@ -24,9 +24,9 @@ from atoll.model.execution import (
     Request,
 )
 from atoll.model.image import ImageInfo, Registry
+from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.instance import Handle, Instance
 from atoll.model.key import Key, Scope
-from atoll.model.packages import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.session import (
     Cause,

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import InvalidRequest
-from atoll.model.packages import (
-    Dependency,
-    Interpreter,
-    conflicts,
-    covered,
-    is_pinned,
-    merged,
-    normalised,
-)
+from atoll.model.install import Dependency
+from atoll.model.packages import Interpreter, conflicts, covered, is_pinned, merged, normalised
 
 HAS = {"numpy": "2.1.0", "odd": "not-a-version", "early": "3.0rc1"}
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.execution import Artifact, Attempt, Execution, Outcome
+    from atoll.model.install import Install
     from atoll.model.invocation import Invocation
-    from atoll.model.packages import Install
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.service.pool.service import PoolState

@@ -22,7 +22,8 @@ from atoll.api.rest.path_encoding import decoded
 from atoll.drivers.base import RegistryAuth
 from atoll.model.execution import Language, Mode, Request
 from atoll.model.image import SERVER
-from atoll.model.packages import LOCATION, MOST_DEPENDENCIES, Dependency, Install, names_location
+from atoll.model.install import Dependency, Install
+from atoll.model.packages import LOCATION, MOST_DEPENDENCIES, names_location
 from atoll.model.resources import Resources, parse_cpu, parse_size
 from atoll.model.session import Durability, WorkspaceMode
 from atoll.model.template import LONGEST_DOCKERFILE, MOST_PACKAGES, REQUIREMENTS, Build

@@ -30,7 +30,7 @@ from atoll import ids
 from atoll.drivers.base import InstallSpec
 from atoll.errors import AtollError, Conflict, DependencyFailed, PermanentError, TemporaryError
 from atoll.model import packages as model
-from atoll.model.packages import InstallStatus
+from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.packages.gateway import Gateway
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
-    from atoll.model.packages import Dependency, Install, Interpreter, PackageSet
+    from atoll.model.packages import Interpreter, PackageSet
     from atoll.model.template import Template
     from atoll.service.packages.index import Index
     from atoll.settings import PackageSettings
@@ -135,9 +135,7 @@ class Packages:
         pinned = (line.partition("==") for line in install.installed)
         exact = dataclasses.replace(
             install,
-            dependencies=tuple(
-                model.Dependency(name, f"=={version}") for name, _, version in pinned
-            ),
+            dependencies=tuple(Dependency(name, f"=={version}") for name, _, version in pinned),
         )
         key = self._mac("again", name)
         done = await self._install(
@@ -176,7 +174,7 @@ class Packages:
         """
         dependencies = model.normalised(model.read(each) for each in requirements)
         # Who makes the template decides which versions it has.
-        install = model.Install(dependencies, int(timeout.total_seconds()), allow_conflicts=True)
+        install = Install(dependencies, int(timeout.total_seconds()), allow_conflicts=True)
         interpreter = await self._interpreter(template)
         own = model.covered(dependencies, interpreter.packages)
         if own is not None:
@@ -205,7 +203,7 @@ class Packages:
             return
         bare = dataclasses.replace(template, build=dataclasses.replace(build, environment=None))
         interpreter = await self._interpreter(bare)
-        exact = model.Install(
+        exact = Install(
             tuple(model.read(line) for line in build.installed),
             int(timeout.total_seconds()),
             allow_conflicts=True,

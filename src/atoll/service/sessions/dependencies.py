@@ -17,7 +17,7 @@ import structlog
 
 from atoll.errors import AtollError, Conflict, DependencyFailed
 from atoll.model import packages as model
-from atoll.model.packages import Install, InstallStatus
+from atoll.model.install import Install, InstallStatus
 from atoll.model.session import Cause, SessionStatus, Warning
 from atoll.service.sessions.connections import NOT_OF_THE_SESSION
 from atoll.service.sessions.service import is_installing
@@ -25,7 +25,7 @@ from atoll.service.sessions.service import is_installing
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
-    from atoll.model.packages import Dependency
+    from atoll.model.install import Dependency
     from atoll.model.session import Session
     from atoll.model.template import Template
     from atoll.service.background import BackgroundTasks

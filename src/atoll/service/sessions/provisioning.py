@@ -10,13 +10,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atoll.model.packages import InstallStatus
+from atoll.model.install import InstallStatus
 from atoll.model.session import Durability, WorkspaceMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.model.packages import Install
+    from atoll.model.install import Install
     from atoll.model.session import Session
     from atoll.model.template import Template
     from atoll.model.volume import VolumeMount

@@ -23,7 +23,7 @@ from atoll.errors import (
     TemporaryError,
 )
 from atoll.model.event import session_event
-from atoll.model.packages import InstallStatus
+from atoll.model.install import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.sessions.connections import instance_lease

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import Conflict
 from atoll.model import plan
-from atoll.model.packages import Dependency, Install, InstallStatus
+from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.session import (
     Cause,

@@ -1,0 +1,106 @@
+"""
+What an entity's declaration says of its fields: type, bounds, description and default.
+
+A field is declared once, in the model, with its description as a docstring below it and its bounds
+in the annotation:
+
+    @dataclass(frozen=True, slots=True)
+    class Session:
+        archive_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+        \"""Seconds that the session stays stopped before it is archived; never if null.\"""
+
+Rows, wire schemas and documentation are built from `fields_of` and `descriptions_of`. Names
+in annotations must therefore exist when the program runs: modules of entities import them outside
+`TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which values of a field users may ask for; None is no bound."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    """Of a number; inclusive, as `minimum`."""
+    min_length: int | None = None
+    max_length: int | None = None
+    """Of text in characters, of a collection in items."""
+    pattern: str | None = None
+    """Of text: a regular expression that all of it matches."""
+
+
+NO_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    name: str
+    type: Any
+    """The resolved type, without `Annotated`."""
+    bounds: Bounds
+    required: bool
+    """Whether the field has no default."""
+    default: Any
+    """The default value, made anew by the field's factory if it has one; None if required."""
+
+
+@cache
+def fields_of(entity: type) -> Mapping[str, FieldInfo]:
+    """The fields of a dataclass, by name, in the order of their declaration."""
+    hints = get_type_hints(entity, include_extras=True)
+    return MappingProxyType(
+        {field.name: _info(field, hints[field.name]) for field in dataclasses.fields(entity)}
+    )
+
+
+@cache
+def descriptions_of(entity: type) -> Mapping[str, str]:
+    """
+    The docstrings of a dataclass's fields, by name, each on one line; fields without one are left
+    out. Reads the module's source, so call it where time to start does not matter.
+    """
+    found: dict[str, str] = {}
+    body = _source(entity.__module__)[entity.__name__].body
+    for statement, following in pairwise(body):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str() as text)),
+            ):
+                found[name] = " ".join(text.split())
+    return MappingProxyType(found)
+
+
+@cache
+def _source(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _info(field: dataclasses.Field[Any], hint: Any) -> FieldInfo:
+    kind, bounds = hint, NO_BOUNDS
+    if get_origin(hint) is Annotated:
+        kind, *extras = get_args(hint)
+        bounds = next((item for item in extras if isinstance(item, Bounds)), NO_BOUNDS)
+    factory = field.default_factory
+    if factory is not dataclasses.MISSING:
+        default: Any = factory()
+    else:
+        default = None if field.default is dataclasses.MISSING else field.default
+    required = field.default is dataclasses.MISSING and factory is dataclasses.MISSING
+    return FieldInfo(field.name, kind, bounds, required, default)
