@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.docker import containers, interpreter
+from atoll.drivers.docker import container_config, portable_interpreter
 from tests.e2e.api import V1, Api, answer, eventually, problem, session
 from tests.harness import Server
 from tests.rootfs import build_image
@@ -148,9 +148,9 @@ def test_a_template_that_names_an_interpreter_gets_no_other(api: Api) -> None:
 
 
 def test_what_is_lent_starts_under_gvisor(engine: Dockerd, runsc: str, tmp_path: Path) -> None:
-    place = str(interpreter.write(tmp_path))
-    mount = containers.bind(place, interpreter.PLACE, read_only=True)
-    words = [*interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
+    place = str(portable_interpreter.write(tmp_path))
+    mount = container_config.bind(place, portable_interpreter.PLACE, read_only=True)
+    words = [*portable_interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
     for runtime in ("runc", runsc):
         ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])
-        assert ended == (0, f"{interpreter.PLACE}\n")
+        assert ended == (0, f"{portable_interpreter.PLACE}\n")

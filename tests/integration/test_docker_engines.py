@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atoll.drivers.docker.containers import INSTANCE_LABEL, WORKSPACE_LABEL
+from atoll.drivers.docker.labels import Label
 from tests.e2e.api import V1, answer, eventually, sh
 from tests.integration.nodes import Fleet, FleetNode
 from tests.integration.replicas import LONG
@@ -29,15 +29,15 @@ class EngineNode(FleetNode):
     engine: Dockerd
 
     def instances(self) -> set[str]:
-        found = self.engine.containers(label=[INSTANCE_LABEL])
-        return {one["Labels"][INSTANCE_LABEL] for one in found}
+        found = self.engine.containers(label=[Label.INSTANCE])
+        return {one["Labels"][Label.INSTANCE] for one in found}
 
     def workspaces(self) -> set[str]:
         volumes = self.engine.ask("GET", "/volumes").json()["Volumes"] or []
         kept = {
-            one["Labels"][WORKSPACE_LABEL]
+            one["Labels"][Label.WORKSPACE]
             for one in volumes
-            if WORKSPACE_LABEL in (one["Labels"] or {})
+            if Label.WORKSPACE in (one["Labels"] or {})
         }
         place = self.data_dir / "node" / "workspaces"
         return kept | ({path.name for path in place.iterdir()} if place.is_dir() else set())

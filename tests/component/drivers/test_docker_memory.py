@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from atoll.drivers.docker.containers import INSTANCE_LABEL
+from atoll.drivers.docker.container_memory import ContainerMemory
 from atoll.drivers.docker.engine import Engine
-from atoll.drivers.docker.memory import Memory
+from atoll.drivers.docker.labels import Label
 from atoll.settings import DockerSettings
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 def killed(instance_id: str, **labels: str) -> bytes:
     """An event as engines send it: with all labels of the container's image."""
-    about = {"Actor": {"Attributes": {INSTANCE_LABEL: instance_id, **labels}}}
+    about = {"Actor": {"Attributes": {Label.INSTANCE: instance_id, **labels}}}
     return json.dumps(about).encode() + b"\n"
 
 
@@ -64,7 +64,7 @@ async def test_long_labels_of_one_image_hide_the_end_of_no_other_instance(tmp_pa
     wordy: dict[str, Any] = {"words": "x" * 1_000_000}
     events = (killed("inst_1", **wordy), killed("inst_2"))
     async with engine(tmp_path, *events) as found:
-        memory = Memory(found, "node", tmp_path)
+        memory = ContainerMemory(found, "node", tmp_path)
         for instance_id in ("inst_1", "inst_2"):
             memory.note(instance_id, "no container", 1)
         memory.open()

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from atoll import ids
-from atoll.drivers.docker.containers import NODE_LABEL
 from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.drivers.docker.labels import Label
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
@@ -191,7 +191,7 @@ class Node:
                 child for helper in own_children() - self._others for child in below(helper)
             ]
         name = (self.data_dir / "node" / NAME).read_text()
-        return not self._engine.containers(label=[f"{NODE_LABEL}={name}"])
+        return not self._engine.containers(label=[f"{Label.NODE}={name}"])
 
 
 @pytest.fixture(params=[_parameter(kind) for kind in USUAL])

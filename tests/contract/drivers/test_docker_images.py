@@ -17,7 +17,7 @@ import pytest
 from atoll.drivers.base import BuildContext, Material, RegistryAuth
 from atoll.drivers.docker.engine import Engine
 from atoll.drivers.docker.images import Images
-from atoll.drivers.docker.templates import ImageTemplates
+from atoll.drivers.docker.templates import TemplateImages
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.model.template import Build, Layer
 from atoll.settings import DockerSettings
@@ -41,7 +41,7 @@ SIZE = 3_000_000
 
 class Ground(NamedTuple):
     images: Images
-    templates: ImageTemplates
+    templates: TemplateImages
     said: list[bytes]
 
     @property
@@ -55,7 +55,7 @@ async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
     engine = Engine(settings)
     await engine.open()
     images = Images(engine, settings, NODE)
-    yield Ground(images, ImageTemplates(engine, images, settings, tmp_path), [])
+    yield Ground(images, TemplateImages(engine, images, settings, tmp_path), [])
     for name in await images.names_held():
         await images.let_go(name)
     await engine.close()
@@ -486,7 +486,7 @@ async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
     assert other.id != first.id
     assert (await ground.templates.image(one)).digest == info.digest
     # After a restart too it is known what the second is, though the engine forgot it with the name.
-    anew = ImageTemplates(ground.templates._engine, ground.images, DockerSettings(), tmp_path)
+    anew = TemplateImages(ground.templates._engine, ground.images, DockerSettings(), tmp_path)
     told = (await anew.image(two)).digest
     assert told not in (None, info.digest)
     assert await anew.layers() == [one.layers[-1].name]

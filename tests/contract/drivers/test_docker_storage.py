@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.docker import containers
-from atoll.drivers.docker.directories import EXECUTOR_SIZE
+from atoll.drivers.docker import container_config
+from atoll.drivers.docker.directory_storage import EXECUTOR_SIZE
 from atoll.drivers.local.mounts import mount_points
 from atoll.drivers.local.spawner import mount_image
 from atoll.drivers.local.workspaces import IMAGE, make_file_system
@@ -127,8 +127,8 @@ def earlier(node: Node, name: str) -> Path:
     (journal / "0").write_bytes(b"a journal")
     (journal / "1").symlink_to("/etc/passwd")
     for path in (files, *files.iterdir(), journal):
-        os.chown(path, containers.UID, containers.UID)
-    record = {"name": name, "kind": "directory", "uid": containers.UID, "size": LIMITS.disk}
+        os.chown(path, container_config.UID, container_config.UID)
+    record = {"name": name, "kind": "directory", "uid": container_config.UID, "size": LIMITS.disk}
     (place / "workspace.json").write_text(json.dumps(record))
     return place
 
@@ -148,7 +148,7 @@ async def test_a_workspace_of_an_earlier_version_is_moved_into_an_image(node: No
     handle, link = await started(node.driver, spec(workspace="before"))
 
     assert await printed(node.driver, link, CONTENT) == TOLD
-    assert handle.data["uid"] != containers.UID
+    assert handle.data["uid"] != container_config.UID
     assert json.loads((place / "workspace.json").read_text())["kind"] == IMAGE
     assert sorted(entry.name for entry in place.iterdir()) == [
         "disk", "executor", "workspace.json",
@@ -234,4 +234,4 @@ async def test_without_images_the_limit_is_watched_and_not_promised(
     told = json.loads(said)
     assert told["missing"] == ["disk_quota"]
     assert told["watch"]["disk"] == LIMITS.disk
-    assert told["uid"] == told["inside"] != containers.UID
+    assert told["uid"] == told["inside"] != container_config.UID

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.docker import containers, links
+from atoll.drivers.docker import container_config, exec_link
 from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.executor.connection import Connection
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 RELAYED = ("remote", "gvisor")
-IS_RELAY = f"open('/proc/%s/cmdline' % p).read().endswith('{links.NAME}\\0')"
+IS_RELAY = f"open('/proc/%s/cmdline' % p).read().endswith('{exec_link.SOCKET_NAME}\\0')"
 RELAYS = f"[int(p) for p in os.listdir('/proc') if p.isdigit() and {IS_RELAY}]"
 
 
@@ -143,7 +143,7 @@ async def test_a_relay_that_is_killed_is_a_link_that_is_lost(node: Node) -> None
     path = f"/containers/{handle.data['container']}/top"
     about = {"ps_args": "-eww -o pid,args"}
     shown = node.engine.ask("GET", path, params=about).json()["Processes"]
-    pids = [int(pid) for pid, command in shown if command.endswith(links.NAME)]
+    pids = [int(pid) for pid, command in shown if command.endswith(exec_link.SOCKET_NAME)]
     (pid,) = pids
     os.kill(pid, 9)
     await asyncio.wait_for(link.closed, 30)
@@ -200,7 +200,7 @@ def asked(show, token):
     link = socket.socket(socket.AF_UNIX)
     link.settimeout(10)
     try:
-        link.connect(chr(0) + '{links.NAME}')
+        link.connect(chr(0) + '{exec_link.SOCKET_NAME}')
         show(link)
         link.sendall(frames.encode_json(0, frames.HELLO, {{'versions': [1], 'token': token}}))
         link.sendall(frames.encode_json(1, frames.OPEN, {{'op': 'shutdown'}}))
@@ -214,7 +214,7 @@ def credentials(uid):
 
 refused = {{b'', b'EPIPE', b'ECONNRESET', b'EPERM', b'ECONNREFUSED'}}
 for name, show in [('nobody', lambda link: None), ('itself', credentials(os.getuid())),
-                   ('relay', credentials({links.RELAY_UID})),
+                   ('relay', credentials({exec_link.RELAY_UID})),
                    ('handles', lambda link: link.sendmsg(
                        [b'x'], [(socket.SOL_SOCKET, 1, struct.pack('3i', 0, 1, 2))]))]:
     for token in ('', '0' * 64):
@@ -224,7 +224,7 @@ for name, show in [('nobody', lambda link: None), ('itself', credentials(os.getu
 held = [socket.socket(socket.AF_UNIX) for _ in range(200)]
 for one in held:
     one.settimeout(1)
-    try: one.connect(chr(0) + '{links.NAME}')
+    try: one.connect(chr(0) + '{exec_link.SOCKET_NAME}')
     except OSError: pass
 """
 
@@ -236,7 +236,7 @@ held = []
 while True:
     one = socket.socket(socket.AF_UNIX)
     one.setblocking(False)
-    try: one.connect(chr(0) + '{links.NAME}')
+    try: one.connect(chr(0) + '{exec_link.SOCKET_NAME}')
     except OSError: pass
     held.append(one)
     del held[:-50]
@@ -252,7 +252,7 @@ print(refused(lambda: os.kill(relay, 9)), refused(lambda: os.kill(relay, 19)))
 print(refused(lambda: open('/proc/%d/mem' % relay, 'rb')))
 print(refused(lambda: open('/proc/%d/environ' % relay, 'rb').read()))
 print(refused(lambda: os.listdir('/proc/%d/fd' % relay)))
-print(refused(lambda: os.setuid({links.RELAY_UID})))
+print(refused(lambda: os.setuid({exec_link.RELAY_UID})))
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.ptrace(16, relay, 0, 0))
 os.kill(-1, 0)
@@ -362,7 +362,7 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
     uid = handle.data["uid"]
     assert await printed(node.driver, link, code) == f"{uid} {uid} 0o40700"
     other = await node.driver.ensure(spec())
-    assert len({uid, other.data["uid"], containers.UID}) == 3
+    assert len({uid, other.data["uid"], container_config.UID}) == 3
     await node.driver.destroy(other)
     await node.driver.discard(node.driver.workspace_of(other))
     link.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.docker.links import NAME
+from atoll.drivers.docker.exec_link import SOCKET_NAME as NAME
 from tests.e2e.hostile.conftest import SMALL, attackable
 from tests.e2e.hostile.host import MiB, resident
 from tests.e2e.hostile.test_files_api import try_link

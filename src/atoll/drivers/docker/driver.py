@@ -28,18 +28,19 @@ from aiodocker.exceptions import DockerError
 from atoll import ids
 from atoll.drivers import known_nodes
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.docker import containers, interpreter, links
-from atoll.drivers.docker.choice import image_obstacle, obstacle
-from atoll.drivers.docker.directories import Directories
-from atoll.drivers.docker.drafts import Drafts
+from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
+from atoll.drivers.docker.container_memory import ContainerMemory
+from atoll.drivers.docker.directory_storage import DirectoryStorage
 from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, end, translated
+from atoll.drivers.docker.engine_load import EngineLoad
+from atoll.drivers.docker.exec_link import ExecLinks
 from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
-from atoll.drivers.docker.load import Load
-from atoll.drivers.docker.memory import Memory
-from atoll.drivers.docker.relays import Relays
-from atoll.drivers.docker.templates import ImageTemplates
-from atoll.drivers.docker.volumes import Volumes
+from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
+from atoll.drivers.docker.scratch_containers import ScratchContainers
+from atoll.drivers.docker.storage_probe import image_obstacle, obstacle
+from atoll.drivers.docker.templates import TemplateImages
+from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from aiodocker.stream import Stream
 
     from atoll.drivers.base import Material, Places
-    from atoll.drivers.docker.storage import Prepared, Storage
+    from atoll.drivers.docker.storage import InstanceFiles, Storage
     from atoll.drivers.local.buckets import Bucket
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
@@ -140,13 +141,13 @@ class DockerDriver:
         self._storage = await self._chosen_storage()
         await self._storage.open()
         images = Images(self._engine, self._settings, self._name)
-        self._templates = ImageTemplates(self._engine, images, self._settings, self._node)
+        self._templates = TemplateImages(self._engine, images, self._settings, self._node)
         await self._templates.open()
         await self._open_environments()
-        self._memory = Memory(self._engine, self._name, self._local.cgroup_root)
+        self._memory = ContainerMemory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
-        self._load = Load(self._engine, self._name)
-        self._relays = Relays(self._engine, self._name)
+        self._load = EngineLoad(self._engine, self._name)
+        self._relays = ExecLinks(self._engine, self._name)
         self.capabilities = self._found_capabilities()
         if "seccomp" in self.capabilities.provides:
             self._filter = seccomp.program(self._engine.info.get("Architecture"))
@@ -158,26 +159,26 @@ class DockerDriver:
         known_nodes.note_engine(self._node.parent, self._engine.url, self._name)
 
     async def _chosen_storage(self) -> Storage:
-        drafts = Drafts(self._engine, self._name)
+        scratch = ScratchContainers(self._engine, self._name)
         wanted, why = self._settings.storage, "the settings say so"
         if wanted == "auto":
-            trouble = await obstacle(self._engine, drafts, self._node)
+            trouble = await obstacle(self._engine, scratch, self._node)
             wanted = "directories" if trouble is None else "volumes"
             why = trouble or "the engine is here, and sees them"
         log.info("storage.chosen", storage=wanted, why=why)
         if wanted == "volumes":
             self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
-            return Volumes(self._engine, drafts, self._name, self._node, self._uids())
+            return VolumeStorage(self._engine, scratch, self._name, self._node, self._uids())
         if os.geteuid() != 0:
             raise PermanentError(
                 "Workspaces in directories take root: run Atoll as root, or set "
                 "ATOLL_DOCKER__STORAGE=volumes.",
                 code="engine_refused",
             )
-        trouble = await image_obstacle(drafts, self._node)
+        trouble = await image_obstacle(scratch, self._node)
         if trouble is not None:
             log.warning("workspaces.without_quota", why=trouble)
-        return Directories(
+        return DirectoryStorage(
             self._node, self._local, self._bucket, self.environments.place, trouble=trouble
         )
 
@@ -190,7 +191,7 @@ class DockerDriver:
 
     async def _open_environments(self) -> None:
         uv = await asyncio.to_thread(uv_binary)
-        if not isinstance(self._storage, Directories):
+        if not isinstance(self._storage, DirectoryStorage):
             self.environments.open(None, NO_DIRECTORIES)
         elif uv is None:
             self.environments.open(None)
@@ -308,10 +309,10 @@ class DockerDriver:
     def _is_usable(self, found: dict[str, Any]) -> bool:
         """Whether it came so far that it was told what to do."""
         labels = found["Config"]["Labels"]
-        if labels.get(containers.LINK_LABEL) == links.RELAY:
+        if labels.get(Label.LINK) == LinkKind.RELAY:
             return True  # One that was not told has ended: its standard input did.
-        directory = self._storage.socket(labels[containers.INSTANCE_LABEL])
-        return directory is not None and (directory / links.FILE).exists()
+        directory = self._storage.socket(labels[Label.INSTANCE])
+        return directory is not None and (directory / socket_link.SOCKET_FILE).exists()
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         name = _name(spec.instance_id)
@@ -320,7 +321,7 @@ class DockerDriver:
             wanted = self._container(spec, base, await self._storage.prepare(spec))
             with translated():
                 made = await self._engine.docker.containers.create(
-                    containers.body(wanted), name=name
+                    container_config.body(wanted), name=name
                 )
             await self._start(spec, made.id, wanted)
             found = await self._inspect(made.id)
@@ -348,14 +349,14 @@ class DockerDriver:
     async def _image_identity(self, template: Template) -> tuple[str, ...]:
         return await self._templates.identity(template)
 
-    async def _base(self, template: Template) -> containers.Base:
+    async def _base(self, template: Template) -> container_config.Base:
         image = await self._templates.find(template)
-        path = image.env.get("PATH", containers.PATH)
+        path = image.env.get("PATH", container_config.PATH)
         runtime = template.runtime or self._settings.runtime
         own_kernel = self._is_gvisor(runtime)
         python = await self._templates.python(template)
         if python is not None:
-            return containers.Base(
+            return container_config.Base(
                 image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
             )
         if template.python:
@@ -364,11 +365,11 @@ class DockerDriver:
                 "names as its interpreter.",
                 code="interpreter_missing",
             )
-        return containers.Base(
+        return container_config.Base(
             image.id,
-            interpreter.command(),
-            f"{interpreter.PLACE}/bin/python3",
-            f"{path}:{interpreter.PLACE}/bin",
+            portable_interpreter.command(),
+            f"{portable_interpreter.PLACE}/bin/python3",
+            f"{path}:{portable_interpreter.PLACE}/bin",
             runtime,
             own_kernel,
             (await self._storage.interpreter(),),
@@ -376,24 +377,24 @@ class DockerDriver:
         )
 
     def _container(
-        self, spec: InstanceSpec, base: containers.Base, prepared: Prepared
-    ) -> containers.Container:
+        self, spec: InstanceSpec, base: container_config.Base, prepared: InstanceFiles
+    ) -> container_config.Container:
         relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
-        labels = {
-            containers.NODE_LABEL: self._name,
-            containers.INSTANCE_LABEL: spec.instance_id,
-            containers.WORKSPACE_LABEL: spec.workspace or spec.instance_id,
-            containers.LINK_LABEL: links.RELAY if relayed else links.SOCKET,
-            containers.UID_LABEL: str(prepared.uid),
-            containers.DISK_LABEL: containers.HELD if prepared.disk_held else containers.WATCHED,
+        labels: dict[str, str] = {
+            Label.NODE: self._name,
+            Label.INSTANCE: spec.instance_id,
+            Label.WORKSPACE: spec.workspace or spec.instance_id,
+            Label.LINK: LinkKind.RELAY if relayed else LinkKind.SOCKET,
+            Label.UID: str(prepared.uid),
+            Label.DISK: DiskLimit.FILE_SYSTEM if prepared.disk_held else DiskLimit.EXECUTOR,
         }
-        return containers.Container(
+        return container_config.Container(
             base=base,
             labels=labels,
             mounts=tuple(prepared.mounts),
             resources=spec.resources,
             uid=prepared.uid,
-            relays=links.RELAYS if relayed else 0,
+            relays=exec_link.MAX_RELAYS if relayed else 0,
             environment=self._environment(spec.template),
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
@@ -410,16 +411,20 @@ class DockerDriver:
         return None if name is None else self.environments.inside(name)
 
     async def _start(
-        self, spec: InstanceSpec, container_id: str, wanted: containers.Container
+        self, spec: InstanceSpec, container_id: str, wanted: container_config.Container
     ) -> None:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         unattended = self._link_settings.unattended_grace
-        config = containers.config(
+        config = container_config.config(
             token=self._token(spec.instance_id),
-            listen=f"\0{links.NAME}" if wanted.relays else f"{containers.LINK}/{links.FILE}",
-            peer=links.RELAY_UID if wanted.relays else None,
+            listen=f"\0{exec_link.SOCKET_NAME}"
+            if wanted.relays
+            else f"{container_config.LINK}/{socket_link.SOCKET_FILE}",
+            peer=exec_link.RELAY_UID if wanted.relays else None,
             journal=tuple(
-                f"{containers.JOURNAL}/{number}" for number in (0, 1) if self._storage.journals
+                f"{container_config.JOURNAL}/{number}"
+                for number in (0, 1)
+                if self._storage.journals
             ),
             preload=spec.template.preload,
             environment=wanted.environment,
@@ -487,13 +492,13 @@ class DockerDriver:
     def _handle_of(self, container_id: str, labels: dict[str, str]) -> Handle:
         data: dict[str, str | int] = {
             "container": container_id,
-            "workspace": labels.get(containers.WORKSPACE_LABEL, labels[containers.INSTANCE_LABEL]),
-            "link": labels.get(containers.LINK_LABEL, ""),
+            "workspace": labels.get(Label.WORKSPACE, labels[Label.INSTANCE]),
+            "link": labels.get(Label.LINK, ""),
             # Containers of earlier versions have neither.
-            "uid": int(labels.get(containers.UID_LABEL, containers.UID)),
-            "disk": labels.get(containers.DISK_LABEL, containers.WATCHED),
+            "uid": int(labels.get(Label.UID, container_config.UID)),
+            "disk": labels.get(Label.DISK, DiskLimit.EXECUTOR),
         }
-        return Handle(labels[containers.INSTANCE_LABEL], self.kind, HANDLE_VERSION, data)
+        return Handle(labels[Label.INSTANCE], self.kind, HANDLE_VERSION, data)
 
     # What it is like
 
@@ -506,7 +511,7 @@ class DockerDriver:
                 if error.status == NOT_THERE:
                     return None
                 raise
-        is_ours = (found["Config"]["Labels"] or {}).get(containers.NODE_LABEL) == self._name
+        is_ours = (found["Config"]["Labels"] or {}).get(Label.NODE) == self._name
         return found if is_ours else None
 
     async def observe(self, handle: Handle) -> Observation:
@@ -553,8 +558,8 @@ class DockerDriver:
         timeout = settings.start_timeout if new else settings.connect_timeout
         token = self._token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
-        if handle.data["link"] == links.SOCKET and directory is not None:
-            return await links.by_socket(directory, settings, timeout=timeout, token=token)
+        if handle.data["link"] == LinkKind.SOCKET and directory is not None:
+            return await socket_link.connect(directory, settings, timeout=timeout, token=token)
         return await self._relays.connect(
             str(handle.data["container"]),
             entry[: entry.index("-I")],
@@ -571,13 +576,13 @@ class DockerDriver:
         if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
             return False  # Its own kernel was told its limits at its start.
         container = handle.data["container"]
-        relays = links.RELAYS * (handle.data["link"] == links.RELAY)
+        relays = exec_link.MAX_RELAYS * (handle.data["link"] == LinkKind.RELAY)
         with translated():
             try:
                 async with self._engine.query(
                     f"containers/{container}/update",
                     method="POST",
-                    data=json.dumps(containers.limits(resources, relays=relays)),
+                    data=json.dumps(container_config.limits(resources, relays=relays)),
                 ):
                     self._load.forget(str(container))
                     return True
@@ -593,8 +598,8 @@ class DockerDriver:
         self, handle: Handle, resources: Resources
     ) -> tuple[dict[str, int], dict[str, int]]:
         # A stored handle may be of an earlier version.
-        held = handle.data.get("disk") == containers.HELD
-        own_uid = handle.data.get("uid", containers.UID) != containers.UID
+        held = handle.data.get("disk") == DiskLimit.FILE_SYSTEM
+        own_uid = handle.data.get("uid", container_config.UID) != container_config.UID
         limits = {"FSIZE": resources.disk}
         watch = {} if held else {"disk": resources.disk}
         if "cgroup_memory" not in self.capabilities.provides:
@@ -604,9 +609,9 @@ class DockerDriver:
         if own_uid:
             # The container's own limit leaves room for processes of ours. This one is of user code
             # alone, and counts all processes of the uid.
-            limits["NPROC"] = resources.max_processes + containers.EXECUTOR_PROCESSES
+            limits["NPROC"] = resources.max_processes + container_config.EXECUTOR_PROCESSES
         elif "cgroup_pids" not in self.capabilities.provides:
-            limits["NPROC"] = resources.max_processes + containers.OWN_PROCESSES
+            limits["NPROC"] = resources.max_processes + container_config.OWN_PROCESSES
         return limits, watch
 
     async def out_of_memory(self, handle: Handle) -> bool:
@@ -699,7 +704,7 @@ class DockerDriver:
         await self._storage.discard(workspace)
 
     async def copy(self, workspace: str, name: str) -> bool:
-        for found in await self._containers(f"{containers.WORKSPACE_LABEL}={workspace}"):
+        for found in await self._containers(f"{Label.WORKSPACE}={workspace}"):
             if found["State"] == "running":
                 raise TemporaryError(
                     f"Workspace {workspace} is in use by an instance that does not stand still.",
@@ -710,7 +715,7 @@ class DockerDriver:
     # What is there
 
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
-        wanted = [f"{containers.NODE_LABEL}={self._name}", *labels]
+        wanted = [f"{Label.NODE}={self._name}", *labels]
         with translated():
             async with self._engine.query(
                 "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
@@ -731,8 +736,8 @@ class DockerDriver:
             if name not in found and ids.is_instance_id(name):
                 # The rest of a start that was interrupted.
                 nothing: dict[str, str | int] = {
-                    "container": "", "workspace": name, "link": links.SOCKET,
-                    "uid": containers.UID, "disk": containers.WATCHED,
+                    "container": "", "workspace": name, "link": LinkKind.SOCKET,
+                    "uid": container_config.UID, "disk": DiskLimit.EXECUTOR,
                 }  # fmt: skip
                 found[name] = Handle(name, self.kind, HANDLE_VERSION, nothing)
         for name in known - found.keys():
@@ -766,7 +771,7 @@ def _name(instance_id: str) -> str:
 
 def _is_instance(listed: dict[str, Any]) -> bool:
     """By its name, which is ours to give: labels come with an image, too."""
-    instance_id = listed["Labels"].get(containers.INSTANCE_LABEL, "")
+    instance_id = listed["Labels"].get(Label.INSTANCE, "")
     return ids.is_instance_id(instance_id) and f"/{_name(instance_id)}" in (listed["Names"] or ())
 
 

@@ -50,7 +50,7 @@ class LineTooLong(ValueError):
     """A message of the engine is longer than `LONGEST_LINE`."""
 
 
-class Dialled(asyncio.Protocol):
+class RawConnection(asyncio.Protocol):
     def abort(self) -> None:
         """End the connection at once, if there is one."""
         raise NotImplementedError
@@ -65,7 +65,7 @@ class Engine:
         self.info: dict[str, Any] = {}
         """What the engine told of itself when it was opened."""
         self._context: ssl.SSLContext | None = None
-        self._dialled: weakref.WeakSet[Dialled] = weakref.WeakSet()
+        self._dialled: weakref.WeakSet[RawConnection] = weakref.WeakSet()
 
     @property
     def is_local(self) -> bool:
@@ -132,7 +132,7 @@ class Engine:
             ) from error
         return context
 
-    async def dial(self, protocol: Dialled) -> None:
+    async def dial(self, protocol: RawConnection) -> None:
         """A connection of its own to the engine, for what is not a request and an answer."""
         self._dialled.add(protocol)
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ import aiohttp
 import structlog
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker.contexts import packed
+from atoll.drivers.docker.build_tar import packed
 from atoll.drivers.docker.engine import (
     NO_SPACE,
     UNAVAILABLE,
@@ -35,6 +35,7 @@ from atoll.drivers.docker.engine import (
     lines,
     translated,
 )
+from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.progress import Progress
 from atoll.errors import AtollError, NodeFull, PermanentError, TemporaryError
 from atoll.model.image import HUB, parse
@@ -57,11 +58,6 @@ FRESH_SECONDS = 1.0
 MOST_REMEMBERED = 1000
 OWN = "atoll"
 """The repositories by which images are held are beneath it, one for each node."""
-PROBE_LABEL, BUILT_LABEL = "atoll.probe", "atoll.built-by"
-"""
-With the node: of containers that are looked into, and of images. Neither is one by which instances
-are found, which containers of such an image would inherit.
-"""
 HUB_KEY = "https://index.docker.io/v1/"
 """What the engine calls the registry of names that name none."""
 PROBE = "atoll-probe-"
@@ -176,7 +172,7 @@ class Images:
         config: dict[str, Any] = {
             "Image": image.id,
             "Entrypoint": ["-"],
-            "Labels": {PROBE_LABEL: self._node},
+            "Labels": {Label.PROBE: self._node},
             "HostConfig": {"NetworkMode": "none"},
         }
         # To its end: one that is made and not known would stay.
@@ -227,7 +223,7 @@ class Images:
 
     async def remove_probes(self) -> None:
         """Remove containers that were looked into by a process that is gone."""
-        labels = [f"{PROBE_LABEL}={self._node}"]
+        labels = [f"{Label.PROBE}={self._node}"]
         with translated():
             left = await self._engine.docker.containers.list(all=True, filters={"label": labels})
             for container in left:
@@ -354,7 +350,7 @@ class Images:
             "memory": memory,
             "memswap": memory,
             "buildargs": json.dumps(dict(args)),
-            "labels": json.dumps({BUILT_LABEL: self._node}),
+            "labels": json.dumps({Label.BUILT_BY: self._node}),
         }
         if anew:
             params |= {"pull": "1", "nocache": "1"}

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.docker import containers, interpreter
-from atoll.drivers.docker.conversation import Conversation
+from atoll.drivers.docker import container_config, portable_interpreter
 from atoll.drivers.docker.engine import end, translated
+from atoll.drivers.docker.installer_stream import InstallerStream
+from atoll.drivers.docker.labels import Label
 from atoll.drivers.local import install_program
 from atoll.drivers.local.install_answers import InstallFailed
 from atoll.drivers.local.installer import Made, is_abandoned, not_started, outgrown, own
@@ -88,7 +89,7 @@ class Installer:
     @contextlib.asynccontextmanager
     async def run(
         self,
-        tree: containers.Base,
+        tree: container_config.Base,
         order: dict[str, Any],
         *,
         resources: Resources,
@@ -114,10 +115,15 @@ class Installer:
             stack.push_async_callback(self._end, name)
             with not_started():
                 await asyncio.to_thread(self._make, place, resources.disk)
-            build = containers.bind(str(place / "build"), install_program.BUILD, read_only=False)
-            wanted = containers.Installation(
+            build = container_config.bind(
+                str(place / "build"), install_program.BUILD, read_only=False
+            )
+            wanted = container_config.Installation(
                 base=tree,
-                labels={containers.NODE_LABEL: self._label, containers.INSTALL_LABEL: name},
+                labels={
+                    Label.NODE: self._label,
+                    Label.INSTALL: name,
+                },
                 mounts=(*mounts, build),
                 resources=resources,
                 tmp_size=self._settings.tmp_size,
@@ -127,7 +133,7 @@ class Installer:
             starting = asyncio.ensure_future(self._start(name, wanted))
             stack.push_async_callback(self._kill, name, starting)
             stream = await asyncio.shield(starting)
-            asking = asyncio.create_task(Conversation(stream, answer, hear).ask(order))
+            asking = asyncio.create_task(InstallerStream(stream, answer, hear).ask(order))
             stack.push_async_callback(_cancelled, asking)
             waiting: list[asyncio.Task[Any]] = [asking]
             if not self._images:
@@ -154,9 +160,11 @@ class Installer:
         if self._images:
             make_file_system(place / "disk", max(size, MIN_IMAGE))
             mount_image(str(place / "disk"), str(build))
-        os.chown(build, containers.UID, containers.UID)
+        os.chown(build, container_config.UID, container_config.UID)
 
-    async def _prepared(self, tree: containers.Base) -> tuple[list[dict[str, Any]], list[str]]:
+    async def _prepared(
+        self, tree: container_config.Base
+    ) -> tuple[list[dict[str, Any]], list[str]]:
         """What has to be mounted besides the directory, and the command that is uv."""
         async with self._preparing:
             if self._tools is None:
@@ -171,21 +179,24 @@ class Installer:
             lambda: [_copied(self._node, path) for path in (install_program.__file__, self._uv)]
         )
         mounts = [
-            containers.bind(str(program), install_program.PROGRAM, read_only=True),
-            containers.bind(str(uv), install_program.UV, read_only=True),
+            container_config.bind(str(program), install_program.PROGRAM, read_only=True),
+            container_config.bind(str(uv), install_program.UV, read_only=True),
         ]
-        if await asyncio.to_thread(interpreter.is_linked, self._uv):
+        if await asyncio.to_thread(portable_interpreter.is_linked, self._uv):
             try:
-                return [*mounts, await self._lend()], [*interpreter.loaded(), install_program.UV]
+                return [*mounts, await self._lend()], [
+                    *portable_interpreter.loaded(),
+                    install_program.UV,
+                ]
             except PermanentError as error:
                 # It starts in images whose C library is like this machine's.
                 log.warning("install.uv_without_libraries", error=error.message)
         return mounts, [install_program.UV]
 
-    async def _start(self, name: str, wanted: containers.Installation) -> Stream:
+    async def _start(self, name: str, wanted: container_config.Installation) -> Stream:
         with translated():
             container = await self._engine.docker.containers.create(
-                containers.installation_body(wanted), name=_container(name)
+                container_config.installation_body(wanted), name=_container(name)
             )
             stream = container.attach(stdin=True, stdout=True, stderr=True)
             try:

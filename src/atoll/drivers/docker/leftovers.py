@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker.containers import NODE_LABEL
 from atoll.drivers.docker.engine import NOT_THERE, Engine, translated
+from atoll.drivers.docker.labels import Label
 
 if TYPE_CHECKING:
     from atoll.settings import DockerSettings
@@ -20,7 +20,7 @@ async def containers(settings: DockerSettings, node: str, *, remove: bool) -> in
     await engine.open()
     try:
         with translated():
-            filters = json.dumps({"label": [f"{NODE_LABEL}={node}"]})
+            filters = json.dumps({"label": [f"{Label.NODE}={node}"]})
             found = await engine.docker.containers.list(all=1, filters=filters)
             for container in found if remove else ():
                 try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class InstanceFiles:
     """What a container is made with for its files."""
 
     mounts: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class Storage(Protocol):
 
     async def open(self) -> None: ...
 
-    async def prepare(self, spec: InstanceSpec) -> Prepared:
+    async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         """
         Make what the instance needs, its workspace too when it names none. `NotFound`,
         `workspace_lost`, when the one that it names is not there.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.docker import dockerfiles
+from atoll.drivers.docker import dockerfile
 from atoll.drivers.docker.images import MAX_CONFIG
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.image import ImageInfo, parse
@@ -39,7 +39,7 @@ MISSING = "image_missing"
 log = structlog.get_logger(__name__)
 
 
-class ImageTemplates:
+class TemplateImages:
     def __init__(
         self, engine: Engine, images: Images, settings: DockerSettings, scratch: Path
     ) -> None:
@@ -94,7 +94,7 @@ class ImageTemplates:
                 raise InvalidRequest(
                     "image: the Dockerfile makes it; give one of the two.", field="image"
                 )
-            dockerfiles.check(template.dockerfile, network=self._settings.build_network != "none")
+            dockerfile.check(template.dockerfile, network=self._settings.build_network != "none")
         elif template.build_context is not None:
             raise InvalidRequest("build_context: it is for a dockerfile.", field="build_context")
         else:

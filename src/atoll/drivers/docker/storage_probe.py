@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker.containers import bind
+from atoll.drivers.docker.container_config import bind
 from atoll.drivers.docker.engine import translated
 from atoll.drivers.local.host import image_trouble
 from atoll.drivers.local.mounts import unmount
@@ -26,15 +26,15 @@ from atoll.errors import PermanentError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.docker.drafts import Drafts
     from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.scratch_containers import ScratchContainers
 
 TARGET = "/probe"
 PROBE = ".probe-"
 OLD_SECONDS = 600.0
 
 
-async def obstacle(engine: Engine, drafts: Drafts, node: Path) -> str | None:
+async def obstacle(engine: Engine, scratch: ScratchContainers, node: Path) -> str | None:
     """Why workspaces cannot be directories beneath `node`; none when they can."""
     if not engine.is_local:
         return f"the engine at {engine.url} may be on another machine"
@@ -47,12 +47,12 @@ async def obstacle(engine: Engine, drafts: Drafts, node: Path) -> str | None:
     ):
         if any(name in option for option in options):
             return words
-    if not await _is_seen(drafts, node):
+    if not await _is_seen(scratch, node):
         return f"the engine does not see {node} at the same path"
     return None
 
 
-async def image_obstacle(drafts: Drafts, node: Path) -> str | None:
+async def image_obstacle(scratch: ScratchContainers, node: Path) -> str | None:
     """Why containers cannot be given file system images that are mounted beneath `node`."""
     trouble = await asyncio.to_thread(image_trouble, node)
     if trouble is not None:
@@ -60,7 +60,7 @@ async def image_obstacle(drafts: Drafts, node: Path) -> str | None:
     place = node / f"{PROBE}{secrets.token_hex(8)}"
     try:
         await asyncio.to_thread(_mount, node, place)
-        if not await _is_seen(drafts, place):
+        if not await _is_seen(scratch, place):
             return f"the engine does not see what is mounted beneath {node}"
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
@@ -88,14 +88,14 @@ def _unmount(place: Path) -> None:
         place.rmdir()
 
 
-async def _is_seen(drafts: Drafts, place: Path) -> bool:
+async def _is_seen(scratch: ScratchContainers, place: Path) -> bool:
     """Whether the engine finds a file of ours where we have it."""
     file, content = place / f"{PROBE}{secrets.token_hex(8)}", secrets.token_bytes(16)
     await asyncio.to_thread(file.write_bytes, content)
     try:
         with translated():
-            async with drafts.made(bind(str(file), TARGET, read_only=True)) as draft:
-                return await drafts.get(draft, TARGET) == content
+            async with scratch.made(bind(str(file), TARGET, read_only=True)) as draft:
+                return await scratch.get(draft, TARGET) == content
     except PermanentError as error:
         if isinstance(error.__cause__, DockerError):
             return False  # There is nothing at that path.

@@ -42,7 +42,7 @@ READ = 64 * 1024
 log = structlog.get_logger(__name__)
 
 
-class Conversation:
+class InstallerStream:
     def __init__(
         self, stream: Stream, answer: Answer | None, hear: Callable[[bytes], None]
     ) -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker import containers
+from atoll.drivers.docker import container_config
 from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.labels import Label
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 REPOSITORY, TAG = "atoll-workspace", "1"
 IMAGE = f"{REPOSITORY}:{TAG}"
-LABEL = "atoll.draft"
 DRAFT, FILL = NAMES = ("atoll-draft-", "atoll-fill-")
 OLD_SECONDS = 600
 """A draft of that age is nobody's any more."""
@@ -34,7 +34,7 @@ NOT_THERE = 404
 _TAR = {"Content-Type": "application/x-tar"}
 
 
-class Drafts:
+class ScratchContainers:
     """Methods raise `DockerError`: they are to be called inside `translated`."""
 
     def __init__(self, engine: Engine, node: str) -> None:
@@ -45,14 +45,14 @@ class Drafts:
     async def clear(self) -> None:
         """Remove what was left by those who did not come to their end."""
         now = datetime.fromisoformat(self._engine.info["SystemTime"][:19] + "+00:00").timestamp()
-        labels = [f"{containers.NODE_LABEL}={self._node}", LABEL]
+        labels = [f"{Label.NODE}={self._node}", Label.SCRATCH]
         for found in await self._listed(label=labels):
             if now - found["Created"] > OLD_SECONDS:
                 await self.remove(found["Id"])
 
     async def free(self, volume: str) -> None:
         """Remove those that have a volume."""
-        for found in await self._listed(label=[LABEL], volume=[volume]):
+        for found in await self._listed(label=[Label.SCRATCH], volume=[volume]):
             await self.remove(found["Id"])
 
     async def _listed(self, **filters: list[str]) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ class Drafts:
         body: dict[str, Any] = {
             "Image": IMAGE,
             "Cmd": ["/nothing"],
-            "Labels": {containers.NODE_LABEL: self._node, LABEL: ""},
+            "Labels": {Label.NODE: self._node, Label.SCRATCH: ""},
             "NetworkDisabled": True,
             "HostConfig": {"Mounts": list(mounts), "NetworkMode": "none"},
         }
@@ -112,7 +112,7 @@ class Drafts:
                 raise
 
     async def _import(self) -> None:
-        content = owned_directory(containers.WORKSPACE, containers.UID)
+        content = owned_directory(container_config.WORKSPACE, container_config.UID)
         params = {"fromSrc": "-", "repo": REPOSITORY, "tag": TAG}
         async with self._engine.query(
             "images/create", method="POST", params=params, data=content, headers=_TAR

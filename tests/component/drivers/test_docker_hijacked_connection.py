@@ -14,7 +14,7 @@ from aiodocker.exceptions import DockerError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.drivers.docker.relays import Hijacked
+from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.link import client
 from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
 from atoll.protocol import frames
@@ -49,9 +49,9 @@ async def engine(place: Path, serve: Engine) -> AsyncIterator[Callable[[Link], A
         over.set()
 
     async def dial(link: Link) -> None:
-        hijacked = Hijacked("/exec/1/start", {}, link)
+        hijacked = HijackedConnection("/exec/1/start", {}, link)
         await asyncio.get_running_loop().create_unix_connection(lambda: hijacked, path)
-        await hijacked.begun
+        await hijacked.upgraded
 
     path = str(place / "engine.sock")
     server = await asyncio.start_unix_server(once, path)

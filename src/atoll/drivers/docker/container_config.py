@@ -32,16 +32,6 @@ EXECUTOR_PROCESSES = 2
 """Those that are always there: the supervisor and the zygote."""
 SUPERVISOR_SCORE, USER_SCORE = 500, 1000
 """Of two processes the kernel ends that with the higher score first, when memory runs out."""
-NODE_LABEL, INSTANCE_LABEL, WORKSPACE_LABEL, LINK_LABEL = (
-    "atoll.node",
-    "atoll.instance",
-    "atoll.workspace",
-    "atoll.link",
-)
-UID_LABEL, DISK_LABEL = "atoll.uid", "atoll.disk"
-HELD, WATCHED = "held", "watched"
-"""Of a workspace's size: by a file system, or by the executor."""
-INSTALL_LABEL = "atoll.install"
 KERNEL_THREADS, KERNEL_SHARE = 256, 4
 """What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
 MASKED = (

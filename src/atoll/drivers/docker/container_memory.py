@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.docker import containers
 from atoll.drivers.docker.engine import lines, translated
+from atoll.drivers.docker.labels import Label
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EVENT_SECONDS = 0.5
 log = structlog.get_logger(__name__)
 
 
-class Memory:
+class ContainerMemory:
     def __init__(self, engine: Engine, node: str, cgroup_root: Path) -> None:
         """`node` is the label of the containers that are ours."""
         self._engine = engine
@@ -139,7 +139,7 @@ class Memory:
         filters = {
             "type": ["container"],
             "event": ["oom"],
-            "label": [f"{containers.NODE_LABEL}={self._node}"],
+            "label": [f"{Label.NODE}={self._node}"],
         }
         while True:
             try:
@@ -154,7 +154,7 @@ class Memory:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        name = event.get("Actor", {}).get("Attributes", {}).get(containers.INSTANCE_LABEL)
+        name = event.get("Actor", {}).get("Attributes", {}).get(Label.INSTANCE)
         if name in self._groups:
             self._told[name] = self._told.get(name, 0) + 1
             self._heard.set()

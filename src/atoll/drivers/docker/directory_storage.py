@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import ids
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers, interpreter, journals
-from atoll.drivers.docker.migration import moved, unmount_interrupted_move
-from atoll.drivers.docker.storage import Prepared, translated
+from atoll.drivers.docker import container_config, executor_journal, portable_interpreter
+from atoll.drivers.docker.storage import InstanceFiles, translated
+from atoll.drivers.docker.workspace_upgrade import moved, unmount_interrupted_move
 from atoll.drivers.local import copies
 from atoll.drivers.local.mounts import Place
 from atoll.drivers.local.places import Places
@@ -52,7 +52,7 @@ EXECUTOR_IMAGE = "executor"
 EXECUTOR_SIZE = 2 * JOURNAL_FILE_SIZE + 16 * 1024 * 1024
 
 
-class Directories:
+class DirectoryStorage:
     journals = True
     copies = True
 
@@ -88,15 +88,15 @@ class Directories:
         self._instances.mkdir(exist_ok=True, mode=0o700)
         self._workspaces.open()
         self.places.open(images=self._trouble)
-        self._shared = containers.shared(
+        self._shared = container_config.shared(
             str(bundle.write(self._node)), str(bundle.write_inside(self._node)), str(self._packages)
         )
 
-    async def prepare(self, spec: InstanceSpec) -> Prepared:
+    async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         with translated(spec.instance_id):
             return await self.places.run(self.places.waits_for(spec), self._prepare, spec)
 
-    def _prepare(self, spec: InstanceSpec) -> Prepared:
+    def _prepare(self, spec: InstanceSpec) -> InstanceFiles:
         workspace = self._workspace(spec)
         directory = self._instances / spec.instance_id
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -108,18 +108,18 @@ class Directories:
         if workspace.kind == IMAGE:
             own.append(self._image_place(workspace))
         self.places.attach(spec, workspace, own, views=self.quota)
-        uid = containers.UID if workspace.uid is None else workspace.uid
+        uid = container_config.UID if workspace.uid is None else workspace.uid
         link, journal = self._executor_directories(directory, workspace, uid)
         files = self.places.files(workspace) or self._files(workspace)
-        bind = containers.bind
+        bind = container_config.bind
         mounts = [
             *self._shared,
-            bind(str(files), containers.WORKSPACE, read_only=False),
-            bind(str(link), containers.LINK, read_only=False),
-            bind(str(journal), containers.JOURNAL, read_only=False),
+            bind(str(files), container_config.WORKSPACE, read_only=False),
+            bind(str(link), container_config.LINK, read_only=False),
+            bind(str(journal), container_config.JOURNAL, read_only=False),
             *(self._volume(volume, mount) for volume, mount in spec.volumes),
         ]
-        return Prepared(mounts, uid, disk_held=workspace.kind == IMAGE)
+        return InstanceFiles(mounts, uid, disk_held=workspace.kind == IMAGE)
 
     def _workspace(self, spec: InstanceSpec) -> Workspace:
         name = spec.workspace or spec.instance_id
@@ -152,9 +152,9 @@ class Directories:
         if mount.read_only and self.quota:
             # An engine that binds read-only forgets nosuid and nodev. This is read-only here
             # already, and what is bound without a flag of its own keeps all of them.
-            return containers.bind(str(self.places.view(volume)), mount.path, read_only=False)
+            return container_config.bind(str(self.places.view(volume)), mount.path, read_only=False)
         source = str(self.places.source(volume))
-        return containers.bind(source, mount.path, read_only=mount.read_only)
+        return container_config.bind(source, mount.path, read_only=mount.read_only)
 
     # What is the executor's own
 
@@ -215,8 +215,8 @@ class Directories:
         async with self._lending:
             if self._lent is None:
                 with translated("the interpreter"):
-                    self._lent = await asyncio.to_thread(interpreter.write, self._node)
-        return containers.bind(str(self._lent), interpreter.PLACE, read_only=True)
+                    self._lent = await asyncio.to_thread(portable_interpreter.write, self._node)
+        return container_config.bind(str(self._lent), portable_interpreter.PLACE, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)
@@ -232,7 +232,7 @@ class Directories:
             os.chown(place, 0, 0)
             # What a template imports runs before this, as who owned it until now.
             os.chmod(place, 0o700)
-        journals.protect(journal)
+        executor_journal.protect(journal)
 
     def socket(self, instance_id: str) -> Path:
         return self._instances / instance_id / "link"

@@ -22,10 +22,11 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers import bundle
-from atoll.drivers.docker import containers, interpreter
-from atoll.drivers.docker.drafts import FILL, owned_directory
+from atoll.drivers.docker import container_config, portable_interpreter
 from atoll.drivers.docker.engine import translated
-from atoll.drivers.docker.storage import Prepared
+from atoll.drivers.docker.labels import Label
+from atoll.drivers.docker.scratch_containers import FILL, owned_directory
+from atoll.drivers.docker.storage import InstanceFiles
 from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
@@ -33,8 +34,8 @@ from atoll.model.volume import S3
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.docker.drafts import Drafts
     from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.scratch_containers import ScratchContainers
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
     from atoll.model.volume import Volume
@@ -43,7 +44,6 @@ SHARED = "/run/atoll"
 """Directory of `EXECUTOR` and `INSIDE`."""
 WHOLE = "whole"
 """The file that is unpacked last."""
-SHARED_LABEL, SIZE_LABEL = "atoll.shared", "atoll.size"
 FILL_SECONDS, FILL_LOOK = 30.0, 0.2
 PROBE_SIZE = 16 * 1024 * 1024
 NOT_THERE, TAKEN = 404, 409
@@ -83,18 +83,20 @@ def _refusal(volume: Volume) -> InvalidRequest:
     )
 
 
-class Volumes:
+class VolumeStorage:
     journals = False
     copies = False
 
-    def __init__(self, engine: Engine, drafts: Drafts, node: str, place: Path, uids: range) -> None:
+    def __init__(
+        self, engine: Engine, scratch: ScratchContainers, node: str, place: Path, uids: range
+    ) -> None:
         """
         `node` is the label of all that is ours, `place` a directory for copies of our files, `uids`
         are those of workspaces.
         """
         self._uids = uids
         self._engine = engine
-        self._drafts = drafts
+        self._scratch = scratch
         self._node = node
         self._place = place
         self.quota = False
@@ -113,7 +115,7 @@ class Volumes:
         tag = hashlib.sha256(self._archive).hexdigest()[:16]
         self._shared = f"atoll-{self._node}-{tag}"
         with translated():
-            await self._drafts.clear()
+            await self._scratch.clear()
             await self._share()
             await self._drop_older()
             self.quota = await self._has_quota()
@@ -124,7 +126,7 @@ class Volumes:
         with tarfile.open(fileobj=content, mode="w") as archive:
             archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_plain)
             archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_plain)
-            place = tarfile.TarInfo(interpreter.PLACE.removeprefix(f"{SHARED}/"))
+            place = tarfile.TarInfo(portable_interpreter.PLACE.removeprefix(f"{SHARED}/"))
             # What is mounted there finds no other place in a volume that is read-only.
             place.type, place.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(_plain(place))
@@ -135,34 +137,36 @@ class Volumes:
         async with self._lending:
             if self._lent is None or await self._get(self._lent) is None:
                 self._lent = None
-                lent = await asyncio.to_thread(interpreter.write, self._place)
+                lent = await asyncio.to_thread(portable_interpreter.write, self._place)
                 name = f"atoll-{self._node}-{lent.name}"
                 with translated():
-                    await self._fill(name, interpreter.PLACE, await asyncio.to_thread(_tree, lent))
+                    await self._fill(
+                        name, portable_interpreter.PLACE, await asyncio.to_thread(_tree, lent)
+                    )
                 self._lent = name
-        return _mount(self._lent, interpreter.PLACE, read_only=True)
+        return _mount(self._lent, portable_interpreter.PLACE, read_only=True)
 
     async def _fill(self, volume: str, target: str, archive: bytes) -> None:
         """Make a volume with our files, unless it is whole. Who has the draft fills it."""
-        await self._make(volume, {SHARED_LABEL: ""})
+        await self._make(volume, {Label.SHARED: ""})
         name, waited = f"{FILL}{volume}", 0.0
         mount = _mount(volume, target)
         while True:
             try:
-                async with self._drafts.made(mount, name=name) as draft:
-                    if await self._drafts.get(draft, f"{target}/{WHOLE}") is None:
-                        await self._drafts.put(draft, target, archive)
+                async with self._scratch.made(mount, name=name) as draft:
+                    if await self._scratch.get(draft, f"{target}/{WHOLE}") is None:
+                        await self._scratch.put(draft, target, archive)
                 return
             except DockerError as error:
                 if error.status != TAKEN:
                     raise
             if waited > FILL_SECONDS:
-                await self._drafts.remove(name)
+                await self._scratch.remove(name)
             await asyncio.sleep(FILL_LOOK)
             waited += FILL_LOOK
 
     async def _drop_older(self) -> None:
-        for name in await self._names(SHARED_LABEL):
+        for name in await self._names(Label.SHARED):
             if name != self._shared:
                 with contextlib.suppress(DockerError):  # Containers of before have it still.
                     await self._remove(name)
@@ -180,7 +184,7 @@ class Volumes:
 
     # Instances
 
-    async def prepare(self, spec: InstanceSpec) -> Prepared:
+    async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         for volume, _ in spec.volumes:
             raise _refusal(volume)
         if spec.prefix is not None:
@@ -198,9 +202,9 @@ class Volumes:
                 raise WorkspaceLost(f"Workspace {name} is not on this node.")
         mounts = [
             _mount(self._shared, SHARED, read_only=True),
-            _mount(_name(name), containers.WORKSPACE),
+            _mount(_name(name), container_config.WORKSPACE),
         ]
-        return Prepared(mounts, _uid(found), disk_held=self.quota)
+        return InstanceFiles(mounts, _uid(found), disk_held=self.quota)
 
     async def _share(self) -> None:
         """Fill the volume of our files again, when somebody has removed it."""
@@ -211,18 +215,20 @@ class Volumes:
                 self._whole = True
 
     async def _make_workspace(self, name: str, size: int) -> None:
-        labels = {
-            containers.WORKSPACE_LABEL: name,
-            SIZE_LABEL: str(size),
-            containers.UID_LABEL: str(secrets.choice(self._uids)),
+        labels: dict[str, str] = {
+            Label.WORKSPACE: name,
+            Label.SIZE: str(size),
+            Label.UID: str(secrets.choice(self._uids)),
         }
         await self._make(_name(name), labels, size if self.quota else None)
         found = await self._get(_name(name))
         if found is None:
             raise TemporaryError(f"Workspace {name} is gone.", code="workspace_lost")
         # One that was there already, after an interrupted call, has another number.
-        async with self._drafts.made(_mount(_name(name), containers.WORKSPACE)) as draft:
-            await self._drafts.put(draft, "/", owned_directory(containers.WORKSPACE, _uid(found)))
+        async with self._scratch.made(_mount(_name(name), container_config.WORKSPACE)) as draft:
+            await self._scratch.put(
+                draft, "/", owned_directory(container_config.WORKSPACE, _uid(found))
+            )
 
     async def seal(self, instance_id: str, workspace: str) -> None: ...
 
@@ -243,7 +249,7 @@ class Volumes:
             except DockerError as error:
                 if error.status != TAKEN:
                     raise
-            await self._drafts.free(_name(workspace))
+            await self._scratch.free(_name(workspace))
             try:
                 await self._remove(_name(workspace))
             except DockerError as error:
@@ -258,7 +264,7 @@ class Volumes:
 
     async def names(self) -> list[str]:
         with translated():
-            found = await self._names(containers.WORKSPACE_LABEL)
+            found = await self._names(Label.WORKSPACE)
         return sorted(name.removeprefix(_name("")) for name in found)
 
     async def fits(self, workspace: str, resources: Resources) -> bool:
@@ -266,7 +272,7 @@ class Volumes:
             return True
         with translated():
             found = await self._get(_name(workspace))
-        return found is None or found["Labels"].get(SIZE_LABEL) == str(resources.disk)
+        return found is None or found["Labels"].get(Label.SIZE) == str(resources.disk)
 
     # The engine's volumes
 
@@ -275,7 +281,7 @@ class Volumes:
             "Name": name,
             "Driver": "local",
             "DriverOpts": {} if size is None else {"size": str(size)},
-            "Labels": {containers.NODE_LABEL: self._node, **labels},
+            "Labels": {Label.NODE: self._node, **labels},
         }
         async with self._engine.query(
             "volumes/create", method="POST", data=json.dumps(body)
@@ -300,7 +306,7 @@ class Volumes:
                 raise
 
     async def _names(self, label: str) -> list[str]:
-        filters = {"label": [f"{containers.NODE_LABEL}={self._node}", label]}
+        filters = {"label": [f"{Label.NODE}={self._node}", label]}
         async with self._engine.query(
             "volumes", params={"filters": json.dumps(filters)}
         ) as response:
@@ -309,7 +315,7 @@ class Volumes:
 
 def _uid(volume: dict[str, Any]) -> int:
     """Of a workspace; those of earlier versions have no such label."""
-    return int((volume["Labels"] or {}).get(containers.UID_LABEL, containers.UID))
+    return int((volume["Labels"] or {}).get(Label.UID, container_config.UID))
 
 
 def _name(workspace: str) -> str:

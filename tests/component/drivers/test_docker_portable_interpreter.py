@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.docker import interpreter
+from atoll.drivers.docker import portable_interpreter
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return interpreter.write(tmp_path_factory.mktemp("lent"))
+    return portable_interpreter.write(tmp_path_factory.mktemp("lent"))
 
 
 def run(place: Path, code: str) -> str:
@@ -27,7 +27,7 @@ def run(place: Path, code: str) -> str:
     Away from where it was made. Without a home in its environment it would ask for the user's, of
     libraries that are the system's.
     """
-    words = [*interpreter.command(str(place)), "-I", "-c", code]
+    words = [*portable_interpreter.command(str(place)), "-I", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env={"HOME": "/"})
     return done.stdout
 
@@ -45,7 +45,7 @@ def test_it_is_whole_and_finds_itself_wherever_it_is(lent: Path, tmp_path: Path)
 
 def test_it_is_made_once(lent: Path) -> None:
     before = lent.stat().st_ino
-    assert interpreter.write(lent.parent) == lent
+    assert portable_interpreter.write(lent.parent) == lent
     assert lent.stat().st_ino == before
     assert [path.name for path in lent.parent.iterdir()] == [lent.name]
 
@@ -72,6 +72,6 @@ def test_one_that_cannot_be_lent_is_told_with_what_to_do(
         assert static is not None
         monkeypatch.setattr(sys, "executable", os.path.realpath(static))
     with pytest.raises(PermanentError, match="Take an image with Python") as refused:
-        interpreter.write(tmp_path)
+        portable_interpreter.write(tmp_path)
     assert refused.value.code == "interpreter_missing"
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker import containers
 from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.labels import Label
 from atoll.errors import TemporaryError
 from atoll.model.node import NodeMetrics
 
@@ -22,7 +22,7 @@ NOT_THERE = 404
 NANO = 1_000_000_000
 
 
-class Load:
+class EngineLoad:
     def __init__(self, engine: Engine, node: str) -> None:
         """`node` is the label of the containers that are ours."""
         self._engine = engine
@@ -55,8 +55,8 @@ class Load:
         )
 
     async def _look(self) -> None:
-        label = f"{containers.NODE_LABEL}={self._node}"
-        filters = {"label": [label, containers.INSTANCE_LABEL], "status": ["running"]}
+        label = f"{Label.NODE}={self._node}"
+        filters = {"label": [label, Label.INSTANCE], "status": ["running"]}
         async with self._engine.query(
             "containers/json", params={"filters": json.dumps(filters)}
         ) as response:

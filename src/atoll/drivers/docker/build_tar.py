@@ -92,7 +92,7 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 # Reading
 
 
-class Member(tarfile.TarInfo):
+class StrictTarInfo(tarfile.TarInfo):
     """An entry without the extensions that programs read differently."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
@@ -120,14 +120,14 @@ def check(file: IO[bytes]) -> None:
         pass
 
 
-def _members(file: IO[bytes]) -> Iterator[tuple[str, Member, tarfile.TarFile]]:
+def _members(file: IO[bytes]) -> Iterator[tuple[str, StrictTarInfo, tarfile.TarFile]]:
     """The entries with their checked names; the top directory itself is left out."""
     file.seek(0)
-    names = _Names()
+    names = _EntryNames()
     try:
-        with tarfile.open(fileobj=file, mode="r:", tarinfo=Member) as tar:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=StrictTarInfo) as tar:
             for member in tar:
-                assert isinstance(member, Member)
+                assert isinstance(member, StrictTarInfo)
                 name = names.add(member)
                 if name != ".":
                     yield name, member, tar
@@ -140,7 +140,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, Member, tarfile.TarFile]]:
         raise _invalid(f"it is not a complete tar without compression ({error})") from error
 
 
-class _Names:
+class _EntryNames:
     """What the entries so far are called."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class _Names:
         self._seen: dict[bytes, bool] = {}
         """By digest, whether it is a regular file: names of all entries may take much memory."""
 
-    def add(self, member: Member) -> str:
+    def add(self, member: StrictTarInfo) -> str:
         """The name, relative and normal. Raises `PermanentError`."""
         name = _inside(member.name)
         shown = repr(member.name[:200])
@@ -230,7 +230,7 @@ def _parts(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _plain(name: str, member: Member) -> tarfile.TarInfo:
+def _plain(name: str, member: StrictTarInfo) -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.mode = member.mode & 0o7777
     made.mtime = min(max(int(member.mtime), 0), MAX_TIME)

@@ -1,0 +1,148 @@
+"""
+Links through the engine, by `docker exec`.
+
+The engine starts a relay process in the container, which passes bytes between its standard streams
+and the executor's socket. The container needs no network for that, and the link is as secure as the
+connection to the engine. The relay runs as a user of its own, from whom alone the executor accepts
+connections, so user code cannot impersonate it.
+
+The connection to a relay ends with its container. Under gVisor it may not: a leftover shim can hold
+it open for minutes. Therefore a background task closes connections to containers that do not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.drivers.bundle import EXECUTOR
+from atoll.drivers.docker.engine import API, translated
+from atoll.drivers.docker.hijacked_connection import HijackedConnection
+from atoll.drivers.docker.labels import Label
+from atoll.errors import AtollError, TemporaryError
+from atoll.link.client import Link, LinkLost
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from atoll.drivers.docker.engine import Engine
+    from atoll.settings import LinkSettings
+
+SOCKET_NAME = "atoll-link"
+"""Abstract name of the executor's socket, which relays connect to."""
+RELAY_UID = 1001
+MAX_RELAYS = 16
+"""Relays for which a container has room in addition to the processes of user code."""
+CHECK_SECONDS = 2.0
+"""Between two checks. A connection is closed after two that do not find its container running."""
+BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.relay import main; main()"
+
+log = structlog.get_logger(__name__)
+
+
+class ExecLinks:
+    def __init__(self, engine: Engine, node: str) -> None:
+        """`node` is the value of `Label.NODE` on this node's containers."""
+        self._engine = engine
+        self._node = node
+        self._open: dict[HijackedConnection, str] = {}
+        """Each with the id of its container."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def connect(
+        self,
+        container: str,
+        python: list[str],
+        executor: str,
+        settings: LinkSettings,
+        *,
+        timeout: timedelta,
+        token: str,
+    ) -> Link:
+        """
+        `python` is the command that starts the interpreter in the container, `executor` the path of
+        the executor's bundle there.
+        """
+        command = [*python, "-I", "-S", "-B", "-c", BOOT.format(path=executor), SOCKET_NAME]
+
+        async def dial(link: Link) -> None:
+            try:
+                with translated():
+                    exec_id = await _create_exec(self._engine, container, command)
+                    self._watch(container, await _start_exec(self._engine, exec_id, link))
+            except AtollError as error:
+                # The container may be gone, paused, or have no room for another process.
+                raise LinkLost(
+                    f"Cannot start a relay in container {container}: {error.message}"
+                ) from error
+
+        return await Link.over(dial, container, settings, timeout=timeout, token=token)
+
+    def _watch(self, container: str, connection: HijackedConnection) -> None:
+        self._open[connection] = container
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._close_orphans(), name="docker exec links")
+
+    async def _close_orphans(self) -> None:
+        """Runs while there are open connections."""
+        missing_before: set[HijackedConnection] = set()
+        while self._open:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._open = {one: where for one, where in self._open.items() if not one.is_closing()}
+            checked = dict(self._open)
+            try:
+                running = await self._running()
+            except TemporaryError as error:
+                log.info("relays.not_known", error=error.message)
+                continue
+            missing = {one for one, container in checked.items() if container not in running}
+            for one in missing & missing_before:
+                log.info("relay.cut", container=checked[one])
+                one.abort()
+            missing_before = missing
+
+    async def _running(self) -> set[str]:
+        """Ids of running and paused containers."""
+        filters = {"label": [f"{Label.NODE}={self._node}"]}
+        with translated():
+            async with self._engine.query(
+                "containers/json", params={"filters": json.dumps(filters)}
+            ) as response:
+                return {str(one["Id"]) for one in await response.json()}
+
+
+async def _create_exec(engine: Engine, container: str, command: list[str]) -> str:
+    body = {
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "User": f"{RELAY_UID}:{RELAY_UID}",
+        "WorkingDir": "/",
+        "Cmd": command,
+    }
+    async with engine.query(
+        f"containers/{container}/exec", method="POST", data=json.dumps(body)
+    ) as response:
+        return str((await response.json())["Id"])
+
+
+async def _start_exec(engine: Engine, exec_id: str, link: Link) -> HijackedConnection:
+    connection = HijackedConnection(
+        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}, link
+    )
+    try:
+        await engine.dial(connection)
+        await connection.upgraded
+    except BaseException:
+        connection.abort()
+        raise
+    return connection
