@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Mount,
         Result,
     )
-    from atoll.sdk.verify import verify_webhook
+    from atoll.sdk.webhook_signature import verify_webhook
     from atoll.version import __version__
 
 __all__ = [
@@ -106,7 +106,7 @@ _HOME = {
     "Result": "atoll.sdk.values",
     "Session": "atoll.sdk.sync",
     "__version__": "atoll.version",
-    "verify_webhook": "atoll.sdk.verify",
+    "verify_webhook": "atoll.sdk.webhook_signature",
 }
 
 

@@ -14,7 +14,7 @@ from gc import freeze
 
 
 def main() -> None:
-    from atoll.cli.root import app
+    from atoll.cli.main import app
 
     # At exit the garbage collector would visit every imported object, several times.
     atexit.register(freeze)

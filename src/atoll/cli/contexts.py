@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import session_ids
+from atoll.cli.completion import session_ids
 from atoll.cli.options import ApiKey, Env, Json, Url, connect, environment
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Run code in a context and end with its exit code."""
-    from atoll.cli.live import show as show_live
+    from atoll.cli.execution_output import show as show_live
 
     source = typer.get_text_stream("stdin").read() if code is None else code
     variables = environment(env)

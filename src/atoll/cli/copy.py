@@ -20,8 +20,8 @@ from atoll.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from atoll.sdk.file_transfer import ProgressCallback
     from atoll.sdk.sync import Atoll, Files
-    from atoll.sdk.transfers import ProgressCallback
     from atoll.sdk.values import Tree
 
 _REMOTE = re.compile(r"(sess_[^:/]+):(.*)", re.DOTALL)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import execution_ids, session_ids
+from atoll.cli.completion import execution_ids, session_ids
 from atoll.cli.options import ApiKey, Json, Url, connect
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def follow(
 
     From the start, whatever was shown before. Ctrl-C leaves it running.
     """
-    from atoll.cli.live import show as show_live
+    from atoll.cli.execution_output import show as show_live
 
     with connect(url, api_key) as atoll:
         status = show_live(atoll.execution(execution_id), json=json, own=False)
@@ -174,7 +174,7 @@ def approve(
     json: Json = False,
 ) -> None:
     """Say yes to what it asks."""
-    from atoll.cli.program import read_json
+    from atoll.cli.program_input import read_json
 
     given = read_json(answer, "--answer")
     with connect(url, api_key) as atoll:

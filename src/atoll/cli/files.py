@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import session_ids
+from atoll.cli.completion import session_ids
 from atoll.cli.options import ApiKey, Json, Url, connect
 
 Place = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import session_ids
+from atoll.cli.completion import session_ids
 from atoll.cli.options import ApiKey, Env, Json, Url, connect, environment
 
 app = typer.Typer(
@@ -60,8 +60,8 @@ def invoke(
     Its output is passed on as it comes, and what it returns follows on stdout, as JSON. Ctrl-C
     cancels it.
     """
-    from atoll.cli.live import show as show_live
-    from atoll.cli.program import read_json
+    from atoll.cli.execution_output import show as show_live
+    from atoll.cli.program_input import read_json
 
     if function is None and code is None:
         raise typer.BadParameter("name a function, or give --code.", param_hint="FUNCTION")
@@ -81,8 +81,8 @@ def invoke(
         if not follow:
             output.as_json(invocation.info) if json else output.line(invocation.id)
             return
-        called = function or "handler"
-        status = show_live(invocation.execution, json=json, function=called)
+        invoke_callback = function or "handler"
+        status = show_live(invocation.execution, json=json, function=invoke_callback)
     raise typer.Exit(status)
 
 

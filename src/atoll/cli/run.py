@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from atoll.cli.complete import template_ids
+from atoll.cli.completion import template_ids
 from atoll.cli.options import ApiKey, Cpu, Disk, Env, Json, MaxProcesses, Memory, environment
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def run(
 
     124 is a time-out, 128 and more a signal. Needs no server. What follows the script is its own.
     """
-    from atoll.cli.live import show
-    from atoll.cli.program import Program, read_event, read_script, read_stdin
+    from atoll.cli.execution_output import show
+    from atoll.cli.program_input import Program, read_event, read_script, read_stdin
 
     words = words or []
     if code is not None and command:

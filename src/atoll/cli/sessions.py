@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import files, given, lifecycle, output
-from atoll.cli.complete import session_ids, template_ids
-from atoll.cli.lifecycle import ArchiveAfter, AutoStart, DeleteAfter, IdleTimeout, Label, SessionId
+from atoll.cli import files, option_parsing, output, session_lifecycle
+from atoll.cli.completion import session_ids, template_ids
 from atoll.cli.options import (
     ApiKey,
     Capacity,
@@ -20,6 +19,14 @@ from atoll.cli.options import (
     Url,
     connect,
     environment,
+)
+from atoll.cli.session_lifecycle import (
+    ArchiveAfter,
+    AutoStart,
+    DeleteAfter,
+    IdleTimeout,
+    Label,
+    SessionId,
 )
 from atoll.cli.shell import shell
 
@@ -99,8 +106,8 @@ def create(
     json: Json = False,
 ) -> None:
     """Make a session and print its id."""
-    variables, mounts = environment(env), given.volumes(volume)
-    secrets, labels = given.secrets(secret, secret_file), lifecycle.labels(label)
+    variables, mounts = environment(env), option_parsing.volumes(volume)
+    secrets, labels = option_parsing.secrets(secret, secret_file), session_lifecycle.labels(label)
     with connect(url, api_key) as atoll:
         session = atoll.sessions.create(
             template,
@@ -174,7 +181,7 @@ def show(
     if json:
         output.as_json(info)
     else:
-        output.details(lifecycle.shown(info))
+        output.details(session_lifecycle.shown(info))
 
 
 @app.command()
@@ -259,19 +266,19 @@ def exec_(
 
     Its output is passed on as it comes. Ctrl-C cancels it.
     """
-    from atoll.cli.live import show as show_live
-    from atoll.cli.program import read_event, read_stdin
+    from atoll.cli.execution_output import show as show_live
+    from atoll.cli.program_input import read_event, read_stdin
 
     if code is None and not words:
         raise typer.BadParameter("give a command after --, or --code.", param_hint="COMMAND")
-    given, variables, fed = read_event(event), environment(env), read_stdin(stdin)
+    option_parsing, variables, fed = read_event(event), environment(env), read_stdin(stdin)
     with connect(url, api_key) as atoll:
         execution = atoll.sessions.get(session_id).submit(
             code,
             language=language,
             command=words if code is None else None,
             args=words or [] if code is not None else (),
-            event=given,
+            event=option_parsing,
             timeout=timeout,
             stdin=fed,
             env=variables,
@@ -319,8 +326,20 @@ def rm(
 
 
 for command in (
-    *(lifecycle.start, lifecycle.stop, lifecycle.archive, lifecycle.pause, lifecycle.resume),
-    *(lifecycle.update, lifecycle.extend, lifecycle.clone),
-    *(files.cp, files.ls, files.cat, files.search, files.watch, files.checkpoint, shell),
+    session_lifecycle.start,
+    session_lifecycle.stop,
+    session_lifecycle.archive,
+    session_lifecycle.pause,
+    session_lifecycle.resume,
+    session_lifecycle.update,
+    session_lifecycle.extend,
+    session_lifecycle.clone,
+    files.cp,
+    files.ls,
+    files.cat,
+    files.search,
+    files.watch,
+    files.checkpoint,
+    shell,
 ):
     app.command(command.__name__)(command)

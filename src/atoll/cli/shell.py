@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import session_ids, template_ids
+from atoll.cli.completion import session_ids, template_ids
 from atoll.cli.options import (
     DEFAULT_URL,
     ApiKey,
@@ -131,7 +131,7 @@ async def _talk(
     attached: bool,
 ) -> int:
     from atoll.cli import terminal
-    from atoll.sdk.patience import quietly
+    from atoll.sdk.retry import best_effort
 
     try:
         async with execution.console(watch=watch) as console:
@@ -142,7 +142,7 @@ async def _talk(
     except BaseException:
         # Nobody will come back for what was only made for this.
         if not attached and own is None:
-            await quietly(execution.cancel())
+            await best_effort(execution.cancel())
         await _delete(own)
         raise
     await _delete(own)
@@ -150,10 +150,10 @@ async def _talk(
 
 
 async def _delete(own: "AsyncSession | None") -> None:
-    from atoll.sdk.patience import quietly
+    from atoll.sdk.retry import best_effort
 
     if own is not None:
-        await quietly(own.delete())
+        await best_effort(own.delete())
 
 
 def _exit_code(ended: "ConsoleExit") -> int:

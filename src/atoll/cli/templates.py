@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import output
-from atoll.cli.builds import follow
-from atoll.cli.complete import template_ids
+from atoll.cli.build_progress import follow
+from atoll.cli.completion import template_ids
 from atoll.cli.options import (
     ApiKey,
     Cpu,

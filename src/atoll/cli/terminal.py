@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli import output, replies
+from atoll.cli import output, terminal_replies
 
 if TYPE_CHECKING:
     from atoll.sdk.consoles import AsyncConsole
@@ -222,9 +222,9 @@ async def _typed(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _without_replies(keys: AsyncIterator[bytes], screen: Screen) -> AsyncIterator[bytes]:
-    filtered = replies.Replies()
+    filtered = terminal_replies.Replies()
     async for data in keys:
-        old = screen.since is None or time.monotonic() - screen.since < replies.SECONDS
+        old = screen.since is None or time.monotonic() - screen.since < terminal_replies.SECONDS
         if passed := filtered.pass_on(data, take_out=old):
             yield passed
 

@@ -15,7 +15,7 @@ from typing import Any
 from atoll.errors import InvalidRequest
 
 
-def check_text(**values: Any) -> None:
+def check_string(**values: Any) -> None:
     """None is allowed here and below: it is what was not given."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
@@ -28,7 +28,7 @@ def check_numbers(**values: Any) -> None:
             raise wrong_type(name, "a number", value)
 
 
-def check_words(**lists: Any) -> None:
+def check_string_list(**lists: Any) -> None:
     """A string is a sequence of strings too, but never the one that was meant."""
     for name, value in lists.items():
         if value is None:
@@ -41,7 +41,7 @@ def check_words(**lists: Any) -> None:
                 raise wrong_type(f"{name}[{index}]", "a string", item)
 
 
-def check_strings(*, removable: bool = False, **mappings: Any) -> None:
+def check_string_dict(*, removable: bool = False, **mappings: Any) -> None:
     """Strings by name; with `removable` a value may be None."""
     for name, value in mappings.items():
         if value is None:

@@ -69,16 +69,16 @@ async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
             result = event.result
             answers.check()
             if callbacks.on_event is not None:
-                await called(callbacks.on_event, event)
+                await invoke_callback(callbacks.on_event, event)
             if callbacks.on_display is not None and event.display is not None:
-                await called(callbacks.on_display, event.display)
+                await invoke_callback(callbacks.on_display, event.display)
             for kind, (text, callback) in outputs.items():
                 if event.kind == "retry":
                     # Nothing will come to complete the character that the lost attempt began.
                     text.reset()
                 ended = event.kind == "result"
                 if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
-                    await called(callback, piece)
+                    await invoke_callback(callback, piece)
             if callbacks.on_approval is not None and event.approval is not None:
                 await answers.hear(event.approval, callbacks.on_approval)
     finally:
@@ -105,7 +105,7 @@ class _Answers:
             if (giving := self._giving.pop(approval.id, None)) is not None:
                 giving.cancel()
             return
-        given = await called(on_approval, approval)
+        given = await invoke_callback(on_approval, approval)
         if given is not None:
             giving = asyncio.create_task(self._give(approval.id, _answer(given)))
             self._giving[approval.id] = giving
@@ -150,7 +150,7 @@ def _answer(given: object) -> Answer:
     )
 
 
-async def called(callback: Callable[..., Any], *arguments: Any) -> Any:
+async def invoke_callback(callback: Callable[..., Any], *arguments: Any) -> Any:
     outcome = callback(*arguments)
     # Twice for a coroutine function that was handed over from another thread.
     while inspect.isawaitable(outcome):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from atoll.sdk.arguments import check_numbers
-from atoll.sdk.connection import Connection
+from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, AttributeHints
+from atoll.sdk.endpoint import resolve_endpoint
+from atoll.sdk.events import AsyncEvents
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
-from atoll.sdk.feed import AsyncEvents
-from atoll.sdk.hints import CLIENT_NAMES, Hints
+from atoll.sdk.http_client import HttpClient
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
-from atoll.sdk.opening import Opening
+from atoll.sdk.pending import Pending
 from atoll.sdk.pools import AsyncPools
 from atoll.sdk.sessions import AsyncSessions
-from atoll.sdk.target import find
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
 from atoll.sdk.webhooks import AsyncWebhooks
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.sdk.values import Mount
 
 
-class AsyncAtoll(Hints):
+class AsyncAtoll(AttributeHints):
     """
     Sandboxes, of a server or of this process.
 
@@ -38,7 +38,7 @@ class AsyncAtoll(Hints):
     server may take to answer one request, in seconds; it does not limit how long code runs.
     """
 
-    OTHER_NAMES = CLIENT_NAMES
+    ALTERNATIVES = CLIENT_ALTERNATIVES
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class AsyncAtoll(Hints):
         **settings: Any,
     ) -> None:
         check_numbers(timeout=timeout)
-        self._connection = Connection(find(url, api_key, data_dir, settings), timeout)
-        self._sessions = AsyncSessions(self._connection)
-        self._templates = AsyncTemplates(self._connection)
-        self._volumes = AsyncVolumes(self._connection)
-        self._nodes = AsyncNodes(self._connection)
-        self._pools = AsyncPools(self._connection)
-        self._executions = AsyncExecutions(self._connection)
-        self._invocations = AsyncInvocations(self._connection)
-        self._events = AsyncEvents(self._connection)
-        self._webhooks = AsyncWebhooks(self._connection)
+        self._http = HttpClient(resolve_endpoint(url, api_key, data_dir, settings), timeout)
+        self._sessions = AsyncSessions(self._http)
+        self._templates = AsyncTemplates(self._http)
+        self._volumes = AsyncVolumes(self._http)
+        self._nodes = AsyncNodes(self._http)
+        self._pools = AsyncPools(self._http)
+        self._executions = AsyncExecutions(self._http)
+        self._invocations = AsyncInvocations(self._http)
+        self._events = AsyncEvents(self._http)
+        self._webhooks = AsyncWebhooks(self._http)
 
     @property
     def url(self) -> str | None:
         """The server's address; none when it is this process."""
-        return self._connection.target.url
+        return self._http.endpoint.url
 
     @property
     def sessions(self) -> AsyncSessions:
@@ -104,10 +104,10 @@ class AsyncAtoll(Hints):
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
-        return AsyncExecution(self._connection, execution_id)
+        return AsyncExecution(self._http, execution_id)
 
     def __repr__(self) -> str:
-        return f"<Atoll at {self._connection.target.name}>"
+        return f"<Atoll at {self._http.endpoint.name}>"
 
     def session(
         self,
@@ -133,7 +133,7 @@ class AsyncAtoll(Hints):
         idle_timeout: int | None = None,
         archive_after: int | None = None,
         delete_after: int | None = None,
-    ) -> Opening[AsyncSession]:
+    ) -> Pending[AsyncSession]:
         """
         A session for the length of an `async with`; see `sessions.create` for the arguments.
         Without a block, delete it yourself.
@@ -163,17 +163,17 @@ class AsyncAtoll(Hints):
         )
 
         async def make() -> AsyncSession:
-            return (await creating)._for_a_block()
+            return (await creating)._expect_close()
 
-        return Opening("atoll.session", make())
+        return Pending("atoll.session", make())
 
     async def open(self) -> None:
         """Start what has to be started; the first request does it too."""
-        await self._connection.open()
+        await self._http.open()
 
     async def close(self) -> None:
         """Let go of the server; an embedded one ends, and its sessions with it."""
-        await self._connection.close()
+        await self._http.close()
 
     async def __aenter__(self) -> Self:
         await self.open()

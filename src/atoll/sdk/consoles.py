@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.sdk.decode import decode
-from atoll.sdk.patience import Patience
-from atoll.sdk.sockets import Closed
+from atoll.sdk.retry import Backoff
 from atoll.sdk.values import ConsoleEvent, ConsoleExit
+from atoll.sdk.websocket import Closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.connection import Connection
-    from atoll.sdk.sockets import Socket
+    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.websocket import Socket
 
 _WAITING = 64
 _PIECE = 32 * 1024
@@ -36,8 +36,8 @@ _FINAL = frozenset({1002, 1003, 1007, 1009, 4401})
 class AsyncConsole:
     """One who watches an execution; the first of them types, and the next when that one leaves."""
 
-    def __init__(self, connection: Connection, path: str, watch: bool) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient, path: str, watch: bool) -> None:
+        self._http = http
         self._path = path
         self._watch = watch
         self._after = 0
@@ -124,7 +124,7 @@ class AsyncConsole:
         query = {"format": "json", "after": str(self._after)}
         if self._watch:
             query["mode"] = "watch"
-        socket = await self._connection.socket(self._path, query)
+        socket = await self._http.socket(self._path, query)
         if self._size is not None:
             with suppress(Closed):
                 await socket.send(_resize(*self._size))
@@ -134,7 +134,7 @@ class AsyncConsole:
     async def _until_started(self) -> None:
         await self._started.wait()
         with suppress(TimeoutError):  # Another one was in line, which the server tells.
-            async with asyncio.timeout(Patience.limit):
+            async with asyncio.timeout(Backoff.limit):
                 await self._turn.wait()
         if self._over is not None:
             raise self._over
@@ -153,17 +153,17 @@ class AsyncConsole:
                     await asyncio.sleep(0.05)
 
     async def _read(self) -> None:
-        patience = Patience()
+        backoff = Backoff()
         try:
             while self._exit is None:
                 try:
                     if self._socket is None:
                         self._socket = await self._connect()
-                    await self._read_from(self._socket, patience)
+                    await self._read_from(self._socket, backoff)
                 except Closed as closed:
-                    await self._again(patience, closed)
+                    await self._again(backoff, closed)
                 except TemporaryError as error:
-                    await patience.endure(error)
+                    await backoff.wait_or_raise(error)
             await self._events.put(None)
         except AtollError as error:
             self._over = error
@@ -172,7 +172,7 @@ class AsyncConsole:
             for waited in (self._connected, self._started, self._turn):
                 waited.set()
 
-    async def _again(self, patience: Patience, closed: Closed) -> None:
+    async def _again(self, backoff: Backoff, closed: Closed) -> None:
         self._connected.clear()
         if self._typing:
             self._typing = False
@@ -182,12 +182,14 @@ class AsyncConsole:
             await socket.close()
         if closed.code in _FINAL:
             raise PermanentError(f"The server closed the console: {closed}.", code="console_closed")
-        await patience.endure(TemporaryError(f"The console broke: {closed}.", code="stream_cut"))
+        await backoff.wait_or_raise(
+            TemporaryError(f"The console broke: {closed}.", code="stream_cut")
+        )
 
-    async def _read_from(self, socket: Socket, patience: Patience) -> None:
+    async def _read_from(self, socket: Socket, backoff: Backoff) -> None:
         while self._exit is None:
             message = await socket.receive()
-            patience.renew()
+            backoff.reset()
             try:
                 content = json.loads(message)
                 event = self._event(content["type"], content)
@@ -231,9 +233,9 @@ def _resize(rows: int, cols: int) -> str:
 
 
 @asynccontextmanager
-async def opened(connection: Connection, path: str, *, watch: bool) -> AsyncIterator[AsyncConsole]:
+async def open_console(http: HttpClient, path: str, *, watch: bool) -> AsyncIterator[AsyncConsole]:
     """A console for the length of an `async with`; the execution goes on after that."""
-    console = AsyncConsole(connection, path, watch)
+    console = AsyncConsole(http, path, watch)
     console._socket = await console._connect()
     reading = asyncio.create_task(console._read())
     try:

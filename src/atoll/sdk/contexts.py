@@ -9,9 +9,9 @@ from atoll.errors import NotFound
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import execute_body
-from atoll.sdk.opening import warn_left_open
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import quietly
+from atoll.sdk.paths import url_segment
+from atoll.sdk.pending import warn_unclosed
+from atoll.sdk.retry import best_effort
 from atoll.sdk.values import ContextInfo
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         EventCallback,
         OutputCallback,
     )
-    from atoll.sdk.connection import Connection
     from atoll.sdk.executions import AsyncExecution
+    from atoll.sdk.http_client import HttpClient
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.values import Result
 
@@ -39,19 +39,19 @@ class AsyncContext:
 
     def __init__(
         self,
-        connection: Connection,
+        http: HttpClient,
         session: AsyncSession,
         info: ContextInfo,
         *,
         scoped: bool = False,
     ) -> None:
-        self._connection = connection
+        self._http = http
         self._session = session
         self._info = info
-        self._scoped = scoped
+        self._needs_close = scoped
         """Whether it is meant for a `with` block."""
         self._deleted = False
-        self._path = f"sessions/{segment(info.session_id)}/contexts/{segment(info.id)}"
+        self._path = f"sessions/{url_segment(info.session_id)}/contexts/{url_segment(info.id)}"
 
     @property
     def id(self) -> str:
@@ -75,15 +75,15 @@ class AsyncContext:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            await quietly(self.delete())
+            await best_effort(self.delete())
             return
         with suppress(NotFound):
             await self.delete()
 
     def __del__(self) -> None:
         # What was not made completely has no such attribute. With its session it ends too.
-        if self.__dict__.get("_scoped") and not self._deleted and self._session._is_open:
-            warn_left_open(self)
+        if self.__dict__.get("_needs_close") and not self._deleted and self._session._is_open:
+            warn_unclosed(self)
 
     async def run(
         self,
@@ -137,16 +137,16 @@ class AsyncContext:
 
     async def refresh(self) -> ContextInfo:
         """Ask the server how it is."""
-        self._info = decode(ContextInfo, await self._connection.call("GET", self._path))
+        self._info = decode(ContextInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def delete(self) -> None:
         """End it; what runs is cancelled."""
         self._deleted = True
-        await self._connection.call("DELETE", self._path)
+        await self._http.call("DELETE", self._path)
 
     async def _post(self, verb: str) -> ContextInfo:
-        answer = await self._connection.call("POST", f"{self._path}/{verb}")
+        answer = await self._http.call("POST", f"{self._path}/{verb}")
         self._info = decode(ContextInfo, answer)
         return self._info
 

@@ -29,7 +29,7 @@ def decode(kind: type[T], data: Any) -> T:
     try:
         plan = _plan(cast("Hashable", kind))
         if "encoded_path" in data and "path" in plan:
-            path = named(data["encoded_path"])
+            path = decode_path(data["encoded_path"])
             data = {**data, "path": path, "name": path.rpartition("/")[2]}
         return kind(**{name: plan[name](value) for name, value in data.items() if name in plan})
     except (AttributeError, TypeError, ValueError) as error:
@@ -38,7 +38,7 @@ def decode(kind: type[T], data: Any) -> T:
         ) from None
 
 
-def named(encoded: str) -> str:
+def decode_path(encoded: str) -> str:
     """A path from its percent-encoded bytes."""
     return unquote_to_bytes(encoded).decode("utf-8", "surrogateescape")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import InvalidRequest
-from atoll.sdk.arguments import check_strings, wrong_type
+from atoll.sdk.arguments import check_string_dict, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,8 @@ def dependencies_body(dependencies: str | Sequence[Dependency]) -> list[dict[str
 
 def _body(index: int, dependency: Dependency) -> dict[str, str]:
     if isinstance(dependency, Mapping):
-        named: dict[str, Any] = {f"dependencies[{index}]": dependency}
-        check_strings(**named)
+        decode_path: dict[str, Any] = {f"dependencies[{index}]": dependency}
+        check_string_dict(**decode_path)
         return dict(dependency)
     if not isinstance(dependency, str):
         raise wrong_type(f"dependencies[{index}]", "a string", dependency)

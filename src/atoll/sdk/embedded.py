@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from atoll.sdk.transport import ASGIApp
+    from atoll.sdk.asgi_transport import ASGIApp
 
 
 def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp]:
@@ -23,7 +23,7 @@ def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp
     return embedded(**settings)
 
 
-class Host:
+class EmbeddedServer:
     def __init__(self, application: AbstractAsyncContextManager[ASGIApp]) -> None:
         self._application = application
         self._leave = asyncio.Event()

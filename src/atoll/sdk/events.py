@@ -1,86 +1,116 @@
 """
-Server-sent events, from bytes to `Event`.
+Events of the whole server: what is kept of them, and what happens.
 
-Lines end at line feeds alone: the general rules of text would also split at U+2028 and its kin,
-which JSON leaves as they are.
+A line that is lost is made again where it was, so nothing is missed and nothing told twice; a
+server that is away is waited for.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+from atoll.errors import PermanentError, TemporaryError
 from atoll.sdk.decode import decode
-from atoll.sdk.displays import Display
-from atoll.sdk.values import Approval, Event, Result, Retry
+from atoll.sdk.error_response import error_from_response
+from atoll.sdk.retry import Backoff
+from atoll.sdk.sse import messages
+from atoll.sdk.values import FeedEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Sequence
+
+    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.sse import Message
+
+# Longer than the server leaves between two comments.
+_READ_TIMEOUT = 45.0
 
 
-class Message(NamedTuple):
-    """One without data only says where to go on."""
+class AsyncEvents:
+    """What changed on the server."""
 
-    id: str
-    event: str
-    data: str
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    async def list(
+        self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
+    ) -> AsyncIterator[FeedEvent]:
+        """
+        What is kept, oldest first, or what came after a number.
+
+        `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
+        """
+        while True:
+            query = {"types": _joined(types), "subject": subject, "after": after, "limit": 500}
+            page = await self._http.call("GET", "events", query=query)
+            for item in page["items"]:
+                yield decode(FeedEvent, item)
+            after = page["after"]
+            if not page["items"]:
+                return
+
+    async def follow(
+        self,
+        *,
+        types: Sequence[str] = (),
+        subject: str | None = None,
+        after: int | Literal["start", "end"] = "end",
+    ) -> AsyncIterator[FeedEvent]:
+        """
+        What happens from now on, without end; or from a place on: after an event's number, or from
+        the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
+        no longer kept.
+        """
+        place: int | str | None = None if after == "start" else after
+        backoff, begun = Backoff(), False
+        while True:
+            query = {"types": _joined(types), "subject": subject, "after": place}
+            try:
+                async with self._http.stream(
+                    "GET",
+                    "events",
+                    query=query,
+                    headers={"accept": "text/event-stream"},
+                    wait=_READ_TIMEOUT,
+                ) as response:
+                    async for message in messages(response.aiter_raw()):
+                        if message.id.isdecimal():
+                            begun, place = True, int(message.id)
+                            backoff.reset()
+                        if message.event == "problem":
+                            raise error_from_response(
+                                int(_status(message)),
+                                {},
+                                message.data.encode(),
+                                self._http.endpoint.key_origin,
+                            )
+                        if message.data:
+                            yield _event(message)
+                raise TemporaryError("The feed was cut.", code="stream_cut")
+            except TemporaryError as error:
+                if not begun:
+                    raise
+                await backoff.wait_or_raise(error)
 
 
-async def messages(chunks: AsyncIterable[bytes]) -> AsyncIterator[Message]:
-    fields: dict[str, str] = {}
-    async for line in _lines(chunks):
-        if line:
-            name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            if name == "data" and "data" in fields:
-                value = f"{fields['data']}\n{value}"
-            fields[name] = value
-        else:
-            if "data" in fields or "id" in fields:
-                name = fields.get("event", "message")
-                yield Message(fields.get("id", ""), name, fields.get("data", ""))
-            fields = {}
+def _joined(types: Sequence[str]) -> str | None:
+    return ",".join(types) or None
 
 
-async def events(chunks: AsyncIterable[bytes], execution_id: str = "") -> AsyncIterator[Event]:
-    """Kinds of events that this client does not know are left out."""
-    async for message in messages(chunks):
-        read = _READERS.get(message.event)
-        if read is not None:
-            sequence = int(message.id) if message.id.isdecimal() else 0
-            content = json.loads(message.data)
-            yield Event(sequence, execution_id=execution_id, **read(content))
+def _event(message: Message) -> FeedEvent:
+    try:
+        return decode(FeedEvent, json.loads(message.data))
+    except ValueError as error:
+        raise _bad(error) from None
 
 
-def _output(kind: str) -> Callable[[Any], dict[str, Any]]:
-    def read(content: Any) -> dict[str, Any]:
-        if "base64" in content:
-            return {"kind": kind, "data": base64.b64decode(content["base64"])}
-        return {"kind": kind, "data": content["text"].encode("utf-8", "surrogatepass")}
-
-    return read
+def _status(message: Message) -> int:
+    try:
+        return int(json.loads(message.data)["status"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _bad(error) from None
 
 
-_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "queued": lambda content: {"kind": "queued", "ahead": content.get("ahead")},
-    "started": lambda content: {"kind": "started", "attempt": content.get("attempt")},
-    "stdout": _output("stdout"),
-    "stderr": _output("stderr"),
-    "display": lambda content: {"kind": "display", "display": decode(Display, content)},
-    "approval": lambda content: {"kind": "approval", "approval": decode(Approval, content)},
-    "heartbeat": lambda content: {"kind": "heartbeat"},
-    "retry": lambda content: {"kind": "retry", "retry": decode(Retry, content)},
-    "result": lambda content: {"kind": "result", "result": decode(Result, content)},
-}
-
-
-async def _lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[str]:
-    pending = bytearray()
-    async for chunk in chunks:
-        start = len(pending)
-        pending += chunk
-        while (end := pending.find(b"\n", start)) >= 0:
-            yield pending[:end].removesuffix(b"\r").decode()
-            del pending[: end + 1]
-            start = 0
+def _bad(error: Exception) -> PermanentError:
+    return PermanentError(f"The server's answer is not an event: {error}", code="bad_answer")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import Conflict, TemporaryError
 from atoll.sdk.arguments import (
     check_numbers,
-    check_strings,
-    check_text,
-    check_words,
+    check_string,
+    check_string_dict,
+    check_string_list,
     wrong_type,
 )
-from atoll.sdk.consoles import AsyncConsole, opened
+from atoll.sdk.consoles import AsyncConsole, open_console
 from atoll.sdk.decode import decode
-from atoll.sdk.events import events
 from atoll.sdk.files import AsyncFiles
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import Patience
+from atoll.sdk.paths import url_segment
+from atoll.sdk.retry import Backoff
+from atoll.sdk.sse import events
 from atoll.sdk.values import Answer, Approval, Artifact, Event, ExecutionInfo, Result, Status
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from atoll.sdk.connection import Connection
-    from atoll.sdk.transfers import ProgressCallback
+    from atoll.sdk.file_transfer import ProgressCallback
+    from atoll.sdk.http_client import HttpClient
 
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
 # Longer than the server leaves between two pings.
-_SILENCE = 45.0
+_READ_TIMEOUT = 45.0
 # A connection that stood this long shows that the server is there, whatever cut it.
-_STOOD = 1.0
+_STABLE_AFTER = 1.0
 # In which a question gets from its event to where it can be answered.
 _NEWS = 2.0
 # Of stdin, in one request.
@@ -46,10 +46,10 @@ _PIECE = 256 * 1024
 class AsyncExecution:
     """A handle on one execution; it is valid as long as the server keeps the record."""
 
-    def __init__(self, connection: Connection, execution_id: str) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient, execution_id: str) -> None:
+        self._http = http
         self._id = execution_id
-        self._path = f"executions/{segment(execution_id)}"
+        self._path = f"executions/{url_segment(execution_id)}"
 
     @property
     def id(self) -> str:
@@ -60,18 +60,18 @@ class AsyncExecution:
 
     async def info(self) -> ExecutionInfo:
         """The whole record, with what is known of each artifact."""
-        return decode(ExecutionInfo, await self._connection.call("GET", self._path))
+        return decode(ExecutionInfo, await self._http.call("GET", self._path))
 
     async def status(self) -> Status:
-        return decode(Status, await self._connection.call("GET", f"{self._path}/status"))
+        return decode(Status, await self._http.call("GET", f"{self._path}/status"))
 
     async def result(self) -> Result:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
-        return decode(Result, await self._connection.call("GET", f"{self._path}/result"))
+        return decode(Result, await self._http.call("GET", f"{self._path}/result"))
 
     async def artifacts(self) -> list[Artifact]:
         """The files that it made or changed."""
-        answer = await self._connection.call("GET", f"{self._path}/artifacts")
+        answer = await self._http.call("GET", f"{self._path}/artifacts")
         return [decode(Artifact, item) for item in answer["items"]]
 
     async def download(
@@ -82,8 +82,8 @@ class AsyncExecution:
         progress: ProgressCallback | None = None,
     ) -> Path:
         """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
-        session = segment((await self.info()).session_id)
-        files = AsyncFiles(self._connection, f"sessions/{session}")
+        session = url_segment((await self.info()).session_id)
+        files = AsyncFiles(self._http, f"sessions/{session}")
         return await files.download(artifact, target, progress=progress)
 
     async def wait(self, wait: float | None = None) -> Result:
@@ -92,20 +92,20 @@ class AsyncExecution:
         check_numbers(wait=wait)
         now = asyncio.get_running_loop().time
         deadline = None if wait is None else now() + wait
-        patience = Patience()
+        backoff = Backoff()
         while True:
             some = _WAIT if deadline is None else max(0.0, min(_WAIT, deadline - now()))
             try:
-                answer = await self._connection.try_call(
+                answer = await self._http.try_call(
                     "GET", f"{self._path}/result", query={"wait": round(some, 3)}, wait=some
                 )
                 return decode(Result, answer)
             except Conflict as error:
                 if error.code != "execution_not_finished":
                     raise
-                patience.renew()
+                backoff.reset()
             except TemporaryError as error:
-                await self._endure(patience, error)
+                await self._endure(backoff, error)
             if deadline is not None and now() >= deadline:
                 raise TimeoutError(f"{self._id} did not end within {wait:g} s; it goes on.")
 
@@ -114,7 +114,7 @@ class AsyncExecution:
         `after` on, live; ends after the `result`. A connection that is lost is taken up again where
         it broke: nothing is left out or told twice. Leaving it early changes nothing."""
         last, ended, over = after, False, False
-        patience = Patience()
+        backoff = Backoff()
         now = asyncio.get_running_loop().time
         while not ended:
             headers = {"accept": "text/event-stream"}
@@ -122,12 +122,12 @@ class AsyncExecution:
                 headers["last-event-id"] = str(last)
             since: float | None = None
             try:
-                async with self._connection.stream(
-                    "GET", f"{self._path}/events", headers=headers, wait=_SILENCE
+                async with self._http.stream(
+                    "GET", f"{self._path}/events", headers=headers, wait=_READ_TIMEOUT
                 ) as response:
                     since = now()
                     async for event in events(response.aiter_raw(), self._id):
-                        patience.renew()
+                        backoff.reset()
                         if event.sequence and event.sequence <= last:
                             continue
                         last = max(last, event.sequence)
@@ -137,16 +137,16 @@ class AsyncExecution:
                 if not ended and over:
                     return  # `after` is behind the result
                 if not ended:
-                    status = await self._connection.try_call("GET", f"{self._path}/status")
+                    status = await self._http.try_call("GET", f"{self._path}/status")
                     over = decode(Status, status).ended
                     raise TemporaryError(
                         f"The events of {self._id} ended without a result.", code="stream_cut"
                     )
             except TemporaryError as error:
                 if not ended:
-                    if since is not None and now() - since > _STOOD:
-                        patience.renew()
-                    await self._endure(patience, error)
+                    if since is not None and now() - since > _STABLE_AFTER:
+                        backoff.reset()
+                    await self._endure(backoff, error)
 
     async def cancel(self, reason: str | None = None) -> Status:
         """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
@@ -198,7 +198,7 @@ class AsyncExecution:
         """Give it a message, which the code reads with `atoll_session.messages()`. Raises
         `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
         when it leaves too many unread."""
-        check_text(message=message)
+        check_string(message=message)
         return await self._post("inject", {"message": message})
 
     async def write(self, data: str | bytes, *, eof: bool = False) -> Status:
@@ -211,7 +211,7 @@ class AsyncExecution:
         pieces = [raw[start : start + _PIECE] for start in range(0, len(raw), _PIECE)] or [b""]
         if not raw and not eof:
             return await self.status()
-        patience = Patience()
+        backoff = Backoff()
         while True:
             body = {"stdin_base64": base64.b64encode(pieces[0]).decode()}
             try:
@@ -219,35 +219,35 @@ class AsyncExecution:
             except TemporaryError as error:
                 if error.code != "queue_full":
                     raise
-                await patience.endure(error)
+                await backoff.wait_or_raise(error)
                 continue
-            patience.renew()
+            backoff.reset()
             del pieces[0]
             if not pieces:
                 return status
 
     async def _post(self, verb: str, body: dict[str, Any], *, once: bool = False) -> Status:
         path = f"{self._path}/{verb}"
-        return decode(Status, await self._connection.call("POST", path, body=body, once=once))
+        return decode(Status, await self._http.call("POST", path, body=body, once=once))
 
     @asynccontextmanager
     async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
         """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
         With `watch` this one never types, and takes nobody's turn to."""
-        async with opened(self._connection, f"{self._path}/console", watch=watch) as console:
+        async with open_console(self._http, f"{self._path}/console", watch=watch) as console:
             yield console
 
-    async def _endure(self, patience: Patience, error: TemporaryError) -> None:
-        if not self._connection.answered:
+    async def _endure(self, backoff: Backoff, error: TemporaryError) -> None:
+        if not self._http.answered:
             raise error
-        await patience.endure(error)
+        await backoff.wait_or_raise(error)
 
 
 class AsyncExecutions:
     """All executions of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def list(
         self,
@@ -259,7 +259,7 @@ class AsyncExecutions:
         """Executions, newest first, of all sessions, or of one session or one invocation; pages
         are fetched as they are needed."""
         query = {"session_id": session_id, "invocation_id": invocation_id, "status": status}
-        async for item in self._connection.pages("executions", query):
+        async for item in self._http.pages("executions", query):
             yield decode(ExecutionInfo, item)
 
 
@@ -274,9 +274,9 @@ def check_run(
     cwd: Any,
     execution_id: Any,
 ) -> None:
-    check_text(code=code, language=language, stdin=stdin, cwd=cwd, execution_id=execution_id)
-    check_words(command=command, args=args)
-    check_strings(env=env)
+    check_string(code=code, language=language, stdin=stdin, cwd=cwd, execution_id=execution_id)
+    check_string_list(command=command, args=args)
+    check_string_dict(env=env)
     check_numbers(timeout=timeout)
 
 

@@ -17,25 +17,25 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 from atoll.errors import InvalidRequest, NotFound, TemporaryError
 from atoll.sdk.arguments import wrong_type
 from atoll.sdk.decode import decode
-from atoll.sdk.paths import encoded, in_body, workspace_path
-from atoll.sdk.transfers import (
-    Getting,
-    Meter,
+from atoll.sdk.file_transfer import (
+    Download,
     ProgressCallback,
-    Sending,
+    ProgressMeter,
     Source,
-    finished,
+    Upload,
+    in_thread,
     pour,
     save,
 )
+from atoll.sdk.file_watch import watch
+from atoll.sdk.paths import json_path, url_path, workspace_path
 from atoll.sdk.values import Artifact, Entry, FileEvent, Link, Match, Tree
-from atoll.sdk.watching import watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.connection import Connection
-    from atoll.sdk.packing import Packer
+    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.tar_pack import TarPacker
 
 _TREE_WAIT = 600.0
 """Seconds for which a server may be busy with a tree beyond what one answer may take."""
@@ -44,8 +44,8 @@ _TREE_WAIT = 600.0
 class AsyncFiles:
     """The workspace of a session."""
 
-    def __init__(self, connection: Connection, session_path: str) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient, session_path: str) -> None:
+        self._http = http
         self._path = f"{session_path}/files"
 
     async def write(
@@ -64,7 +64,7 @@ class AsyncFiles:
         version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
         """
         content = data.encode() if isinstance(data, str) else _bytes(data)
-        answer = await self._connection.call(
+        answer = await self._http.call(
             "PUT",
             self._url(path),
             content=content,
@@ -79,7 +79,7 @@ class AsyncFiles:
         from the end.
         """
         content = bytearray()
-        getting = Getting(self._connection, self._url(path), start, stop)
+        getting = Download(self._http, self._url(path), start, stop)
         async with aclosing(aiter(getting)) as pieces:
             async for piece in pieces:
                 content += piece
@@ -93,7 +93,7 @@ class AsyncFiles:
         self, path: str, *, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[bytes]:
         """The content in pieces, as they come; otherwise like `read`."""
-        getting = Getting(self._connection, self._url(path), start, stop)
+        getting = Download(self._http, self._url(path), start, stop)
         async with aclosing(aiter(getting)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -112,7 +112,7 @@ class AsyncFiles:
             "recursive": "true" if recursive else None,
             "glob": glob,
         }
-        async for item in self._connection.pages(self._path, query):
+        async for item in self._http.pages(self._path, query):
             yield decode(Entry, item)
 
     async def search(
@@ -135,7 +135,7 @@ class AsyncFiles:
             "ignore_case": "true" if ignore_case else None,
             "glob": glob,
         }
-        async for item in self._connection.pages(f"{self._path}/search", asked):
+        async for item in self._http.pages(f"{self._path}/search", asked):
             yield decode(Match, item)
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncIterator[FileEvent]:
@@ -145,13 +145,13 @@ class AsyncFiles:
         may have happened meanwhile.
         """
         query = {"path": workspace_path(path), "recursive": "true" if recursive else "false"}
-        async with aclosing(watch(self._connection, f"{self._path}/watch", query)) as events:
+        async with aclosing(watch(self._http, f"{self._path}/watch", query)) as events:
             async for event in events:
                 yield event
 
     async def stat(self, path: str) -> Entry:
         """What it is; raises `NotFound` when there is nothing."""
-        answer = await self._connection.call("GET", self._url(path), query={"metadata": "true"})
+        answer = await self._http.call("GET", self._url(path), query={"metadata": "true"})
         return decode(Entry, answer)
 
     async def exists(self, path: str) -> bool:
@@ -167,11 +167,11 @@ class AsyncFiles:
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; with `recursive` a directory and all in it."""
         query = {"recursive": "true" if recursive else None}
-        await self._connection.call("DELETE", self._url(path), query=query, wait=_TREE_WAIT)
+        await self._http.call("DELETE", self._url(path), query=query, wait=_TREE_WAIT)
 
     async def mkdir(self, path: str, *, parents: bool = True) -> Entry:
         """Make a directory; without `parents` what it lies in must be there, and it must not."""
-        return await self._change("mkdir", {"path": in_body(path), "parents": parents})
+        return await self._change("mkdir", {"path": json_path(path), "parents": parents})
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
         """Give it another name; what has that name is replaced only with `overwrite`."""
@@ -183,7 +183,7 @@ class AsyncFiles:
 
     async def chmod(self, path: str, mode: int) -> Entry:
         """Set its mode, like 0o755."""
-        return await self._change("chmod", {"path": in_body(path), "mode": _octal(mode)})
+        return await self._change("chmod", {"path": json_path(path), "mode": _octal(mode)})
 
     async def presign(
         self,
@@ -200,15 +200,13 @@ class AsyncFiles:
         `direct` lets a PUT go straight to the blob store, if that can; see `Link.complete_url`.
         """
         body = {
-            "path": in_body(path),
+            "path": json_path(path),
             "method": method,
             "expires_in": expires_in,
             "direct": direct,
             **({} if filename is None else {"filename": filename}),
         }
-        answer = await self._connection.call(
-            "POST", f"{self._path}/presign", body=body, wait=_TREE_WAIT
-        )
+        answer = await self._http.call("POST", f"{self._path}/presign", body=body, wait=_TREE_WAIT)
         return decode(Link, answer)
 
     async def upload(
@@ -231,7 +229,7 @@ class AsyncFiles:
             if not isinstance(source, str | os.PathLike):
                 raise InvalidRequest("path: only a file by its path has a name.", field="path")
             path = Path(source).name
-        sending = Sending(source, progress)
+        sending = Upload(source, progress)
         query = {"mode": None if mode is None else _octal(mode)}
         headers = _conditions(overwrite, None)
         return decode(Entry, await self._send(path, sending, query, headers))
@@ -264,7 +262,7 @@ class AsyncFiles:
         (`file_changed`).
         """
         name = path.path if isinstance(path, Artifact) else path
-        getting = Getting(self._connection, self._url(name))
+        getting = Download(self._http, self._url(name))
         if not isinstance(target, str | os.PathLike):
             await pour(getting, target, progress)
             return None
@@ -284,12 +282,12 @@ class AsyncFiles:
         it, or nothing. Directories are merged, files replace files. Links and modes are kept;
         pipes, sockets and devices are left out. It goes as one stream, however many files it is.
         """
-        from atoll.sdk.packing import Packer, measure
+        from atoll.sdk.tar_pack import TarPacker, measure
 
         top = Path(source)
-        packer = Packer(top)
+        packer = TarPacker(top)
         total = None if progress is None else await asyncio.to_thread(measure, top)
-        sending = Sending(_packed(packer, Meter(progress, total)), None)
+        sending = Upload(_packed(packer, ProgressMeter(progress, total)), None)
         await self._send(path, sending, {"archive": "tar"}, {}, _TREE_WAIT)
         return Tree(workspace_path(path), packer.files, packer.size, tuple(packer.left_out))
 
@@ -305,36 +303,36 @@ class AsyncFiles:
         Nothing is written outside of that, and no link there is followed. Directories are merged,
         files replace files, each when it is whole. Links that could lead out are left out.
         """
-        from atoll.sdk.unpacking import Unpacker
+        from atoll.sdk.tar_unpack import TarUnpacker
 
-        meter, unpacker = Meter(progress), None
+        meter, unpacker = ProgressMeter(progress), None
         try:
-            async with self._connection.stream(
+            async with self._http.stream(
                 "GET",
                 self._url(path),
                 query={"archive": "tar"},
                 headers={"accept-encoding": "identity"},
             ) as response:
-                unpacker = await finished(Unpacker, Path(target))
+                unpacker = await in_thread(TarUnpacker, Path(target))
                 async for piece in response.aiter_bytes(1024 * 1024):
-                    await finished(unpacker.feed, piece)
+                    await in_thread(unpacker.feed, piece)
                     await meter.at(unpacker.size)
-            await finished(unpacker.finish)
+            await in_thread(unpacker.finish)
         finally:
             if unpacker is not None:
-                await finished(unpacker.close)
+                await in_thread(unpacker.close)
         return Tree(os.fspath(target), unpacker.files, unpacker.size, tuple(unpacker.left_out))
 
     async def _send(
         self,
         path: str,
-        sending: Sending,
+        sending: Upload,
         query: dict[str, Any],
         headers: dict[str, str],
         wait: float = 0.0,
     ) -> Any:
         try:
-            return await self._connection.call(
+            return await self._http.call(
                 "PUT", self._url(path), content=sending, query=query, headers=headers, wait=wait
             )
         except TemporaryError:
@@ -344,21 +342,21 @@ class AsyncFiles:
 
     async def _change(self, verb: str, body: dict[str, Any]) -> Entry:
         path = f"{self._path}/{verb}"
-        return decode(Entry, await self._connection.call("POST", path, body=body, wait=_TREE_WAIT))
+        return decode(Entry, await self._http.call("POST", path, body=body, wait=_TREE_WAIT))
 
     def _url(self, path: str) -> str:
-        return f"{self._path}/{encoded(path)}"
+        return f"{self._path}/{url_path(path)}"
 
 
-async def _packed(packer: Packer, meter: Meter) -> AsyncIterator[bytes]:
+async def _packed(packer: TarPacker, meter: ProgressMeter) -> AsyncIterator[bytes]:
     pieces = iter(packer)
-    while piece := await finished(next, pieces, b""):
+    while piece := await in_thread(next, pieces, b""):
         yield piece
         await meter.at(packer.size)
 
 
 def _from_to(source: str, target: str, overwrite: bool) -> dict[str, Any]:
-    return {"source": in_body(source), "target": in_body(target), "overwrite": overwrite}
+    return {"source": json_path(source), "target": json_path(target), "overwrite": overwrite}
 
 
 def _bytes(data: object) -> bytes:

@@ -6,25 +6,25 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest
-from atoll.sdk.arguments import check_strings, check_text
+from atoll.sdk.arguments import check_string, check_string_dict
 from atoll.sdk.decode import decode
 from atoll.sdk.executions import AsyncExecution, check_run
-from atoll.sdk.paths import segment
+from atoll.sdk.paths import url_segment
 from atoll.sdk.values import ExecutionInfo, InvocationInfo, Result
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 
 class AsyncInvocation:
     """One request to run something, and its executions."""
 
-    def __init__(self, connection: Connection, info: InvocationInfo) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient, info: InvocationInfo) -> None:
+        self._http = http
         self._info = info
-        self._path = f"invocations/{segment(info.invocation_id)}"
+        self._path = f"invocations/{url_segment(info.invocation_id)}"
 
     @property
     def id(self) -> str:
@@ -43,14 +43,14 @@ class AsyncInvocation:
     @property
     def execution(self) -> AsyncExecution:
         """Of its executions, the latest: to follow, to cancel, to talk to."""
-        return AsyncExecution(self._connection, self._info.execution_id)
+        return AsyncExecution(self._http, self._info.execution_id)
 
     def __repr__(self) -> str:
         return f"<Invocation {self._info.invocation_id} {self._info.status}>"
 
     async def refresh(self) -> InvocationInfo:
         """Ask the server how it is."""
-        self._info = decode(InvocationInfo, await self._connection.call("GET", self._path))
+        self._info = decode(InvocationInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def result(self) -> Result:
@@ -68,7 +68,7 @@ class AsyncInvocation:
 
     async def executions(self) -> AsyncIterator[ExecutionInfo]:
         """Its executions, newest first."""
-        async for item in self._connection.pages(f"{self._path}/executions"):
+        async for item in self._http.pages(f"{self._path}/executions"):
             yield decode(ExecutionInfo, item)
 
     async def cancel(self, reason: str | None = None) -> InvocationInfo:
@@ -76,9 +76,7 @@ class AsyncInvocation:
         no error."""
         body = {} if reason is None else {"reason": reason}
         try:
-            answer = await self._connection.call(
-                "POST", f"{self._path}/cancel", body=body, once=True
-            )
+            answer = await self._http.call("POST", f"{self._path}/cancel", body=body, once=True)
         except Conflict as error:
             # Ended by itself, just now or before.
             if error.code not in ("invocation_ended", "execution_ended"):
@@ -91,13 +89,13 @@ class AsyncInvocation:
 class AsyncInvocations:
     """All invocations of the server; new ones are made by `session.invoke`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def get(self, invocation_id: str) -> AsyncInvocation:
         """The invocation with this id; raises `NotFound` when there is none."""
-        answer = await self._connection.call("GET", f"invocations/{segment(invocation_id)}")
-        return AsyncInvocation(self._connection, decode(InvocationInfo, answer))
+        answer = await self._http.call("GET", f"invocations/{url_segment(invocation_id)}")
+        return AsyncInvocation(self._http, decode(InvocationInfo, answer))
 
     async def list(
         self, *, session_id: str | None = None, status: str | None = None
@@ -105,8 +103,8 @@ class AsyncInvocations:
         """Invocations, newest first; pages are fetched as they are needed. One that has just begun
         to run may be listed as `accepted`."""
         query = {"session_id": session_id, "status": status}
-        async for item in self._connection.pages("invocations", query):
-            yield AsyncInvocation(self._connection, decode(InvocationInfo, item))
+        async for item in self._http.pages("invocations", query):
+            yield AsyncInvocation(self._http, decode(InvocationInfo, item))
 
 
 def invoke_body(
@@ -129,8 +127,8 @@ def invoke_body(
 ) -> dict[str, Any]:
     """What `POST invocations` is sent; what was not given is left to the server."""
     check_run(code, language, command, timeout, stdin, env, args, cwd, execution_id)
-    check_text(function=function, content_type=content_type, invocation_id=invocation_id)
-    check_strings(metadata=metadata)
+    check_string(function=function, content_type=content_type, invocation_id=invocation_id)
+    check_string_dict(metadata=metadata)
     if timeout is not None and timeout <= 0:
         raise InvalidRequest("timeout is more than 0 seconds.", field="timeout")
     raw = isinstance(input, bytes | bytearray | memoryview)

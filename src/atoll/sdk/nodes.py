@@ -6,31 +6,31 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.sdk.decode import decode
-from atoll.sdk.paths import segment
+from atoll.sdk.paths import url_segment
 from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 
-LOOK_SECONDS = 0.5
+DRAIN_POLL_INTERVAL = 0.5
 """Time between two looks at a drain."""
 
 
 class AsyncNodes:
     """All nodes of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def list(self) -> AsyncIterator[NodeInfo]:
-        async for item in self._connection.pages("nodes"):
+        async for item in self._http.pages("nodes"):
             yield decode(NodeInfo, item)
 
     async def get(self, node_id: str) -> NodeInfo:
-        return decode(NodeInfo, await self._connection.call("GET", f"nodes/{segment(node_id)}"))
+        return decode(NodeInfo, await self._http.call("GET", f"nodes/{url_segment(node_id)}"))
 
     async def cordon(self, node_id: str) -> NodeInfo:
         """Give it no new sessions; those that it has stay."""
@@ -67,21 +67,21 @@ class AsyncNodes:
                 return
             if until is not None and loop.time() >= until:
                 raise TimeoutError(f"Node {node_id} has {told.left} sessions still.")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(DRAIN_POLL_INTERVAL)
 
     async def delete(self, node_id: str) -> None:
         """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
-        await self._connection.call("DELETE", f"nodes/{segment(node_id)}")
+        await self._http.call("DELETE", f"nodes/{url_segment(node_id)}")
 
     async def _post(self, node_id: str, verb: str) -> NodeInfo:
-        answer = await self._connection.call("POST", f"nodes/{segment(node_id)}/{verb}")
+        answer = await self._http.call("POST", f"nodes/{url_segment(node_id)}/{verb}")
         return decode(NodeInfo, answer)
 
     async def health(self, node_id: str) -> NodeHealth:
         """Whether the node is well, and what isolation it can give."""
-        answer = await self._connection.call("GET", f"runtimes/{segment(node_id)}/health")
+        answer = await self._http.call("GET", f"runtimes/{url_segment(node_id)}/health")
         return decode(NodeHealth, answer)
 
     async def metrics(self, node_id: str) -> NodeMetrics:
-        answer = await self._connection.call("GET", f"runtimes/{segment(node_id)}/metrics")
+        answer = await self._http.call("GET", f"runtimes/{url_segment(node_id)}/metrics")
         return decode(NodeMetrics, answer)

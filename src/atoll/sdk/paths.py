@@ -15,7 +15,7 @@ from atoll.sdk.arguments import wrong_type
 WORKSPACE = "/workspace"
 
 
-def segment(name: str) -> str:
+def url_segment(name: str) -> str:
     """An id, or one part of a path, as one part of a URL."""
     if not isinstance(name, str):
         raise wrong_type("id", "a string", name)
@@ -34,15 +34,15 @@ def workspace_path(path: str | os.PathLike[str]) -> str:
     return text or "."
 
 
-def encoded(path: str | os.PathLike[str]) -> str:
+def url_path(path: str | os.PathLike[str]) -> str:
     """A path in the workspace as the end of a URL."""
     text = workspace_path(path)
     # An absolute path must reach the server as one: an empty first part would be lost on the way.
     root, text = ("%2F", text[1:]) if text.startswith("/") else ("", text)
-    return root + "/".join(segment(part) for part in text.split("/"))
+    return root + "/".join(url_segment(part) for part in text.split("/"))
 
 
-def in_body(path: str | os.PathLike[str]) -> str | dict[str, str]:
+def json_path(path: str | os.PathLike[str]) -> str | dict[str, str]:
     """A path in the workspace as a member of a JSON document."""
     text = workspace_path(path)
     try:

@@ -10,15 +10,15 @@ from atoll.sdk.values import PoolInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 
 class AsyncPools:
     """The warm pools of the control plane that answers."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def list(self) -> AsyncIterator[PoolInfo]:
-        async for item in self._connection.pages("pools"):
+        async for item in self._http.pages("pools"):
             yield decode(PoolInfo, item)

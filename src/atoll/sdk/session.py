@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from atoll import ids
 from atoll.errors import NotFound
-from atoll.sdk.arguments import check_numbers, check_strings, check_text, check_words
+from atoll.sdk.arguments import check_numbers, check_string, check_string_dict, check_string_list
+from atoll.sdk.attribute_hints import SESSION_ALTERNATIVES, AttributeHints
 from atoll.sdk.callbacks import Callbacks, follow
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
-from atoll.sdk.hints import SESSION_NAMES, Hints
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
-from atoll.sdk.lifecycle import become, change_body
-from atoll.sdk.opening import Opening, warn_left_open
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import new_key, quietly, undoable
+from atoll.sdk.paths import url_segment
+from atoll.sdk.pending import Pending, warn_unclosed
+from atoll.sdk.retry import best_effort, new_key, undo_if_cancelled
 from atoll.sdk.secrets import AsyncSecrets
+from atoll.sdk.state_requests import change_body, request_state
 from atoll.sdk.values import (
     Artifact,
     Checkpoint,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.sdk.callbacks import ApprovalCallback, EventCallback, OutputCallback
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 # Short executions are answered by the request that submits them. It must not wait much longer: only
 # its answer tells the id, without which an execution cannot be cancelled.
@@ -52,23 +52,23 @@ _LEFT = "Its caller left."
 """The reason of a cancellation that nobody asked for in words."""
 
 
-class AsyncSession(Hints):
+class AsyncSession(AttributeHints):
     """
     A sandbox that lives until it is deleted or its time is over. A `with` block deletes it at its
     end. At rest (stopped, archived) it has its files and uses neither memory nor CPU time; what is
     asked of it starts it again.
     """
 
-    OTHER_NAMES = SESSION_NAMES
+    ALTERNATIVES = SESSION_ALTERNATIVES
 
-    def __init__(self, connection: Connection, info: SessionInfo) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient, info: SessionInfo) -> None:
+        self._http = http
         self._info = info
-        self._scoped = False
+        self._needs_close = False
         self._deleted = False
-        self._path = f"sessions/{segment(info.id)}"
-        self._files = AsyncFiles(connection, self._path)
-        self._secrets = AsyncSecrets(connection, self._path)
+        self._path = f"sessions/{url_segment(info.id)}"
+        self._files = AsyncFiles(http, self._path)
+        self._secrets = AsyncSecrets(http, self._path)
 
     @property
     def id(self) -> str:
@@ -89,16 +89,16 @@ class AsyncSession(Hints):
         """Variables whose values nobody is shown."""
         return self._secrets
 
-    def _for_a_block(self) -> Self:
+    def _expect_close(self) -> Self:
         """Warn if it is neither deleted nor the subject of a `with` block."""
-        self._scoped = True
+        self._needs_close = True
         return self
 
     @property
     def _is_open(self) -> bool:
         """Whether it may be there, as far as this object knows; embedded ones end with the host."""
-        embedded = self._connection.target.url is None
-        return not self._deleted and not (embedded and self._connection.closed)
+        embedded = self._http.endpoint.url is None
+        return not self._deleted and not (embedded and self._http.closed)
 
     def __repr__(self) -> str:
         return f"<Session {self._info.id} {self._info.status}>"
@@ -114,15 +114,15 @@ class AsyncSession(Hints):
     ) -> None:
         if error is not None:
             # It must not be hidden by one of ours.
-            await quietly(self.delete())
+            await best_effort(self.delete())
             return
         with suppress(NotFound):
             await self.delete()
 
     def __del__(self) -> None:
         # What was not made completely has no such attribute.
-        if self.__dict__.get("_scoped") and self._is_open:
-            warn_left_open(self)
+        if self.__dict__.get("_needs_close") and self._is_open:
+            warn_unclosed(self)
 
     async def run(
         self,
@@ -205,8 +205,8 @@ class AsyncSession(Hints):
                 ended = happened.kind == "result"
                 yield happened
         finally:
-            if not ended and not self._connection.closed:
-                await quietly(execution.cancel(_LEFT))
+            if not ended and not self._http.closed:
+                await best_effort(execution.cancel(_LEFT))
 
     async def submit(
         self,
@@ -306,9 +306,9 @@ class AsyncSession(Hints):
         stays open. `timeout` is in seconds; without, it may take as long as the server allows.
         """
         terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
-        check_words(command=command)
-        check_strings(env=env)
-        check_text(cwd=cwd)
+        check_string_list(command=command)
+        check_string_dict(env=env)
+        check_string(cwd=cwd)
         check_numbers(rows=rows, cols=cols, timeout=timeout)
         body = {
             "session_id": self._info.id,
@@ -329,39 +329,39 @@ class AsyncSession(Hints):
         *,
         cwd: str | None = None,
         idempotency_key: str | None = None,
-    ) -> Opening[AsyncContext]:
+    ) -> Pending[AsyncContext]:
         """
         A new context, whose runs find what earlier ones left behind; python is the only `language`
         that has them. It begins in `cwd`, by default the workspace. A `with` block deletes it at
         its end.
         """
-        return Opening("session.context", self._new_context(language, cwd, idempotency_key))
+        return Pending("session.context", self._new_context(language, cwd, idempotency_key))
 
     async def _new_context(self, language: str, cwd: str | None, key: str | None) -> AsyncContext:
-        check_text(language=language, cwd=cwd)
+        check_string(language=language, cwd=cwd)
         body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
         path = f"{self._path}/contexts"
-        creation = self._connection.call_once(path, key=key or new_key(), body=body)
-        answer = await undoable(creation, lambda answer: self._context(answer).delete())
-        return AsyncContext(self._connection, self, decode(ContextInfo, answer), scoped=True)
+        creation = self._http.call_once(path, key=key or new_key(), body=body)
+        answer = await undo_if_cancelled(creation, lambda answer: self._context(answer).delete())
+        return AsyncContext(self._http, self, decode(ContextInfo, answer), scoped=True)
 
     async def contexts(self) -> AsyncIterator[AsyncContext]:
         """The contexts that it has, oldest first."""
-        async for item in self._connection.pages(f"{self._path}/contexts"):
+        async for item in self._http.pages(f"{self._path}/contexts"):
             yield self._context(item)
 
     async def get_context(self, context_id: str) -> AsyncContext:
         """The context with this id; raises `NotFound` when there is none, or no more."""
-        path = f"{self._path}/contexts/{segment(context_id)}"
-        return self._context(await self._connection.call("GET", path))
+        path = f"{self._path}/contexts/{url_segment(context_id)}"
+        return self._context(await self._http.call("GET", path))
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """The handle of an execution known by its id; the server is not asked."""
-        return AsyncExecution(self._connection, execution_id)
+        return AsyncExecution(self._http, execution_id)
 
     async def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
         """What was run in it, newest first."""
-        async for item in self._connection.pages(f"{self._path}/executions", {"status": status}):
+        async for item in self._http.pages(f"{self._path}/executions", {"status": status}):
             yield decode(ExecutionInfo, item)
 
     async def artifacts(self) -> AsyncIterator[Artifact]:
@@ -369,12 +369,12 @@ class AsyncSession(Hints):
         The files that its executions made or changed, by path, each as it was last; for
         `files.download`. They may have been removed since.
         """
-        async for item in self._connection.pages(f"{self._path}/artifacts"):
+        async for item in self._http.pages(f"{self._path}/artifacts"):
             yield decode(Artifact, item)
 
     async def checkpoint(self) -> Checkpoint:
         """Save its files now; that is done when this returns."""
-        answer = await self._connection.call(
+        answer = await self._http.call(
             "POST", f"{self._path}/checkpoint", wait=_SAVE_WAIT, once=True
         )
         return decode(Checkpoint, answer)
@@ -382,9 +382,7 @@ class AsyncSession(Hints):
     async def last_checkpoint(self) -> Checkpoint | None:
         """The last time that its files were saved; also after its end, for a while."""
         try:
-            return decode(
-                Checkpoint, await self._connection.call("GET", f"{self._path}/checkpoint")
-            )
+            return decode(Checkpoint, await self._http.call("GET", f"{self._path}/checkpoint"))
         except NotFound as error:
             if error.code != "checkpoint_not_found":
                 raise
@@ -392,17 +390,17 @@ class AsyncSession(Hints):
 
     async def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""
-        answer = await self._connection.call("GET", f"{self._path}/processes")
+        answer = await self._http.call("GET", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def end_processes(self) -> list[ProcessInfo]:
         """End those, with everything they started; what they were."""
-        answer = await self._connection.call("DELETE", f"{self._path}/processes")
+        answer = await self._http.call("DELETE", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def dependencies(self) -> Packages:
         """Its own Python packages: what was asked for, what is installed, or how far that is."""
-        answer = await self._connection.call("GET", f"{self._path}/dependencies")
+        answer = await self._http.call("GET", f"{self._path}/dependencies")
         return decode(Packages, answer)
 
     async def install(
@@ -423,7 +421,7 @@ class AsyncSession(Hints):
             "install_timeout": timeout or INSTALL_TIMEOUT,
             "allow_version_conflicts": allow_version_conflicts,
         }
-        answer = await self._connection.call(
+        answer = await self._http.call(
             "POST",
             f"{self._path}/dependencies",
             body=body,
@@ -435,12 +433,12 @@ class AsyncSession(Hints):
     async def install_log(self) -> str:
         """What the last installation printed, while it goes on too."""
         path = f"{self._path}/dependencies/log"
-        async with self._connection.stream("GET", path) as response:
+        async with self._http.stream("GET", path) as response:
             return (await response.aread()).decode("utf-8", "replace")
 
     async def refresh(self) -> SessionInfo:
         """Ask the server how it is."""
-        self._info = decode(SessionInfo, await self._connection.call("GET", self._path))
+        self._info = decode(SessionInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def start(self, *, wait: float | None = None) -> SessionInfo:
@@ -508,7 +506,7 @@ class AsyncSession(Hints):
             archive_after=archive_after,
             delete_after=delete_after,
         )
-        answer = await self._connection.call("PATCH", self._path, body=body)
+        answer = await self._http.call("PATCH", self._path, body=body)
         self._info = decode(SessionInfo, answer)
         return self._info
 
@@ -550,28 +548,28 @@ class AsyncSession(Hints):
             delete_after=delete_after,
         )
         path = f"{self._path}/clone"
-        creation = self._connection.call_once(
+        creation = self._http.call_once(
             path, key=idempotency_key or new_key(), body=body, wait=_SAVE_WAIT
         )
-        answer = await undoable(creation, lambda answer: self._cloned(answer).delete())
+        answer = await undo_if_cancelled(creation, lambda answer: self._cloned(answer).delete())
         return self._cloned(answer)
 
     async def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
         self._deleted = True
-        self._info = decode(SessionInfo, await self._connection.call("DELETE", self._path))
+        self._info = decode(SessionInfo, await self._http.call("DELETE", self._path))
         return self._info
 
     async def _become(self, verb: str, wait: float | None) -> SessionInfo:
-        answer = await become(self._connection, self._path, verb, wait)
+        answer = await request_state(self._http, self._path, verb, wait)
         self._info = decode(SessionInfo, answer)
         return self._info
 
     def _cloned(self, answer: Any) -> AsyncSession:
-        return AsyncSession(self._connection, decode(SessionInfo, answer))
+        return AsyncSession(self._http, decode(SessionInfo, answer))
 
     def _context(self, answer: Any) -> AsyncContext:
-        return AsyncContext(self._connection, self, decode(ContextInfo, answer))
+        return AsyncContext(self._http, self, decode(ContextInfo, answer))
 
     async def _run(
         self,
@@ -584,25 +582,25 @@ class AsyncSession(Hints):
             execution = await self._submit(body, key)
             return await _to_the_end(execution, follow(execution, callbacks))
         first = _FIRST_WAIT if wait is None else min(_FIRST_WAIT, wait)
-        answer = await undoable(self._execute(body, key, first), self._cancel)
+        answer = await undo_if_cancelled(self._execute(body, key, first), self._cancel)
         if answer["status"] != "submitted":
             return decode(Result, answer)
-        execution = AsyncExecution(self._connection, answer["execution_id"])
+        execution = AsyncExecution(self._http, answer["execution_id"])
         return await _to_the_end(execution, execution.wait())
 
     async def _invoke(self, body: dict[str, Any], key: str | None, mode: str) -> AsyncInvocation:
         async def undo(answer: Any) -> None:
-            await AsyncInvocation(self._connection, decode(InvocationInfo, answer)).cancel(_LEFT)
+            await AsyncInvocation(self._http, decode(InvocationInfo, answer)).cancel(_LEFT)
 
-        answer = await undoable(self._once("invocations", body, key), undo)
-        invocation = AsyncInvocation(self._connection, decode(InvocationInfo, answer))
+        answer = await undo_if_cancelled(self._once("invocations", body, key), undo)
+        invocation = AsyncInvocation(self._http, decode(InvocationInfo, answer))
         if mode == "sync":
             await _to_the_end(invocation, invocation.wait())
         return invocation
 
     async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
-        answer = await undoable(self._execute(body, key), self._cancel)
-        return AsyncExecution(self._connection, answer["execution_id"])
+        answer = await undo_if_cancelled(self._execute(body, key), self._cancel)
+        return AsyncExecution(self._http, answer["execution_id"])
 
     async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
         return await self._once(f"{self._path}/execute", body, key, wait)
@@ -615,13 +613,11 @@ class AsyncSession(Hints):
             body = {**body, "execution_id": ids.execution_id(datetime.now(UTC))}
         # In a header: how long this client waits is no part of the request that a key stands for.
         headers = {"prefer": f"wait={wait:g}"} if wait else {}
-        return await self._connection.call_once(
-            path, key=key, body=body, headers=headers, wait=wait
-        )
+        return await self._http.call_once(path, key=key, body=body, headers=headers, wait=wait)
 
     async def _cancel(self, answer: Any) -> None:
         if answer["status"] == "submitted":
-            await AsyncExecution(self._connection, answer["execution_id"]).cancel(_LEFT)
+            await AsyncExecution(self._http, answer["execution_id"]).cancel(_LEFT)
 
 
 def shell(*, on_terminal: bool) -> list[str]:
@@ -638,7 +634,7 @@ async def _to_the_end(
         return await waiting
     except BaseException:
         # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
-        await quietly(work.cancel(_LEFT))
+        await best_effort(work.cancel(_LEFT))
         raise
 
 

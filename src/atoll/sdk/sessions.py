@@ -6,26 +6,32 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from atoll.sdk.arguments import check_limits, check_numbers, check_strings, check_text, wrong_type
+from atoll.sdk.arguments import (
+    check_limits,
+    check_numbers,
+    check_string,
+    check_string_dict,
+    wrong_type,
+)
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
-from atoll.sdk.opening import Opening
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import undoable
+from atoll.sdk.paths import url_segment
+from atoll.sdk.pending import Pending
+from atoll.sdk.retry import undo_if_cancelled
 from atoll.sdk.session import AsyncSession
 from atoll.sdk.values import Mount, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 
 class AsyncSessions:
     """All sessions of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     def create(
         self,
@@ -53,7 +59,7 @@ class AsyncSessions:
         archive_after: int | None = None,
         delete_after: int | None = None,
         idempotency_key: str | None = None,
-    ) -> Opening[AsyncSession]:
+    ) -> Pending[AsyncSession]:
         """
         A new session, ready to run code, which lives until its time is over, or for the length of a
         `with` block.
@@ -83,7 +89,7 @@ class AsyncSessions:
         With an `idempotency_key`, all calls with the same key and arguments give the same session,
         also those of other processes.
         """
-        check_text(
+        check_string(
             template=template,
             workspace_mode=workspace_mode,
             durability=durability,
@@ -98,7 +104,7 @@ class AsyncSessions:
             delete_after=delete_after,
         )
         check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
-        check_strings(env=env, secrets=secrets, labels=labels)
+        check_string_dict(env=env, secrets=secrets, labels=labels)
         body = {
             "template_id": template,
             "timeout": timeout,
@@ -125,32 +131,32 @@ class AsyncSessions:
         }
         given = {name: value for name, value in body.items() if value is not None}
         wait = float(install_timeout or INSTALL_TIMEOUT) if dependencies else 0.0
-        return Opening("sessions.create", self._create(given, wait, idempotency_key))
+        return Pending("sessions.create", self._create(given, wait, idempotency_key))
 
     async def _create(self, body: dict[str, Any], wait: float, key: str | None) -> AsyncSession:
         if key is None:
-            creation = self._connection.call("POST", "sessions", body=body, wait=wait)
+            creation = self._http.call("POST", "sessions", body=body, wait=wait)
         else:
-            creation = self._connection.call_once("sessions", key=key, body=body, wait=wait)
-        answer = await undoable(creation, lambda answer: self.delete(answer["id"]))
-        return AsyncSession(self._connection, decode(SessionInfo, answer))
+            creation = self._http.call_once("sessions", key=key, body=body, wait=wait)
+        answer = await undo_if_cancelled(creation, lambda answer: self.delete(answer["id"]))
+        return AsyncSession(self._http, decode(SessionInfo, answer))
 
     async def get(self, session_id: str) -> AsyncSession:
         """The session with this id; raises `NotFound` when there is none."""
-        answer = await self._connection.call("GET", f"sessions/{segment(session_id)}")
-        return AsyncSession(self._connection, decode(SessionInfo, answer))
+        answer = await self._http.call("GET", f"sessions/{url_segment(session_id)}")
+        return AsyncSession(self._http, decode(SessionInfo, answer))
 
     async def list(
         self, *, status: str | None = None, template: str | None = None
     ) -> AsyncIterator[AsyncSession]:
         """Sessions, newest first, ended ones included; pages are fetched as they are needed."""
         query = {"status": status, "template_id": template}
-        async for item in self._connection.pages("sessions", query):
-            yield AsyncSession(self._connection, decode(SessionInfo, item))
+        async for item in self._http.pages("sessions", query):
+            yield AsyncSession(self._http, decode(SessionInfo, item))
 
     async def delete(self, session_id: str) -> SessionInfo:
         """End a session; its record and the results stay readable."""
-        answer = await self._connection.call("DELETE", f"sessions/{segment(session_id)}")
+        answer = await self._http.call("DELETE", f"sessions/{url_segment(session_id)}")
         return decode(SessionInfo, answer)
 
 

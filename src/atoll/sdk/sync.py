@@ -10,9 +10,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
+from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, SESSION_ALTERNATIVES, AttributeHints
 from atoll.sdk.client import AsyncAtoll
-from atoll.sdk.hints import CLIENT_NAMES, SESSION_NAMES, Hints
-from atoll.sdk.portal import Portal
+from atoll.sdk.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
     import os
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from atoll.sdk.callbacks import ApprovalCallback, DisplayCallback, EventCallback, OutputCallback
     from atoll.sdk.consoles import AsyncConsole
     from atoll.sdk.contexts import AsyncContext
+    from atoll.sdk.events import AsyncEvents
     from atoll.sdk.executions import AsyncExecution, AsyncExecutions
-    from atoll.sdk.feed import AsyncEvents
+    from atoll.sdk.file_transfer import ProgressCallback, Source
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
     from atoll.sdk.nodes import AsyncNodes
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
-    from atoll.sdk.transfers import ProgressCallback, Source
     from atoll.sdk.values import (
         Answer,
         Approval,
@@ -74,9 +74,9 @@ if TYPE_CHECKING:
 class Console:
     """One who watches an execution; the first of them types, and the next when that one leaves."""
 
-    def __init__(self, inner: AsyncConsole, portal: Portal) -> None:
+    def __init__(self, inner: AsyncConsole, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     @property
     def typing(self) -> bool:
@@ -98,35 +98,35 @@ class Console:
         Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
         is told by an event of kind `error`: `console_taken` while somebody else types.
         """
-        self._portal.call(self._async.send, data, eof=eof)
+        self._loop_thread.call(self._async.send, data, eof=eof)
 
     def resize(self, rows: int, cols: int) -> None:
         """The size of the terminal, which is that of the one who types."""
-        self._portal.call(self._async.resize, rows, cols)
+        self._loop_thread.call(self._async.resize, rows, cols)
 
     def signal(self, name: str) -> None:
         """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
-        self._portal.call(self._async.signal, name)
+        self._loop_thread.call(self._async.signal, name)
 
     def end(self) -> None:
         """Cancel the execution; what is left of its output and its exit still come."""
-        self._portal.call(self._async.end)
+        self._loop_thread.call(self._async.end)
 
     def __iter__(self) -> Iterator[ConsoleEvent]:
         """What happens, from what is left of the output on; the last one is the `exit`."""
-        yield from self._portal.iterate(self._async.__aiter__())
+        yield from self._loop_thread.iterate(self._async.__aiter__())
 
     def wait(self) -> ConsoleExit:
         """How it ended, when it has; what nobody has iterated over is passed by."""
-        return self._portal.call(self._async.wait)
+        return self._loop_thread.call(self._async.wait)
 
 
 class Execution:
     """A handle on one execution; it is valid as long as the server keeps the record."""
 
-    def __init__(self, inner: AsyncExecution, portal: Portal) -> None:
+    def __init__(self, inner: AsyncExecution, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     @property
     def id(self) -> str:
@@ -137,18 +137,18 @@ class Execution:
 
     def info(self) -> ExecutionInfo:
         """The whole record, with what is known of each artifact."""
-        return self._portal.call(self._async.info)
+        return self._loop_thread.call(self._async.info)
 
     def status(self) -> Status:
-        return self._portal.call(self._async.status)
+        return self._loop_thread.call(self._async.status)
 
     def result(self) -> Result:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
-        return self._portal.call(self._async.result)
+        return self._loop_thread.call(self._async.result)
 
     def artifacts(self) -> list[Artifact]:
         """The files that it made or changed."""
-        return self._portal.call(self._async.artifacts)
+        return self._loop_thread.call(self._async.artifacts)
 
     def download(
         self,
@@ -158,68 +158,68 @@ class Execution:
         progress: ProgressCallback | None = None,
     ) -> Path:
         """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
-        return self._portal.call(self._async.download, artifact, target, progress=progress)
+        return self._loop_thread.call(self._async.download, artifact, target, progress=progress)
 
     def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
-        return self._portal.call(self._async.wait, wait)
+        return self._loop_thread.call(self._async.wait, wait)
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """Everything that happened and happens to it, from behind the event with the sequence
         `after` on, live; ends after the `result`. A connection that is lost is taken up again where
         it broke: nothing is left out or told twice. Leaving it early changes nothing."""
-        yield from self._portal.iterate(self._async.events(after))
+        yield from self._loop_thread.iterate(self._async.events(after))
 
     def cancel(self, reason: str | None = None) -> Status:
         """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
         which is no error: the status says how it ended."""
-        return self._portal.call(self._async.cancel, reason)
+        return self._loop_thread.call(self._async.cancel, reason)
 
     def approval(self) -> Approval | None:
         """The question that it waits to be answered."""
-        return self._portal.call(self._async.approval)
+        return self._loop_thread.call(self._async.approval)
 
     def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
         """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
         asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
-        return self._portal.call(self._async.approve, answer, approval_id=approval_id)
+        return self._loop_thread.call(self._async.approve, answer, approval_id=approval_id)
 
     def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
         """Say no to its question; otherwise like `approve`."""
-        return self._portal.call(self._async.refuse, reason, approval_id=approval_id)
+        return self._loop_thread.call(self._async.refuse, reason, approval_id=approval_id)
 
     def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
         """What `approve` and `refuse` do. A question that is named by its id may be news that the
         server has yet to hear itself, and is given two seconds to get there."""
-        return self._portal.call(self._async.answer, answer, approval_id=approval_id)
+        return self._loop_thread.call(self._async.answer, answer, approval_id=approval_id)
 
     def send(self, message: str) -> Status:
         """Give it a message, which the code reads with `atoll_session.messages()`. Raises
         `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
         when it leaves too many unread."""
-        return self._portal.call(self._async.send, message)
+        return self._loop_thread.call(self._async.send, message)
 
     def write(self, data: str | bytes, *, eof: bool = False) -> Status:
         """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
         Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
         `stdin_closed`."""
-        return self._portal.call(self._async.write, data, eof=eof)
+        return self._loop_thread.call(self._async.write, data, eof=eof)
 
     @contextmanager
     def console(self, *, watch: bool = False) -> Iterator[Console]:
         """Its terminal, or its pipes, for the length of an `with`; it goes on after that.
         With `watch` this one never types, and takes nobody's turn to."""
-        with self._portal.context(self._async.console(watch=watch)) as value:
-            yield Console(value, self._portal)
+        with self._loop_thread.context(self._async.console(watch=watch)) as value:
+            yield Console(value, self._loop_thread)
 
 
 class Executions:
     """All executions of the server."""
 
-    def __init__(self, inner: AsyncExecutions, portal: Portal) -> None:
+    def __init__(self, inner: AsyncExecutions, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def list(
         self,
@@ -230,7 +230,7 @@ class Executions:
     ) -> Iterator[ExecutionInfo]:
         """Executions, newest first, of all sessions, or of one session or one invocation; pages
         are fetched as they are needed."""
-        yield from self._portal.iterate(
+        yield from self._loop_thread.iterate(
             self._async.list(session_id=session_id, invocation_id=invocation_id, status=status)
         )
 
@@ -238,9 +238,9 @@ class Executions:
 class Invocation:
     """One request to run something, and its executions."""
 
-    def __init__(self, inner: AsyncInvocation, portal: Portal) -> None:
+    def __init__(self, inner: AsyncInvocation, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     @property
     def id(self) -> str:
@@ -259,60 +259,62 @@ class Invocation:
     @property
     def execution(self) -> Execution:
         """Of its executions, the latest: to follow, to cancel, to talk to."""
-        return Execution(self._async.execution, self._portal)
+        return Execution(self._async.execution, self._loop_thread)
 
     def __repr__(self) -> str:
         return repr(self._async)
 
     def refresh(self) -> InvocationInfo:
         """Ask the server how it is."""
-        return self._portal.call(self._async.refresh)
+        return self._loop_thread.call(self._async.refresh)
 
     def result(self) -> Result:
         """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
-        return self._portal.call(self._async.result)
+        return self._loop_thread.call(self._async.result)
 
     def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         invocation goes on. A server that is started again meanwhile is waited for."""
-        return self._portal.call(self._async.wait, wait)
+        return self._loop_thread.call(self._async.wait, wait)
 
     def executions(self) -> Iterator[ExecutionInfo]:
         """Its executions, newest first."""
-        yield from self._portal.iterate(self._async.executions())
+        yield from self._loop_thread.iterate(self._async.executions())
 
     def cancel(self, reason: str | None = None) -> InvocationInfo:
         """End it, whichever execution it is in; one that has ended already stays as it is, which is
         no error."""
-        return self._portal.call(self._async.cancel, reason)
+        return self._loop_thread.call(self._async.cancel, reason)
 
 
 class Invocations:
     """All invocations of the server; new ones are made by `session.invoke`."""
 
-    def __init__(self, inner: AsyncInvocations, portal: Portal) -> None:
+    def __init__(self, inner: AsyncInvocations, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def get(self, invocation_id: str) -> Invocation:
         """The invocation with this id; raises `NotFound` when there is none."""
-        return Invocation(self._portal.call(self._async.get, invocation_id), self._portal)
+        return Invocation(self._loop_thread.call(self._async.get, invocation_id), self._loop_thread)
 
     def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> Iterator[Invocation]:
         """Invocations, newest first; pages are fetched as they are needed. One that has just begun
         to run may be listed as `accepted`."""
-        for item in self._portal.iterate(self._async.list(session_id=session_id, status=status)):
-            yield Invocation(item, self._portal)
+        for item in self._loop_thread.iterate(
+            self._async.list(session_id=session_id, status=status)
+        ):
+            yield Invocation(item, self._loop_thread)
 
 
 class Files:
     """The workspace of a session."""
 
-    def __init__(self, inner: AsyncFiles, portal: Portal) -> None:
+    def __init__(self, inner: AsyncFiles, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def write(
         self,
@@ -329,7 +331,7 @@ class Files:
         `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
         version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.write, path, data, mode=mode, overwrite=overwrite, if_match=if_match
         )
 
@@ -338,15 +340,15 @@ class Files:
         The content, or of it what a slice from `start` to `stop` has; a negative `start` counts
         from the end.
         """
-        return self._portal.call(self._async.read, path, start=start, stop=stop)
+        return self._loop_thread.call(self._async.read, path, start=start, stop=stop)
 
     def read_text(self, path: str, encoding: str = "utf-8") -> str:
         """The content as text."""
-        return self._portal.call(self._async.read_text, path, encoding)
+        return self._loop_thread.call(self._async.read_text, path, encoding)
 
     def stream(self, path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """The content in pieces, as they come; otherwise like `read`."""
-        yield from self._portal.iterate(self._async.stream(path, start=start, stop=stop))
+        yield from self._loop_thread.iterate(self._async.stream(path, start=start, stop=stop))
 
     def list(
         self, path: str = "", *, recursive: bool = False, glob: str | None = None
@@ -357,7 +359,7 @@ class Files:
         With `recursive` all that is beneath it, with `glob` what matches that, relative to `path`:
         `*`, `?` and `[…]` within a name, `**` for any directories.
         """
-        yield from self._portal.iterate(self._async.list(path, recursive=recursive, glob=glob))
+        yield from self._loop_thread.iterate(self._async.list(path, recursive=recursive, glob=glob))
 
     def search(
         self,
@@ -372,7 +374,7 @@ class Files:
         Lines of text files beneath a directory that hold `query`, or match it as a regular
         expression; the first match of each line. `glob` is as for `list`.
         """
-        yield from self._portal.iterate(
+        yield from self._loop_thread.iterate(
             self._async.search(query, path, regex=regex, ignore_case=ignore_case, glob=glob)
         )
 
@@ -382,35 +384,35 @@ class Files:
         directory is gone. A connection that is lost is made again, and `overflow` told: something
         may have happened meanwhile.
         """
-        yield from self._portal.iterate(self._async.watch(path, recursive=recursive))
+        yield from self._loop_thread.iterate(self._async.watch(path, recursive=recursive))
 
     def stat(self, path: str) -> Entry:
         """What it is; raises `NotFound` when there is nothing."""
-        return self._portal.call(self._async.stat, path)
+        return self._loop_thread.call(self._async.stat, path)
 
     def exists(self, path: str) -> bool:
         """Whether there is something of this name."""
-        return self._portal.call(self._async.exists, path)
+        return self._loop_thread.call(self._async.exists, path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or an empty directory; with `recursive` a directory and all in it."""
-        self._portal.call(self._async.remove, path, recursive=recursive)
+        self._loop_thread.call(self._async.remove, path, recursive=recursive)
 
     def mkdir(self, path: str, *, parents: bool = True) -> Entry:
         """Make a directory; without `parents` what it lies in must be there, and it must not."""
-        return self._portal.call(self._async.mkdir, path, parents=parents)
+        return self._loop_thread.call(self._async.mkdir, path, parents=parents)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
         """Give it another name; what has that name is replaced only with `overwrite`."""
-        return self._portal.call(self._async.move, source, target, overwrite=overwrite)
+        return self._loop_thread.call(self._async.move, source, target, overwrite=overwrite)
 
     def copy(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
         """Copy a file, or a directory with all in it, within the session."""
-        return self._portal.call(self._async.copy, source, target, overwrite=overwrite)
+        return self._loop_thread.call(self._async.copy, source, target, overwrite=overwrite)
 
     def chmod(self, path: str, mode: int) -> Entry:
         """Set its mode, like 0o755."""
-        return self._portal.call(self._async.chmod, path, mode)
+        return self._loop_thread.call(self._async.chmod, path, mode)
 
     def presign(
         self,
@@ -426,7 +428,7 @@ class Files:
         `expires_in` seconds, without a key. It cannot be revoked. A download is called `filename`.
         `direct` lets a PUT go straight to the blob store, if that can; see `Link.complete_url`.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.presign,
             path,
             method=method,
@@ -451,7 +453,7 @@ class Files:
 
         `progress` is called with the bytes sent so far and, if it is known, of all.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.upload, source, path, mode=mode, overwrite=overwrite, progress=progress
         )
 
@@ -483,7 +485,7 @@ class Files:
         (`file_changed`).
         """
         function: Any = self._async.download
-        value: Path | None = self._portal.call(function, path, target, progress=progress)
+        value: Path | None = self._loop_thread.call(function, path, target, progress=progress)
         return value
 
     def upload_tree(
@@ -498,7 +500,7 @@ class Files:
         it, or nothing. Directories are merged, files replace files. Links and modes are kept;
         pipes, sockets and devices are left out. It goes as one stream, however many files it is.
         """
-        return self._portal.call(self._async.upload_tree, source, path, progress=progress)
+        return self._loop_thread.call(self._async.upload_tree, source, path, progress=progress)
 
     def download_tree(
         self, path: str, target: str | os.PathLike[str], *, progress: ProgressCallback | None = None
@@ -508,27 +510,27 @@ class Files:
         Nothing is written outside of that, and no link there is followed. Directories are merged,
         files replace files, each when it is whole. Links that could lead out are left out.
         """
-        return self._portal.call(self._async.download_tree, path, target, progress=progress)
+        return self._loop_thread.call(self._async.download_tree, path, target, progress=progress)
 
 
 class Secrets:
     """Environment variables of all that runs in the session; the server tells their names only."""
 
-    def __init__(self, inner: AsyncSecrets, portal: Portal) -> None:
+    def __init__(self, inner: AsyncSecrets, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def set(self, name: str, value: str) -> None:
         """Give it to whatever is run from now on; what runs already keeps what it has."""
-        self._portal.call(self._async.set, name, value)
+        self._loop_thread.call(self._async.set, name, value)
 
     def remove(self, name: str) -> None:
         """Raises `NotFound` when there is none of this name."""
-        self._portal.call(self._async.remove, name)
+        self._loop_thread.call(self._async.remove, name)
 
     def list(self) -> tuple[str, ...]:
         """Their names."""
-        return self._portal.call(self._async.list)
+        return self._loop_thread.call(self._async.list)
 
 
 class Context:
@@ -538,9 +540,9 @@ class Context:
     It is deleted when a `with` block of it is left, and in any case with its session.
     """
 
-    def __init__(self, inner: AsyncContext, portal: Portal) -> None:
+    def __init__(self, inner: AsyncContext, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     @property
     def id(self) -> str:
@@ -563,7 +565,7 @@ class Context:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._portal.call(self._async.__aexit__, kind, error, trace)
+        self._loop_thread.call(self._async.__aexit__, kind, error, trace)
 
     def run(
         self,
@@ -589,7 +591,7 @@ class Context:
         not heed that is ended two seconds later, and the context with it. When the call is
         cancelled, so is the execution, in the same way.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.run,
             code,
             timeout=timeout,
@@ -616,7 +618,7 @@ class Context:
     ) -> Execution:
         """Like `run`, without waiting for anything but the server's word that it will be run."""
         return Execution(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.submit,
                 code,
                 timeout=timeout,
@@ -625,38 +627,38 @@ class Context:
                 execution_id=execution_id,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def interrupt(self) -> ContextInfo:
         """KeyboardInterrupt in what runs now, if anything does; the variables stay."""
-        return self._portal.call(self._async.interrupt)
+        return self._loop_thread.call(self._async.interrupt)
 
     def restart(self) -> ContextInfo:
         """Begin anew, with nothing; what runs is cancelled. This is what a dead one needs."""
-        return self._portal.call(self._async.restart)
+        return self._loop_thread.call(self._async.restart)
 
     def refresh(self) -> ContextInfo:
         """Ask the server how it is."""
-        return self._portal.call(self._async.refresh)
+        return self._loop_thread.call(self._async.refresh)
 
     def delete(self) -> None:
         """End it; what runs is cancelled."""
-        self._portal.call(self._async.delete)
+        self._loop_thread.call(self._async.delete)
 
 
-class Session(Hints):
+class Session(AttributeHints):
     """
     A sandbox that lives until it is deleted or its time is over. A `with` block deletes it at its
     end. At rest (stopped, archived) it has its files and uses neither memory nor CPU time; what is
     asked of it starts it again.
     """
 
-    def __init__(self, inner: AsyncSession, portal: Portal) -> None:
+    def __init__(self, inner: AsyncSession, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
-    OTHER_NAMES = SESSION_NAMES
+    ALTERNATIVES = SESSION_ALTERNATIVES
 
     @property
     def id(self) -> str:
@@ -670,12 +672,12 @@ class Session(Hints):
     @property
     def files(self) -> Files:
         """Its workspace."""
-        return Files(self._async.files, self._portal)
+        return Files(self._async.files, self._loop_thread)
 
     @property
     def secrets(self) -> Secrets:
         """Variables whose values nobody is shown."""
-        return Secrets(self._async.secrets, self._portal)
+        return Secrets(self._async.secrets, self._loop_thread)
 
     def __repr__(self) -> str:
         return repr(self._async)
@@ -689,7 +691,7 @@ class Session(Hints):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._portal.call(self._async.__aexit__, kind, error, trace)
+        self._loop_thread.call(self._async.__aexit__, kind, error, trace)
 
     def run(
         self,
@@ -731,7 +733,7 @@ class Session(Hints):
         an `execution_id` of your own, or an `idempotency_key`, it is run once, however many calls
         ask for it.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.run,
             code,
             language=language,
@@ -776,7 +778,7 @@ class Session(Hints):
         execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
         which `execution` talks to it meanwhile.
         """
-        yield from self._portal.iterate(
+        yield from self._loop_thread.iterate(
             self._async.stream(
                 code,
                 language=language,
@@ -814,7 +816,7 @@ class Session(Hints):
         `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
         """
         return Execution(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.submit,
                 code,
                 language=language,
@@ -829,7 +831,7 @@ class Session(Hints):
                 execution_id=execution_id,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def invoke(
@@ -867,7 +869,7 @@ class Session(Hints):
         One that has failed is run again by asking with a new `execution_id` as well.
         """
         return Invocation(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.invoke,
                 function,
                 code=code,
@@ -888,7 +890,7 @@ class Session(Hints):
                 cwd=cwd,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def interactive(
@@ -909,7 +911,7 @@ class Session(Hints):
         stays open. `timeout` is in seconds; without, it may take as long as the server allows.
         """
         return Execution(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.interactive,
                 command,
                 rows=rows,
@@ -919,7 +921,7 @@ class Session(Hints):
                 cwd=cwd,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def context(
@@ -935,55 +937,57 @@ class Session(Hints):
         its end.
         """
         return Context(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.context, language, cwd=cwd, idempotency_key=idempotency_key
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def contexts(self) -> Iterator[Context]:
         """The contexts that it has, oldest first."""
-        for item in self._portal.iterate(self._async.contexts()):
-            yield Context(item, self._portal)
+        for item in self._loop_thread.iterate(self._async.contexts()):
+            yield Context(item, self._loop_thread)
 
     def get_context(self, context_id: str) -> Context:
         """The context with this id; raises `NotFound` when there is none, or no more."""
-        return Context(self._portal.call(self._async.get_context, context_id), self._portal)
+        return Context(
+            self._loop_thread.call(self._async.get_context, context_id), self._loop_thread
+        )
 
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""
-        return Execution(self._async.execution(execution_id), self._portal)
+        return Execution(self._async.execution(execution_id), self._loop_thread)
 
     def executions(self, *, status: str | None = None) -> Iterator[ExecutionInfo]:
         """What was run in it, newest first."""
-        yield from self._portal.iterate(self._async.executions(status=status))
+        yield from self._loop_thread.iterate(self._async.executions(status=status))
 
     def artifacts(self) -> Iterator[Artifact]:
         """
         The files that its executions made or changed, by path, each as it was last; for
         `files.download`. They may have been removed since.
         """
-        yield from self._portal.iterate(self._async.artifacts())
+        yield from self._loop_thread.iterate(self._async.artifacts())
 
     def checkpoint(self) -> Checkpoint:
         """Save its files now; that is done when this returns."""
-        return self._portal.call(self._async.checkpoint)
+        return self._loop_thread.call(self._async.checkpoint)
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The last time that its files were saved; also after its end, for a while."""
-        return self._portal.call(self._async.last_checkpoint)
+        return self._loop_thread.call(self._async.last_checkpoint)
 
     def processes(self) -> list[ProcessInfo]:
         """What its executions left running in the background."""
-        return self._portal.call(self._async.processes)
+        return self._loop_thread.call(self._async.processes)
 
     def end_processes(self) -> list[ProcessInfo]:
         """End those, with everything they started; what they were."""
-        return self._portal.call(self._async.end_processes)
+        return self._loop_thread.call(self._async.end_processes)
 
     def dependencies(self) -> Packages:
         """Its own Python packages: what was asked for, what is installed, or how far that is."""
-        return self._portal.call(self._async.dependencies)
+        return self._loop_thread.call(self._async.dependencies)
 
     def install(
         self,
@@ -997,7 +1001,7 @@ class Session(Hints):
         most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
         the session keeps what it has.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.install,
             dependencies,
             timeout=timeout,
@@ -1006,11 +1010,11 @@ class Session(Hints):
 
     def install_log(self) -> str:
         """What the last installation printed, while it goes on too."""
-        return self._portal.call(self._async.install_log)
+        return self._loop_thread.call(self._async.install_log)
 
     def refresh(self) -> SessionInfo:
         """Ask the server how it is."""
-        return self._portal.call(self._async.refresh)
+        return self._loop_thread.call(self._async.refresh)
 
     def start(self, *, wait: float | None = None) -> SessionInfo:
         """
@@ -1020,29 +1024,29 @@ class Session(Hints):
         This and the others of its kind wait until the session is so, at most `wait` seconds; the
         `status` says what it is then. The server goes on with it in any case.
         """
-        return self._portal.call(self._async.start, wait=wait)
+        return self._loop_thread.call(self._async.start, wait=wait)
 
     def stop(self, *, wait: float | None = None) -> SessionInfo:
         """
         End what runs in it and give back its memory; its files stay on its node. Its life does not
         go on until it is started again, which begins a new one.
         """
-        return self._portal.call(self._async.stop, wait=wait)
+        return self._loop_thread.call(self._async.stop, wait=wait)
 
     def archive(self, *, wait: float | None = None) -> SessionInfo:
         """Stop it, and have its files in the blob store alone, where any node can start it from."""
-        return self._portal.call(self._async.archive, wait=wait)
+        return self._loop_thread.call(self._async.archive, wait=wait)
 
     def pause(self, *, wait: float | None = None) -> SessionInfo:
         """
         Let it stand still with its memory, contexts and processes; it uses no CPU time. Raises
         `Conflict` with the code `session_busy` while an execution is under way. Its life goes on.
         """
-        return self._portal.call(self._async.pause, wait=wait)
+        return self._loop_thread.call(self._async.pause, wait=wait)
 
     def resume(self, *, wait: float | None = None) -> SessionInfo:
         """The same as `start`."""
-        return self._portal.call(self._async.resume, wait=wait)
+        return self._loop_thread.call(self._async.resume, wait=wait)
 
     def update(
         self,
@@ -1064,7 +1068,7 @@ class Session(Hints):
         seconds of life from now on. `env` and `labels` are added to what it has; None removes one.
         New limits count at once, variables for what is run next. 0 is never for the last three.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.update,
             timeout=timeout,
             cpu=cpu,
@@ -1081,7 +1085,7 @@ class Session(Hints):
 
     def extend(self, seconds: int) -> SessionInfo:
         """Give it so many seconds of life from now on."""
-        return self._portal.call(self._async.extend, seconds)
+        return self._loop_thread.call(self._async.extend, seconds)
 
     def clone(
         self,
@@ -1104,7 +1108,7 @@ class Session(Hints):
         files as they are now. Memory, processes and executions are not copied.
         """
         return Session(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.clone,
                 timeout=timeout,
                 cpu=cpu,
@@ -1119,20 +1123,20 @@ class Session(Hints):
                 delete_after=delete_after,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def delete(self) -> SessionInfo:
         """End it; its record and the results stay readable. Doing so again changes nothing."""
-        return self._portal.call(self._async.delete)
+        return self._loop_thread.call(self._async.delete)
 
 
 class Sessions:
     """All sessions of the server."""
 
-    def __init__(self, inner: AsyncSessions, portal: Portal) -> None:
+    def __init__(self, inner: AsyncSessions, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def create(
         self,
@@ -1191,7 +1195,7 @@ class Sessions:
         also those of other processes.
         """
         return Session(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.create,
                 template,
                 timeout=timeout,
@@ -1217,29 +1221,29 @@ class Sessions:
                 delete_after=delete_after,
                 idempotency_key=idempotency_key,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def get(self, session_id: str) -> Session:
         """The session with this id; raises `NotFound` when there is none."""
-        return Session(self._portal.call(self._async.get, session_id), self._portal)
+        return Session(self._loop_thread.call(self._async.get, session_id), self._loop_thread)
 
     def list(self, *, status: str | None = None, template: str | None = None) -> Iterator[Session]:
         """Sessions, newest first, ended ones included; pages are fetched as they are needed."""
-        for item in self._portal.iterate(self._async.list(status=status, template=template)):
-            yield Session(item, self._portal)
+        for item in self._loop_thread.iterate(self._async.list(status=status, template=template)):
+            yield Session(item, self._loop_thread)
 
     def delete(self, session_id: str) -> SessionInfo:
         """End a session; its record and the results stay readable."""
-        return self._portal.call(self._async.delete, session_id)
+        return self._loop_thread.call(self._async.delete, session_id)
 
 
 class Templates:
     """All templates of the server."""
 
-    def __init__(self, inner: AsyncTemplates, portal: Portal) -> None:
+    def __init__(self, inner: AsyncTemplates, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def create(
         self,
@@ -1281,7 +1285,7 @@ class Templates:
         `username` and `password`, or `identity_token`, and with a Dockerfile the `server`.
         `runtime` is an OCI runtime such as `runsc`.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.create,
             name,
             template_id=template_id,
@@ -1306,10 +1310,10 @@ class Templates:
         )
 
     def get(self, template_id: str) -> TemplateInfo:
-        return self._portal.call(self._async.get, template_id)
+        return self._loop_thread.call(self._async.get, template_id)
 
     def list(self) -> Iterator[TemplateInfo]:
-        yield from self._portal.iterate(self._async.list())
+        yield from self._loop_thread.iterate(self._async.list())
 
     def update(
         self,
@@ -1339,7 +1343,7 @@ class Templates:
         Change what is given and keep the rest, as a new version; sessions that exist already keep
         theirs.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.update,
             template_id,
             name=name,
@@ -1368,44 +1372,44 @@ class Templates:
         Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
         its `.dockerignore` leaves out is not sent.
         """
-        return self._portal.call(self._async.send_context, source)
+        return self._loop_thread.call(self._async.send_context, source)
 
     def versions(self, template_id: str) -> Iterator[TemplateInfo]:
         """What it is and was, newest first."""
-        yield from self._portal.iterate(self._async.versions(template_id))
+        yield from self._loop_thread.iterate(self._async.versions(template_id))
 
     def version(self, template_id: str, number: int) -> TemplateInfo:
-        return self._portal.call(self._async.version, template_id, number)
+        return self._loop_thread.call(self._async.version, template_id, number)
 
     def build(self, template_id: str) -> TemplateInfo:
         """Build the same again as a new version, with the packages that there are now."""
-        return self._portal.call(self._async.build, template_id)
+        return self._loop_thread.call(self._async.build, template_id)
 
     def log(self, template_id: str, version: int | None = None) -> str:
         """What the build of the newest version, or of another, has printed: its end."""
-        return self._portal.call(self._async.log, template_id, version)
+        return self._loop_thread.call(self._async.log, template_id, version)
 
     def follow(self, template_id: str, version: int | None = None) -> Iterator[BuildEvent]:
         """What a build prints, and how it goes, as it happens; ends with the build."""
-        yield from self._portal.iterate(self._async.follow(template_id, version))
+        yield from self._loop_thread.iterate(self._async.follow(template_id, version))
 
     def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
         """
         The template once its build has ended well. Raises `PermanentError` with code `build_failed`
         when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
         """
-        return self._portal.call(self._async.wait_ready, template_id, timeout)
+        return self._loop_thread.call(self._async.wait_ready, template_id, timeout)
 
     def delete(self, template_id: str) -> None:
-        self._portal.call(self._async.delete, template_id)
+        self._loop_thread.call(self._async.delete, template_id)
 
 
 class Volumes:
     """All volumes of the server."""
 
-    def __init__(self, inner: AsyncVolumes, portal: Portal) -> None:
+    def __init__(self, inner: AsyncVolumes, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def create(
         self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
@@ -1417,39 +1421,39 @@ class Volumes:
         in the bucket of the server's blobs and as large as that allows. Without one it is `s3`
         where blobs are on S3.
         """
-        return self._portal.call(self._async.create, volume_id, size=size, kind=kind)
+        return self._loop_thread.call(self._async.create, volume_id, size=size, kind=kind)
 
     def get(self, volume_id: str) -> VolumeInfo:
-        return self._portal.call(self._async.get, volume_id)
+        return self._loop_thread.call(self._async.get, volume_id)
 
     def list(self) -> Iterator[VolumeInfo]:
-        yield from self._portal.iterate(self._async.list())
+        yield from self._loop_thread.iterate(self._async.list())
 
     def delete(self, volume_id: str) -> None:
         """With all that is in it; raises `Conflict` while a session has it."""
-        self._portal.call(self._async.delete, volume_id)
+        self._loop_thread.call(self._async.delete, volume_id)
 
 
 class Nodes:
     """All nodes of the server."""
 
-    def __init__(self, inner: AsyncNodes, portal: Portal) -> None:
+    def __init__(self, inner: AsyncNodes, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def list(self) -> Iterator[NodeInfo]:
-        yield from self._portal.iterate(self._async.list())
+        yield from self._loop_thread.iterate(self._async.list())
 
     def get(self, node_id: str) -> NodeInfo:
-        return self._portal.call(self._async.get, node_id)
+        return self._loop_thread.call(self._async.get, node_id)
 
     def cordon(self, node_id: str) -> NodeInfo:
         """Give it no new sessions; those that it has stay."""
-        return self._portal.call(self._async.cordon, node_id)
+        return self._loop_thread.call(self._async.cordon, node_id)
 
     def uncordon(self, node_id: str) -> NodeInfo:
         """Give it sessions again; this ends a drain."""
-        return self._portal.call(self._async.uncordon, node_id)
+        return self._loop_thread.call(self._async.uncordon, node_id)
 
     def drain(self, node_id: str) -> NodeInfo:
         """
@@ -1457,33 +1461,33 @@ class Nodes:
         the node tells how far it is, and `follow_drain` goes on telling. Raises `Conflict` with
         code `drain_unavailable` where that cannot be.
         """
-        return self._portal.call(self._async.drain, node_id)
+        return self._loop_thread.call(self._async.drain, node_id)
 
     def follow_drain(self, node_id: str, *, timeout: float | None = None) -> Iterator[NodeInfo]:
         """
         The node each time its drain has got further, until all sessions have left or somebody ends
         it. Raises `TimeoutError` when that takes longer than `timeout` seconds.
         """
-        yield from self._portal.iterate(self._async.follow_drain(node_id, timeout=timeout))
+        yield from self._loop_thread.iterate(self._async.follow_drain(node_id, timeout=timeout))
 
     def delete(self, node_id: str) -> None:
         """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
-        self._portal.call(self._async.delete, node_id)
+        self._loop_thread.call(self._async.delete, node_id)
 
     def health(self, node_id: str) -> NodeHealth:
         """Whether the node is well, and what isolation it can give."""
-        return self._portal.call(self._async.health, node_id)
+        return self._loop_thread.call(self._async.health, node_id)
 
     def metrics(self, node_id: str) -> NodeMetrics:
-        return self._portal.call(self._async.metrics, node_id)
+        return self._loop_thread.call(self._async.metrics, node_id)
 
 
 class Events:
     """What changed on the server."""
 
-    def __init__(self, inner: AsyncEvents, portal: Portal) -> None:
+    def __init__(self, inner: AsyncEvents, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def list(
         self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
@@ -1493,7 +1497,9 @@ class Events:
 
         `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
         """
-        yield from self._portal.iterate(self._async.list(types=types, subject=subject, after=after))
+        yield from self._loop_thread.iterate(
+            self._async.list(types=types, subject=subject, after=after)
+        )
 
     def follow(
         self,
@@ -1507,7 +1513,7 @@ class Events:
         the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
         no longer kept.
         """
-        yield from self._portal.iterate(
+        yield from self._loop_thread.iterate(
             self._async.follow(types=types, subject=subject, after=after)
         )
 
@@ -1515,9 +1521,9 @@ class Events:
 class Webhooks:
     """All webhooks of the server."""
 
-    def __init__(self, inner: AsyncWebhooks, portal: Portal) -> None:
+    def __init__(self, inner: AsyncWebhooks, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def create(
         self,
@@ -1534,16 +1540,16 @@ class Webhooks:
         What is sent is signed with `secret`, "whsec_" and 24 to 64 bytes as base64. Without one it
         is made, and is in this answer and in no other. `atoll.verify_webhook` checks it.
         """
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.create, url, types=types, secret=secret, enabled=enabled
         )
 
     def get(self, webhook_id: str) -> WebhookInfo:
-        return self._portal.call(self._async.get, webhook_id)
+        return self._loop_thread.call(self._async.get, webhook_id)
 
     def list(self) -> Iterator[WebhookInfo]:
         """Oldest first."""
-        yield from self._portal.iterate(self._async.list())
+        yield from self._loop_thread.iterate(self._async.list())
 
     def change(
         self,
@@ -1555,30 +1561,30 @@ class Webhooks:
         enabled: bool | None = None,
     ) -> WebhookInfo:
         """Change what is given. What waits to be tried again is tried at once."""
-        return self._portal.call(
+        return self._loop_thread.call(
             self._async.change, webhook_id, url=url, types=types, secret=secret, enabled=enabled
         )
 
     def delete(self, webhook_id: str) -> None:
-        self._portal.call(self._async.delete, webhook_id)
+        self._loop_thread.call(self._async.delete, webhook_id)
 
     def test(self, webhook_id: str) -> WebhookTest:
         """Have an event `webhook.test` sent to it now, once."""
-        return self._portal.call(self._async.test, webhook_id)
+        return self._loop_thread.call(self._async.test, webhook_id)
 
 
 class Pools:
     """The warm pools of the control plane that answers."""
 
-    def __init__(self, inner: AsyncPools, portal: Portal) -> None:
+    def __init__(self, inner: AsyncPools, loop_thread: EventLoopThread) -> None:
         self._async = inner
-        self._portal = portal
+        self._loop_thread = loop_thread
 
     def list(self) -> Iterator[PoolInfo]:
-        yield from self._portal.iterate(self._async.list())
+        yield from self._loop_thread.iterate(self._async.list())
 
 
-class Atoll(Hints):
+class Atoll(AttributeHints):
     """
     Sandboxes, of a server or of this process.
 
@@ -1588,7 +1594,7 @@ class Atoll(Hints):
     server may take to answer one request, in seconds; it does not limit how long code runs.
     """
 
-    OTHER_NAMES = CLIENT_NAMES
+    ALTERNATIVES = CLIENT_ALTERNATIVES
 
     def __init__(
         self,
@@ -1602,7 +1608,7 @@ class Atoll(Hints):
         self._async = AsyncAtoll(
             url, api_key=api_key, data_dir=data_dir, timeout=timeout, **settings
         )
-        self._portal = Portal()
+        self._loop_thread = EventLoopThread()
 
     @property
     def url(self) -> str | None:
@@ -1611,43 +1617,43 @@ class Atoll(Hints):
 
     @property
     def sessions(self) -> Sessions:
-        return Sessions(self._async.sessions, self._portal)
+        return Sessions(self._async.sessions, self._loop_thread)
 
     @property
     def executions(self) -> Executions:
-        return Executions(self._async.executions, self._portal)
+        return Executions(self._async.executions, self._loop_thread)
 
     @property
     def invocations(self) -> Invocations:
-        return Invocations(self._async.invocations, self._portal)
+        return Invocations(self._async.invocations, self._loop_thread)
 
     @property
     def templates(self) -> Templates:
-        return Templates(self._async.templates, self._portal)
+        return Templates(self._async.templates, self._loop_thread)
 
     @property
     def volumes(self) -> Volumes:
-        return Volumes(self._async.volumes, self._portal)
+        return Volumes(self._async.volumes, self._loop_thread)
 
     @property
     def nodes(self) -> Nodes:
-        return Nodes(self._async.nodes, self._portal)
+        return Nodes(self._async.nodes, self._loop_thread)
 
     @property
     def events(self) -> Events:
-        return Events(self._async.events, self._portal)
+        return Events(self._async.events, self._loop_thread)
 
     @property
     def webhooks(self) -> Webhooks:
-        return Webhooks(self._async.webhooks, self._portal)
+        return Webhooks(self._async.webhooks, self._loop_thread)
 
     @property
     def pools(self) -> Pools:
-        return Pools(self._async.pools, self._portal)
+        return Pools(self._async.pools, self._loop_thread)
 
     def execution(self, execution_id: str) -> Execution:
         """The handle of an execution known by its id; the server is not asked."""
-        return Execution(self._async.execution(execution_id), self._portal)
+        return Execution(self._async.execution(execution_id), self._loop_thread)
 
     def __repr__(self) -> str:
         return repr(self._async)
@@ -1682,7 +1688,7 @@ class Atoll(Hints):
         Without a block, delete it yourself.
         """
         return Session(
-            self._portal.call(
+            self._loop_thread.call(
                 self._async.session,
                 template,
                 timeout=timeout,
@@ -1706,19 +1712,19 @@ class Atoll(Hints):
                 archive_after=archive_after,
                 delete_after=delete_after,
             ),
-            self._portal,
+            self._loop_thread,
         )
 
     def open(self) -> None:
         """Start what has to be started; the first request does it too."""
-        self._portal.call(self._async.open)
+        self._loop_thread.call(self._async.open)
 
     def close(self) -> None:
         """Let go of the server; an embedded one ends, and its sessions with it."""
         try:
-            self._portal.call(self._async.close)
+            self._loop_thread.call(self._async.close)
         finally:
-            self._portal.stop()
+            self._loop_thread.stop()
 
     def __enter__(self) -> Self:
         self.open()

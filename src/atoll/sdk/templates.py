@@ -12,19 +12,25 @@ from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.image import parse
-from atoll.sdk.arguments import check_limits, check_numbers, check_strings, check_text, check_words
+from atoll.sdk.arguments import (
+    check_limits,
+    check_numbers,
+    check_string,
+    check_string_dict,
+    check_string_list,
+)
 from atoll.sdk.decode import decode
-from atoll.sdk.events import messages
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import Patience, new_key
+from atoll.sdk.paths import url_segment
+from atoll.sdk.retry import Backoff, new_key
+from atoll.sdk.sse import messages
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from atoll.sdk.connection import Connection
-    from atoll.sdk.packing import Packer
+    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.tar_pack import TarPacker
 
 _READ_ONLY = (
     "id",
@@ -43,15 +49,15 @@ _READ_ONLY = (
 _PIECE = 1024 * 1024
 _CONTEXT_WAIT = 600.0
 """Seconds for which a server may be busy with a context beyond what one answer may take."""
-_SILENCE = 45.0
+_READ_TIMEOUT = 45.0
 """Seconds without an event or a ping after which a line counts as dead; pings come every 15."""
 
 
 class AsyncTemplates:
     """All templates of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def create(
         self,
@@ -103,15 +109,15 @@ class AsyncTemplates:
         limits = _limits(cpu, memory, disk, max_processes)
         body |= changes | ({"default_resources": limits} if limits else {})
         given = {name: value for name, value in body.items() if value is not None}
-        answer = await self._connection.call_once("templates", key=new_key(), body=given)
+        answer = await self._http.call_once("templates", key=new_key(), body=given)
         return decode(TemplateInfo, answer)
 
     async def get(self, template_id: str) -> TemplateInfo:
-        answer = await self._connection.call("GET", f"templates/{segment(template_id)}")
+        answer = await self._http.call("GET", f"templates/{url_segment(template_id)}")
         return decode(TemplateInfo, answer)
 
     async def list(self) -> AsyncIterator[TemplateInfo]:
-        async for item in self._connection.pages("templates"):
+        async for item in self._http.pages("templates"):
             yield decode(TemplateInfo, item)
 
     async def update(
@@ -142,8 +148,8 @@ class AsyncTemplates:
         Change what is given and keep the rest, as a new version; sessions that exist already keep
         theirs.
         """
-        path = f"templates/{segment(template_id)}"
-        stored = await self._connection.call("GET", path)
+        path = f"templates/{url_segment(template_id)}"
+        stored = await self._http.call("GET", path)
         body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
         changes = _changes(
             image, base_image, python, preload, env, pool_size, pool_max,
@@ -160,7 +166,7 @@ class AsyncTemplates:
         }
         body["name"] = stored["name"] if name is None else name
         # Not repeated: each is another version.
-        answer = await self._connection.call("PUT", path, body=body, once=False)
+        answer = await self._http.call("PUT", path, body=body, once=False)
         return decode(TemplateInfo, answer)
 
     async def send_context(self, source: str | os.PathLike[str]) -> str:
@@ -168,14 +174,14 @@ class AsyncTemplates:
         Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
         its `.dockerignore` leaves out is not sent.
         """
-        from atoll.sdk import ignore
-        from atoll.sdk.packing import Packer
+        from atoll.sdk import dockerignore
+        from atoll.sdk.tar_pack import TarPacker
 
         top = Path(source)
         with await asyncio.to_thread(tempfile.TemporaryFile) as file:
-            packer = Packer(top, await asyncio.to_thread(ignore.read, top))
+            packer = TarPacker(top, await asyncio.to_thread(dockerignore.read, top))
             digest = await asyncio.to_thread(_pack, packer, file)
-            await self._connection.call(
+            await self._http.call(
                 "PUT",
                 f"build-contexts/{digest}",
                 content=_pieces(file),
@@ -186,39 +192,39 @@ class AsyncTemplates:
 
     async def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
         """What it is and was, newest first."""
-        async for item in self._connection.pages(f"templates/{segment(template_id)}/versions"):
+        async for item in self._http.pages(f"templates/{url_segment(template_id)}/versions"):
             yield decode(TemplateInfo, item)
 
     async def version(self, template_id: str, number: int) -> TemplateInfo:
-        path = f"templates/{segment(template_id)}/versions/{int(number)}"
-        return decode(TemplateInfo, await self._connection.call("GET", path))
+        path = f"templates/{url_segment(template_id)}/versions/{int(number)}"
+        return decode(TemplateInfo, await self._http.call("GET", path))
 
     async def build(self, template_id: str) -> TemplateInfo:
         """Build the same again as a new version, with the packages that there are now."""
-        path = f"templates/{segment(template_id)}/build"
-        return decode(TemplateInfo, await self._connection.call("POST", path))
+        path = f"templates/{url_segment(template_id)}/build"
+        return decode(TemplateInfo, await self._http.call("POST", path))
 
     async def log(self, template_id: str, version: int | None = None) -> str:
         """What the build of the newest version, or of another, has printed: its end."""
-        path = f"templates/{segment(template_id)}/log"
-        async with self._connection.stream("GET", path, query={"version": version}) as response:
+        path = f"templates/{url_segment(template_id)}/log"
+        async with self._http.stream("GET", path, query={"version": version}) as response:
             return (await response.aread()).decode("utf-8", "replace")
 
     async def follow(
         self, template_id: str, version: int | None = None
     ) -> AsyncIterator[BuildEvent]:
         """What a build prints, and how it goes, as it happens; ends with the build."""
-        path = f"templates/{segment(template_id)}/log"
+        path = f"templates/{url_segment(template_id)}/log"
         seen, ended = 0, False
-        patience = Patience()
+        backoff = Backoff()
         while not ended:
             skip = seen
             try:
-                async with self._connection.stream(
-                    "GET", path, query={"version": version, "follow": True}, wait=_SILENCE
+                async with self._http.stream(
+                    "GET", path, query={"version": version, "follow": True}, wait=_READ_TIMEOUT
                 ) as response:
                     async for message in messages(response.aiter_raw()):
-                        patience.renew()
+                        backoff.reset()
                         event = decode(BuildEvent, json.loads(message.data))
                         if event.text is not None:
                             text = event.text[skip:]
@@ -232,7 +238,7 @@ class AsyncTemplates:
                     raise TemporaryError(f"The log of {template_id} was cut.", code="stream_cut")
             except TemporaryError as error:
                 if not ended:
-                    await patience.endure(error)
+                    await backoff.wait_or_raise(error)
 
     async def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
         """
@@ -251,7 +257,7 @@ class AsyncTemplates:
         return template
 
     async def delete(self, template_id: str) -> None:
-        await self._connection.call("DELETE", f"templates/{segment(template_id)}")
+        await self._http.call("DELETE", f"templates/{url_segment(template_id)}")
 
 
 def _changes(
@@ -269,11 +275,11 @@ def _changes(
     dockerfile: str | None,
     registry: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    check_text(image=image, base_image=base_image, python=python, runtime=runtime)
-    check_text(dockerfile=dockerfile)
-    check_words(preload=preload, require=require)
-    check_words(debian_packages=debian_packages, python_packages=python_packages)
-    check_strings(env=env, registry=registry)
+    check_string(image=image, base_image=base_image, python=python, runtime=runtime)
+    check_string(dockerfile=dockerfile)
+    check_string_list(preload=preload, require=require)
+    check_string_list(debian_packages=debian_packages, python_packages=python_packages)
+    check_string_dict(env=env, registry=registry)
     check_numbers(pool_size=pool_size, pool_max=pool_max)
     return {
         "image": image,
@@ -300,7 +306,7 @@ def _serves(registry: Mapping[str, str] | None, image: str) -> bool:
         return True  # It is no image by name, which the server has a word for.
 
 
-def _pack(packer: Packer, file: IO[bytes]) -> str:
+def _pack(packer: TarPacker, file: IO[bytes]) -> str:
     found = hashlib.sha256()
     for piece in packer:
         found.update(piece)

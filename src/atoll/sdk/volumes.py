@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.sdk.decode import decode
-from atoll.sdk.paths import segment
-from atoll.sdk.patience import new_key
+from atoll.sdk.paths import url_segment
+from atoll.sdk.retry import new_key
 from atoll.sdk.values import VolumeInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 
 class AsyncVolumes:
     """All volumes of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def create(
         self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
@@ -33,17 +33,17 @@ class AsyncVolumes:
         """
         body = {"id": volume_id, "size": None if size is None else str(size), "kind": kind}
         given = {name: value for name, value in body.items() if value is not None}
-        answer = await self._connection.call_once("volumes", key=new_key(), body=given)
+        answer = await self._http.call_once("volumes", key=new_key(), body=given)
         return decode(VolumeInfo, answer)
 
     async def get(self, volume_id: str) -> VolumeInfo:
-        answer = await self._connection.call("GET", f"volumes/{segment(volume_id)}")
+        answer = await self._http.call("GET", f"volumes/{url_segment(volume_id)}")
         return decode(VolumeInfo, answer)
 
     async def list(self) -> AsyncIterator[VolumeInfo]:
-        async for item in self._connection.pages("volumes"):
+        async for item in self._http.pages("volumes"):
             yield decode(VolumeInfo, item)
 
     async def delete(self, volume_id: str) -> None:
         """With all that is in it; raises `Conflict` while a session has it."""
-        await self._connection.call("DELETE", f"volumes/{segment(volume_id)}")
+        await self._http.call("DELETE", f"volumes/{url_segment(volume_id)}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.sdk.decode import decode
-from atoll.sdk.paths import segment
+from atoll.sdk.paths import url_segment
 from atoll.sdk.values import WebhookInfo, WebhookTest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 # Longer than the server lets an address take to answer, unless it is set otherwise.
 _TEST_SECONDS = 30.0
@@ -20,8 +20,8 @@ _TEST_SECONDS = 30.0
 class AsyncWebhooks:
     """All webhooks of the server."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
 
     async def create(
         self,
@@ -41,15 +41,15 @@ class AsyncWebhooks:
         body = {"url": url, "types": list(types), "enabled": enabled}
         if secret is not None:
             body["secret"] = secret
-        return decode(WebhookInfo, await self._connection.call("POST", "webhooks", body=body))
+        return decode(WebhookInfo, await self._http.call("POST", "webhooks", body=body))
 
     async def get(self, webhook_id: str) -> WebhookInfo:
-        answer = await self._connection.call("GET", f"webhooks/{segment(webhook_id)}")
+        answer = await self._http.call("GET", f"webhooks/{url_segment(webhook_id)}")
         return decode(WebhookInfo, answer)
 
     async def list(self) -> AsyncIterator[WebhookInfo]:
         """Oldest first."""
-        answer = await self._connection.call("GET", "webhooks")
+        answer = await self._http.call("GET", "webhooks")
         for item in answer["items"]:
             yield decode(WebhookInfo, item)
 
@@ -70,14 +70,14 @@ class AsyncWebhooks:
             "enabled": enabled,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        path = f"webhooks/{segment(webhook_id)}"
-        return decode(WebhookInfo, await self._connection.call("PATCH", path, body=given))
+        path = f"webhooks/{url_segment(webhook_id)}"
+        return decode(WebhookInfo, await self._http.call("PATCH", path, body=given))
 
     async def delete(self, webhook_id: str) -> None:
-        await self._connection.call("DELETE", f"webhooks/{segment(webhook_id)}")
+        await self._http.call("DELETE", f"webhooks/{url_segment(webhook_id)}")
 
     async def test(self, webhook_id: str) -> WebhookTest:
         """Have an event `webhook.test` sent to it now, once."""
-        path = f"webhooks/{segment(webhook_id)}/test"
-        answer = await self._connection.call("POST", path, wait=_TEST_SECONDS)
+        path = f"webhooks/{url_segment(webhook_id)}/test"
+        answer = await self._http.call("POST", path, wait=_TEST_SECONDS)
         return decode(WebhookTest, answer)

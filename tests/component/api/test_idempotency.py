@@ -28,7 +28,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.model.keyed import KeyedRequest
 from atoll.reconcile.requests import BATCH, RequestSweep
-from atoll.sdk.transport import InProcessTransport
+from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 

@@ -300,7 +300,7 @@ class Outside:
         self.bodies.append(body)
         running = self.begin(request.path_params["id"], body)
         preferred = request.headers.get("prefer", "wait=0").removeprefix("wait=")
-        if (result := await self.finished(running, float(preferred))) is not None:
+        if (result := await self.in_thread(running, float(preferred))) is not None:
             return JSONResponse(result)
         submitted = {"execution_id": running.id, "status": "submitted", "submitted_at": NOW}
         return JSONResponse(submitted, 202)
@@ -380,7 +380,7 @@ class Outside:
             running.events.append((kind, data))
             running.changed.notify_all()
 
-    async def finished(self, running: Running, wait: float) -> dict[str, Any] | None:
+    async def in_thread(self, running: Running, wait: float) -> dict[str, Any] | None:
         try:
             async with asyncio.timeout(wait), running.changed:
                 await running.changed.wait_for(lambda: running.result is not None)
@@ -449,7 +449,7 @@ class Outside:
     async def result(self, request: Request) -> Response:
         running = self.executions[request.path_params["id"]]
         wait = float(request.query_params.get("wait", 0))
-        if (result := await self.finished(running, wait)) is None:
+        if (result := await self.in_thread(running, wait)) is None:
             return problem(409, "execution_not_finished", "It still runs.")
         return JSONResponse(result)
 
@@ -466,7 +466,7 @@ class Outside:
         running.released.set()
         async with running.changed:
             running.changed.notify_all()
-        await self.finished(running, 10)
+        await self.in_thread(running, 10)
 
     async def inject(self, request: Request) -> Response:
         running = self.executions[request.path_params["id"]]

@@ -8,7 +8,7 @@ import pytest
 import atoll.errors as errors
 from atoll import Atoll, AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.sdk.decode import decode
-from atoll.sdk.problems import error_of
+from atoll.sdk.error_response import error_from_response
 from atoll.sdk.values import SessionInfo
 from tests.component.sdk.outside import KEY, problem
 
@@ -52,7 +52,7 @@ def test_a_problem_is_the_error_that_the_server_raised(
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"detail": null}'])
 def test_an_error_that_is_no_problem_document_is_told_all_the_same(body: bytes) -> None:
-    error = error_of(500, {}, body)
+    error = error_from_response(500, {}, body)
     assert isinstance(error, PermanentError)
     assert "500" in error.message
 
@@ -118,13 +118,13 @@ def test_the_key_is_the_argument_else_the_variable_else_the_kept_one(
 def test_the_kept_key_goes_to_this_machine_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atoll.sdk.target import find
+    from atoll.sdk.endpoint import resolve_endpoint
 
     (tmp_path / "key").write_text("kept-key")
     for url in ("http://localhost:1", "http://127.8.9.1", "https://[::1]:8000/"):
-        assert find(url, None, tmp_path, {}).key == "kept-key"
+        assert resolve_endpoint(url, None, tmp_path, {}).key == "kept-key"
     for url in ("http://example.org", "http://127.0.0.1.example.org", "http://10.0.0.1"):
-        assert find(url, None, tmp_path, {}).key is None
+        assert resolve_endpoint(url, None, tmp_path, {}).key is None
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_this_machine(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import InvalidRequest, NotFound, TemporaryError
-from atoll.sdk.paths import encoded, workspace_path
+from atoll.sdk.paths import url_path, workspace_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,4 +85,4 @@ def test_a_download_that_breaks_leaves_what_was_there(
 )
 def test_a_path_stays_in_its_place(path: str, plain: str, url: str) -> None:
     assert workspace_path(path) == plain
-    assert encoded(path) == url
+    assert url_path(path) == url

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import Response
 
 from atoll import Atoll, Conflict, NotFound, TemporaryError
-from atoll.sdk.patience import Patience
+from atoll.sdk.retry import Backoff
 from tests.component.sdk.outside import KEY, problem
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def test_a_refusal_is_not_asked_again(atoll: Atoll, outside: Outside) -> None:
 def test_one_that_stays_in_flight_is_not_waited_for_forever(
     atoll: Atoll, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "limit", 0.0)
+    monkeypatch.setattr(Backoff, "limit", 0.0)
     outside.in_flight = 10
     with pytest.raises(Conflict) as raised:
         atoll.sessions.create(idempotency_key="k")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from atoll import Answer, Approval, Conflict, TemporaryError
-from atoll.sdk.patience import Patience
+from atoll.sdk.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -291,7 +291,7 @@ def test_much_input_goes_in_pieces_and_waits_for_its_reader(
         assert b"".join(base64.b64decode(one["stdin_base64"]) for one in injected) == data
         assert [one["eof"] for one in injected] == [False] * (len(injected) - 1) + [True]
         assert len(injected) == 4
-        monkeypatch.setattr(Patience, "limit", 0.0)
+        monkeypatch.setattr(Backoff, "limit", 0.0)
         outside.unread = 10
         with pytest.raises(TemporaryError) as raised:
             execution.write(data)

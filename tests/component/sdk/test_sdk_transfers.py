@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import Atoll, Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
-from atoll.sdk.patience import Patience
+from atoll.sdk.retry import Backoff
 from atoll.sdk.values import FileEvent
 from tests.component.sdk.outside import KEY
 
@@ -226,7 +226,7 @@ def test_another_version_is_not_put_behind_the_first(
 def test_a_line_that_never_holds_is_given_up(
     atoll: Atoll, outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "limit", 0.2)
+    monkeypatch.setattr(Backoff, "limit", 0.2)
     outside.files["x"], outside.etags, outside.cuts = DATA, True, [1000] + [0] * 100
     with atoll.session() as session, pytest.raises(TemporaryError):
         session.files.download("x", tmp_path / "x")

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from starlette.responses import StreamingResponse
 
-from atoll.sdk.embedded import Host
-from atoll.sdk.transport import InProcessTransport
+from atoll.sdk.asgi_transport import InProcessTransport
+from atoll.sdk.embedded import EmbeddedServer
 from tests.component.sdk.outside import Outside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.sdk.transport import ASGIApp
+    from atoll.sdk.asgi_transport import ASGIApp
 
 pytestmark = pytest.mark.anyio
 
@@ -177,7 +177,7 @@ async def test_the_application_is_opened_and_closed_by_one_task() -> None:
             yield Outside()
         tasks.append(asyncio.current_task())
 
-    host = Host(application())
+    host = EmbeddedServer(application())
     await asyncio.create_task(host.start())
     await asyncio.create_task(host.stop())
     assert len(tasks) == 2
@@ -191,4 +191,4 @@ async def test_an_application_that_cannot_start_says_why() -> None:
         yield Outside()
 
     with pytest.raises(PermissionError, match="not yours"):
-        await Host(application()).start()
+        await EmbeddedServer(application()).start()

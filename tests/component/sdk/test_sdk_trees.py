@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import InvalidRequest, PermanentError, TemporaryError
-from atoll.sdk.packing import Packer
-from atoll.sdk.unpacking import MAX_DEPTH, MAX_EXTENSION, Unpacker
+from atoll.sdk.tar_pack import TarPacker
+from atoll.sdk.tar_unpack import MAX_DEPTH, MAX_EXTENSION, TarUnpacker
 
 if TYPE_CHECKING:
     from atoll import AsyncAtoll, Atoll
@@ -43,8 +43,8 @@ def tar(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT)
     return packed.getvalue()
 
 
-def unpack(data: bytes, top: Path, step: int = 1000) -> Unpacker:
-    unpacker = Unpacker(top)
+def unpack(data: bytes, top: Path, step: int = 1000) -> TarUnpacker:
+    unpacker = TarUnpacker(top)
     try:
         for start in range(0, len(data), step):
             unpacker.feed(data[start : start + step])
@@ -86,7 +86,7 @@ def test_a_tree_comes_back_as_it_was_however_it_is_cut(tmp_path: Path, step: int
     Path(os.fsdecode(os.fsencode(source) + b"/\xff\xfe")).write_bytes(b"no text")
     os.utime(source / "bytes", (1_000_000, 1_000_000))
 
-    packer = Packer(source)
+    packer = TarPacker(source)
     done = unpack(b"".join(packer), tmp_path / "target", step)
 
     assert seen(tmp_path / "target") == seen(source)
@@ -136,7 +136,7 @@ def test_a_tree_that_cannot_be_read_is_not_sent(
 
 def test_a_file_that_becomes_shorter_ends_the_upload(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a" * 1_000_000)
-    pieces = iter(Packer(tmp_path))
+    pieces = iter(TarPacker(tmp_path))
     next(pieces)
     os.truncate(tmp_path / "a", 10)
     with pytest.raises(InvalidRequest, match="shorter"):

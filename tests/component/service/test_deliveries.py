@@ -17,7 +17,7 @@ from atoll.errors import Unauthenticated
 from atoll.model.event import Event
 from atoll.model.webhook import Webhook
 from atoll.reconcile.webhooks import pause_after
-from atoll.sdk.verify import verify_webhook
+from atoll.sdk.webhook_signature import verify_webhook
 from atoll.service.auth.encryption import Encryption
 from atoll.service.webhooks.delivery import Sender, sealed_about, signature
 from atoll.settings import EventSettings

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from atoll.cli import live, output
+from atoll.cli import execution_output, output
 from atoll.sdk.values import ErrorInfo, Result
 
 
@@ -27,7 +27,7 @@ def test_lines_of_others_cannot_be_taken_for_our_own(capsys: pytest.CaptureFixtu
     output.note(forged)
     output.error(forged, forged)
     error = ErrorInfo("exception", "boom", "Boom", f"Traceback\n{forged}\n")
-    live._explain(Result("exec_1", "failed", error=error), "")
+    execution_output._explain(Result("exec_1", "failed", error=error), "")
     said = capsys.readouterr()
     assert said.out == "a\\nerror: forged\\x1b[2J\n"
     assert said.err.splitlines() == [

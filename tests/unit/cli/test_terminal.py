@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cli.replies import Replies
 from atoll.cli.terminal import Detached, DetachKeys, Screen
+from atoll.cli.terminal_replies import Replies
 
 
 @pytest.mark.parametrize(

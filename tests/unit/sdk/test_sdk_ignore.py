@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import InvalidRequest
-from atoll.sdk import ignore
-from atoll.sdk.packing import Packer
+from atoll.sdk import dockerignore
+from atoll.sdk.tar_pack import TarPacker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,18 +64,18 @@ def test_what_is_left_out_is_what_docker_leaves_out(
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / ignore.FILE).write_text(lines)
-    packed = io.BytesIO(b"".join(Packer(tmp_path, ignore.read(tmp_path))))
+    (tmp_path / dockerignore.FILE).write_text(lines)
+    packed = io.BytesIO(b"".join(TarPacker(tmp_path, dockerignore.read(tmp_path))))
     with tarfile.open(fileobj=packed) as archive:
         names = {member.name for member in archive if member.isfile()}
     assert set(FILES) - names == set(left_out)
 
 
 def test_what_cannot_be_read_as_one_is_told(tmp_path: Path) -> None:
-    assert "anything" not in ignore.read(tmp_path)
-    (tmp_path / ignore.FILE).write_text("a\n[z-a]\n")
+    assert "anything" not in dockerignore.read(tmp_path)
+    (tmp_path / dockerignore.FILE).write_text("a\n[z-a]\n")
     with pytest.raises(InvalidRequest, match=r"Line 2 of .dockerignore, \[z-a\]"):
-        ignore.read(tmp_path)
-    (tmp_path / ignore.FILE).write_bytes(b"#" * (ignore.MOST_SIZE + 1))
+        dockerignore.read(tmp_path)
+    (tmp_path / dockerignore.FILE).write_bytes(b"#" * (dockerignore.MAX_SIZE + 1))
     with pytest.raises(InvalidRequest, match="larger"):
-        ignore.read(tmp_path)
+        dockerignore.read(tmp_path)

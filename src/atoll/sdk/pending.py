@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Closable(Protocol):
+class AsyncCloseable(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
@@ -27,10 +27,10 @@ class Closable(Protocol):
     ) -> None: ...
 
 
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T", bound=AsyncCloseable)
 
 
-class Opening(Coroutine[Any, Any, T]):
+class Pending(Coroutine[Any, Any, T]):
     """Something that is not made yet. It is a coroutine, so it can be a task as well."""
 
     def __init__(self, call: str, making: Coroutine[Any, Any, T]) -> None:
@@ -77,6 +77,6 @@ class Opening(Coroutine[Any, Any, T]):
             raise AttributeError(message, name=name, obj=self)
 
 
-def warn_left_open(thing: object) -> None:
+def warn_unclosed(thing: object) -> None:
     message = f"{thing!r} was left open: use `with`, or call delete()."
     warnings.warn(message, ResourceWarning, stacklevel=2, source=thing)

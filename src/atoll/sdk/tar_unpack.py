@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.errors import InvalidRequest, PermanentError
-from atoll.sdk.packing import MOST_TOLD
+from atoll.sdk.tar_pack import MAX_REPORTED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ class _File(NamedTuple):
     mtime: float
 
 
-class Unpacker:
+class TarUnpacker:
     """Fed with pieces of a tar; `close` in any case, after `finish` if all of it came."""
 
     def __init__(self, top: Path) -> None:
@@ -217,7 +217,7 @@ class Unpacker:
             ) from None
 
     def _leave_out(self, name: str, why: str) -> None:
-        if len(self.left_out) < MOST_TOLD:
+        if len(self.left_out) < MAX_REPORTED:
             self.left_out.append(f"{name}: {why}")
 
     # Moving about
@@ -227,8 +227,8 @@ class Unpacker:
         if len(parts) > MAX_DEPTH:
             raise _bad(f"it is more than {MAX_DEPTH} levels deep")
         common = 0
-        for opened, name in zip(self._stack[1:], parts, strict=False):
-            if opened.name != name:
+        for directory, name in zip(self._stack[1:], parts, strict=False):
+            if directory.name != name:
                 break
             common += 1
         while len(self._stack) > common + 1:
@@ -262,7 +262,7 @@ class Unpacker:
             os.close(left.fd)
 
     def _path(self, name: str) -> str:
-        return "/".join([*(opened.name for opened in self._stack[1:]), name])
+        return "/".join([*(directory.name for directory in self._stack[1:]), name])
 
 
 def _text(data: bytes) -> str:

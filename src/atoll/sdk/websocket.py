@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from atoll.errors import AtollError, TemporaryError
-from atoll.sdk.problems import error_of
-from atoll.sdk.schemes import mismatch, no_answer, refused_scheme
+from atoll.sdk.error_response import error_from_response
+from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.sdk.target import Target
-    from atoll.sdk.transport import ASGIApp, Message
+    from atoll.sdk.asgi_transport import ASGIApp, Message
+    from atoll.sdk.endpoint import Endpoint
 
 MAX_MESSAGE = 1 << 20
 """Bytes of one message from the server."""
@@ -47,31 +47,31 @@ class Socket(Protocol):
 
 
 async def connect(
-    target: Target, path: str, query: Mapping[str, str], timeout: float, app: ASGIApp | None
+    endpoint: Endpoint, path: str, query: Mapping[str, str], timeout: float, app: ASGIApp | None
 ) -> Socket:
     """`app` is the application of an embedded server."""
     path = f"/api/v1/{path}"
     if app is not None:
         return await InProcessSocket.open(app, path, urlencode(query), timeout)
-    return await _connect(target, f"{path}?{urlencode(query)}", timeout)
+    return await _connect(endpoint, f"{path}?{urlencode(query)}", timeout)
 
 
-async def _connect(target: Target, path: str, timeout: float) -> Socket:
+async def _connect(endpoint: Endpoint, path: str, timeout: float) -> Socket:
     # Late: most who use this client never open one.
     from websockets.asyncio.client import connect as open_websocket
     from websockets.exceptions import InvalidStatus, WebSocketException
 
-    assert target.url is not None
-    parts = urlsplit(target.url)
+    assert endpoint.url is not None
+    parts = urlsplit(endpoint.url)
     options: dict[str, Any] = {}
-    if target.loopback:
+    if endpoint.loopback:
         options["proxy"] = None
     if parts.scheme == "https":
         import httpx
 
         options["ssl"] = httpx.create_ssl_context()
-    if target.key is not None:
-        options["additional_headers"] = {"Authorization": f"Bearer {target.key}"}
+    if endpoint.key is not None:
+        options["additional_headers"] = {"Authorization": f"Bearer {endpoint.key}"}
     scheme = "wss" if parts.scheme == "https" else "ws"
     try:
         connection = await open_websocket(
@@ -88,13 +88,13 @@ async def _connect(target: Target, path: str, timeout: float) -> Socket:
         answer = error.response
         headers, body = answer.headers, bytes(answer.body or b"")
         raise (
-            refused_scheme(target, answer.status_code, headers, body)
-            or error_of(answer.status_code, headers, body, target.key_origin)
+            wrong_scheme_error(endpoint, answer.status_code, headers, body)
+            or error_from_response(answer.status_code, headers, body, endpoint.key_origin)
         ) from None
     except (OSError, TimeoutError, WebSocketException) as error:
         raise (
-            await mismatch(target, error, probe=not isinstance(error, OSError))
-            or TemporaryError(no_answer(target, error), code="server_unreachable")
+            await tls_error(endpoint, error, probe=not isinstance(error, OSError))
+            or TemporaryError(unreachable_message(endpoint, error), code="server_unreachable")
         ) from None
     return _ServerSocket(connection)
 
@@ -212,7 +212,7 @@ class InProcessSocket:
                 await app(scope, self._to_app.get, self._send)
         finally:
             if not self._head.done():
-                self._head.set_result(error_of(500, {}, b""))
+                self._head.set_result(error_from_response(500, {}, b""))
             self._end(Closed(GONE))
 
     async def _send(self, message: Message) -> None:
@@ -225,7 +225,7 @@ class InProcessSocket:
                 await self._from_app.put(message["bytes"] if text is None else text)
         elif kind == "websocket.close":
             if not self._head.done():
-                self._head.set_result(error_of(403, {}, b""))
+                self._head.set_result(error_from_response(403, {}, b""))
             self._end(Closed(message.get("code", 1000), message.get("reason") or ""))
         elif kind == "websocket.http.response.start":
             headers = {name.decode(): value.decode() for name, value in message["headers"]}
@@ -234,7 +234,7 @@ class InProcessSocket:
             status, headers, body = self._denial
             self._denial = (status, headers, body + message.get("body", b""))
             if not message.get("more_body") and not self._head.done():
-                self._head.set_result(error_of(*self._denial))
+                self._head.set_result(error_from_response(*self._denial))
 
     def _end(self, closed: Closed) -> None:
         if self._closed is None and not self._left:

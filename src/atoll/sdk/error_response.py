@@ -39,7 +39,7 @@ _BY_STATUS: dict[int, type[AtollError]] = {
 _STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
 
 
-def error_of(
+def error_from_response(
     status: int, headers: Mapping[str, str], body: bytes, key_origin: str = ""
 ) -> AtollError:
     """`key_origin` is added to errors that concern the key."""

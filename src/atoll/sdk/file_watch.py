@@ -12,38 +12,38 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import PermanentError, TemporaryError
-from atoll.sdk.decode import named
-from atoll.sdk.events import messages
-from atoll.sdk.patience import Patience
+from atoll.sdk.decode import decode_path
+from atoll.sdk.retry import Backoff
+from atoll.sdk.sse import messages
 from atoll.sdk.values import FileEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from atoll.sdk.connection import Connection
-    from atoll.sdk.events import Message
+    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.sse import Message
 
 # Longer than the server leaves between two comments.
-_SILENCE = 45.0
+_READ_TIMEOUT = 45.0
 # A connection that stood this long shows that the server is there, whatever cut it.
-_STOOD = 1.0
+_STABLE_AFTER = 1.0
 _CHANGES = ("created", "modified", "deleted", "moved")
 
 
 async def watch(
-    connection: Connection, path: str, query: Mapping[str, Any]
+    http: HttpClient, path: str, query: Mapping[str, Any]
 ) -> AsyncGenerator[FileEvent, None]:
-    patience, begun = Patience(), False
+    backoff, begun = Backoff(), False
     now = asyncio.get_running_loop().time
     while True:
         since: float | None = None
         try:
-            async with connection.stream(
+            async with http.stream(
                 "GET",
                 path,
                 query=query,
                 headers={"accept": "text/event-stream"},
-                wait=_SILENCE,
+                wait=_READ_TIMEOUT,
             ) as response:
                 async for message in messages(response.aiter_raw()):
                     if message.event == "watching":
@@ -60,9 +60,9 @@ async def watch(
         except TemporaryError as error:
             if not begun:
                 raise
-            if since is not None and now() - since > _STOOD:
-                patience.renew()
-            await patience.endure(error)
+            if since is not None and now() - since > _STABLE_AFTER:
+                backoff.reset()
+            await backoff.wait_or_raise(error)
 
 
 def _event(message: Message) -> FileEvent:
@@ -70,8 +70,8 @@ def _event(message: Message) -> FileEvent:
     kind: Any = message.event
     source = content.get("encoded_from")
     try:
-        path = named(content.get("encoded_path", ""))
-        return FileEvent(kind, path, None if source is None else named(source))
+        path = decode_path(content.get("encoded_path", ""))
+        return FileEvent(kind, path, None if source is None else decode_path(source))
     except (AttributeError, TypeError) as error:
         raise _bad(error) from None
 

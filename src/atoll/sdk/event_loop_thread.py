@@ -31,10 +31,10 @@ T = TypeVar("T")
 _END: Any = object()
 _EXIT_TIMEOUT = 10.0
 
-_open: weakref.WeakSet[Portal] = weakref.WeakSet()
+_open: weakref.WeakSet[EventLoopThread] = weakref.WeakSet()
 
 
-class Portal:
+class EventLoopThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None

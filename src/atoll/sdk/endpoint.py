@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from atoll.errors import InvalidRequest
-from atoll.sdk.arguments import check_text
+from atoll.sdk.arguments import check_string
 
 _API_PATH = "/api/v1"
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     url: str | None
     """None for the embedded server."""
     key: str | None = field(default=None, repr=False)
@@ -43,13 +43,13 @@ class Target:
         return self.url is not None and is_loopback(self.url)
 
 
-def find(
+def resolve_endpoint(
     url: str | None,
     api_key: str | None,
     data_dir: str | os.PathLike[str] | None,
     settings: dict[str, Any],
-) -> Target:
-    check_text(url=url, api_key=api_key)
+) -> Endpoint:
+    check_string(url=url, api_key=api_key)
     origin = "url" if url is not None else "ATOLL_URL"
     url = url if url is not None else os.environ.get("ATOLL_URL") or None
     if url is None:
@@ -58,7 +58,7 @@ def find(
                 "api_key is for a server: give its url, or set ATOLL_URL.", code="no_url"
             )
         place = {} if data_dir is None else {"data_dir": Path(data_dir)}
-        return Target(None, settings={**settings, **place})
+        return Endpoint(None, settings={**settings, **place})
     if settings:
         raise InvalidRequest(
             f"{', '.join(sorted(settings))}: these settings are for the embedded server, but "
@@ -67,7 +67,7 @@ def find(
         )
     url = _checked(url, origin)
     key, key_origin = _find_key(url, api_key, data_dir)
-    return Target(url, key, key_origin)
+    return Endpoint(url, key, key_origin)
 
 
 def is_loopback(url: str) -> bool:

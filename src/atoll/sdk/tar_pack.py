@@ -14,19 +14,19 @@ import tarfile
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
-from atoll.sdk.ignore import Ignore
-from atoll.sdk.transfers import CHUNK
+from atoll.sdk.dockerignore import Ignore
+from atoll.sdk.file_transfer import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MOST_TOLD = 1000
+MAX_REPORTED = 1000
 """Names of what was left out."""
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
-class Packer:
+class TarPacker:
     def __init__(self, top: Path, ignore: Ignore | None = None) -> None:
         self._top = top
         self._ignore = ignore
@@ -53,7 +53,7 @@ class Packer:
                 yield _head(name, status, tarfile.SYMTYPE, _text(os.readlink(path)))
             elif stat.S_ISREG(mode):
                 yield from self._file(path, name)
-            elif len(self.left_out) < MOST_TOLD:
+            elif len(self.left_out) < MAX_REPORTED:
                 kind = next((text for is_one, text in _KINDS if is_one(mode)), "a device")
                 self.left_out.append(f"{name}: {kind}")
 

@@ -22,13 +22,13 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
 from atoll.sdk.arguments import wrong_type
-from atoll.sdk.callbacks import called
-from atoll.sdk.patience import Patience
+from atoll.sdk.callbacks import invoke_callback
+from atoll.sdk.retry import Backoff
 
 if TYPE_CHECKING:
     import httpx
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 T = TypeVar("T")
 
@@ -39,12 +39,12 @@ ProgressCallback = Callable[[int, int | None], object]
 """Is given the bytes so far and of all, None while that is unknown; awaited if it can be."""
 
 CHUNK = 256 * 1024
-MOST_BREAKS = 100
-"""Of one download. Each is waited out as `Patience` does."""
+MAX_INTERRUPTIONS = 100
+"""Of one download. Each is waited out by a `Backoff`."""
 _END: Any = object()
 
 
-class Meter:
+class ProgressMeter:
     """Tells a callback how far a transfer is, never less than before."""
 
     def __init__(self, callback: ProgressCallback | None, total: int | None = None) -> None:
@@ -56,12 +56,12 @@ class Meter:
         if self._callback is not None and size > self._told:
             self._told = size
             # What grows meanwhile must not be more than all of it.
-            await called(
+            await invoke_callback(
                 self._callback, size, None if self.total is None else max(size, self.total)
             )
 
 
-async def finished(function: Callable[..., T], *args: Any) -> T:
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """In a thread, which has ended when this has, also when it is cancelled."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
@@ -71,7 +71,7 @@ async def finished(function: Callable[..., T], *args: Any) -> T:
         raise
 
 
-async def aside(function: Callable[..., T], *args: Any) -> T:
+async def in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
     """In a thread that nobody waits for, not even the end of the program."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[T] = loop.create_future()
@@ -96,7 +96,7 @@ async def aside(function: Callable[..., T], *args: Any) -> T:
 # Sending
 
 
-class Sending:
+class Upload:
     """The pieces of a source, for one request."""
 
     def __init__(self, source: Source, progress: ProgressCallback | None) -> None:
@@ -104,7 +104,7 @@ class Sending:
         if not readable and not hasattr(source, "read"):
             raise wrong_type("source", "a path, an open file or bytes", source)
         self._source = source
-        self._meter = Meter(progress)
+        self._meter = ProgressMeter(progress)
         self._sent = 0
         self.failure: BaseException | None = None
         """What ended the pieces: the line only tells that they ended."""
@@ -141,17 +141,17 @@ class Sending:
                 while piece := await asyncio.to_thread(file.read, CHUNK):
                     yield piece
             finally:
-                await finished(file.close)
+                await in_thread(file.close)
         elif isinstance(source, AsyncIterable):
             async for piece in source:
                 yield piece
         elif hasattr(source, "read"):
-            self._meter.total = await aside(_size, source)
-            while piece := await aside(source.read, CHUNK):
+            self._meter.total = await in_daemon_thread(_size, source)
+            while piece := await in_daemon_thread(source.read, CHUNK):
                 yield piece
         else:
             pieces = iter(source)
-            while (piece := await aside(next, pieces, _END)) is not _END:
+            while (piece := await in_daemon_thread(next, pieces, _END)) is not _END:
                 yield piece
 
 
@@ -173,16 +173,16 @@ def _size(file: Any) -> int | None:
 # Getting
 
 
-class Getting:
+class Download:
     """The pieces of a file of the server, from `start` to before `stop`; `start` may be negative,
     from its end."""
 
     def __init__(
-        self, connection: Connection, path: str, start: int = 0, stop: int | None = None
+        self, http: HttpClient, path: str, start: int = 0, stop: int | None = None
     ) -> None:
         if stop is not None and (start < 0 or stop <= start):
             raise InvalidRequest("stop: it must be behind start, which must not be negative.")
-        self._connection = connection
+        self._http = http
         self._path = path
         self._range = None if not start and stop is None else _range(start, stop)
         self._base = 0
@@ -191,17 +191,17 @@ class Getting:
         """Known with the first piece."""
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        at, breaks, begun, patience = 0, 0, False, Patience()
+        at, breaks, begun, backoff = 0, 0, False, Backoff()
         while True:
             try:
-                async with self._connection.stream(
+                async with self._http.stream(
                     "GET", self._path, headers=self._headers(at, begun)
                 ) as response:
                     self._look(response, at, begun)
                     begun = True
                     async for piece in response.aiter_raw(CHUNK):
                         at += len(piece)
-                        patience.renew()
+                        backoff.reset()
                         yield piece
                 if self.total in (None, at):
                     return
@@ -210,9 +210,9 @@ class Getting:
                 if begun and at == self.total:
                     return  # the line broke behind it
                 breaks += 1
-                if not begun or self._etag is None or breaks > MOST_BREAKS:
+                if not begun or self._etag is None or breaks > MAX_INTERRUPTIONS:
                     raise
-                await patience.endure(error)
+                await backoff.wait_or_raise(error)
             except RequestError as error:
                 if error.code == "range_not_satisfiable" and not begun:
                     return
@@ -272,40 +272,44 @@ def _bad(path: str) -> PermanentError:
     )
 
 
-async def save(getting: Getting, local: Path, progress: ProgressCallback | None) -> None:
+async def save(getting: Download, local: Path, progress: ProgressCallback | None) -> None:
     """Into a file of this machine, which is replaced when all of it is there."""
     part = local.with_name(f".{secrets.token_hex(8)}.part")
     pieces = aiter(getting)
     first = await anext(pieces, b"")  # before anything is made here
-    file = await finished(part.open, "xb")
+    file = await in_thread(part.open, "xb")
     try:
         try:
-            await _pour(getting, first, pieces, lambda piece: finished(file.write, piece), progress)
+            await _pour(
+                getting, first, pieces, lambda piece: in_thread(file.write, piece), progress
+            )
         finally:
-            await finished(file.close)
-        await finished(os.replace, part, local)
+            await in_thread(file.close)
+        await in_thread(os.replace, part, local)
     except BaseException:
-        await finished(_remove, part)
+        await in_thread(_remove, part)
         raise
 
 
-async def pour(getting: Getting, file: IO[bytes], progress: ProgressCallback | None) -> None:
+async def pour(getting: Download, file: IO[bytes], progress: ProgressCallback | None) -> None:
     """Into an open file, which is left open, and flushed."""
     pieces = aiter(getting)
     first = await anext(pieces, b"")
-    await _pour(getting, first, pieces, lambda piece: aside(_write, file, piece), progress)
+    await _pour(
+        getting, first, pieces, lambda piece: in_daemon_thread(_write, file, piece), progress
+    )
     if hasattr(file, "flush"):
-        await aside(file.flush)
+        await in_daemon_thread(file.flush)
 
 
 async def _pour(
-    getting: Getting,
+    getting: Download,
     first: bytes,
     pieces: AsyncGenerator[bytes, None],
     write: Callable[[bytes], Any],
     progress: ProgressCallback | None,
 ) -> None:
-    meter, size, piece = Meter(progress, getting.total), 0, first
+    meter, size, piece = ProgressMeter(progress, getting.total), 0, first
     try:
         while piece:
             await write(piece)

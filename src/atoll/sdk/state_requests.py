@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import TemporaryError
-from atoll.sdk.arguments import check_limits, check_numbers, check_strings
+from atoll.sdk.arguments import check_limits, check_numbers, check_string_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.sdk.connection import Connection
+    from atoll.sdk.http_client import HttpClient
 
 _ONE_WAIT = 60.0
 """Seconds that one request waits; what takes longer is asked for again."""
@@ -28,7 +28,7 @@ _THERE = {
 }
 
 
-async def become(connection: Connection, path: str, verb: str, wait: float | None) -> Any:
+async def request_state(http: HttpClient, path: str, verb: str, wait: float | None) -> Any:
     """
     The session when it is so, or as it is after `wait` seconds; or when somebody else has come to
     want something else of it.
@@ -39,7 +39,7 @@ async def become(connection: Connection, path: str, verb: str, wait: float | Non
     while True:
         left = _ONE_WAIT if until is None else min(_ONE_WAIT, max(0.0, until - loop.time()))
         try:
-            answer = await connection.call(
+            answer = await http.call(
                 "POST", f"{path}/{verb}", query={"wait": f"{left:g}"}, wait=left, once=True
             )
         except TemporaryError as error:
@@ -49,7 +49,7 @@ async def become(connection: Connection, path: str, verb: str, wait: float | Non
             if until is not None:
                 pause = min(pause, max(0.0, until - loop.time()))
             await asyncio.sleep(pause)
-            answer = await connection.call("GET", path)
+            answer = await http.call("GET", path)
         wanted = wanted or answer["wanted"]
         over = until is not None and loop.time() >= until
         if over or answer["status"] in _THERE[verb] or answer["wanted"] != wanted:
@@ -78,7 +78,7 @@ def change_body(
         delete_after=delete_after,
     )
     check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
-    check_strings(env=env, labels=labels, removable=True)
+    check_string_dict(env=env, labels=labels, removable=True)
     body = {
         "timeout": timeout,
         "cpu": None if cpu is None else str(cpu),

@@ -19,20 +19,20 @@ T = TypeVar("T")
 _UNDO_TIMEOUT = 10.0
 
 
-class Patience:
+class Backoff:
     """Waits out a server that is being started again, as long as that may take and no longer."""
 
     limit = 30.0
 
     def __init__(self) -> None:
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """The server answered."""
         self._since: float | None = None
         self._pause = 0.1
 
-    async def endure(self, error: AtollError) -> None:
+    async def wait_or_raise(self, error: AtollError) -> None:
         """Return when it is worth trying again; raises `error` when it was long enough."""
         now = asyncio.get_running_loop().time()
         if self._since is None:
@@ -48,7 +48,9 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-async def undoable(action: Coroutine[None, None, T], undo: Callable[[T], Awaitable[object]]) -> T:
+async def undo_if_cancelled(
+    action: Coroutine[None, None, T], undo: Callable[[T], Awaitable[object]]
+) -> T:
     """
     What `action` gives. A caller who is cancelled meanwhile would never learn what to clean up, so
     then the action is let finish, for a while, and is undone.
@@ -57,7 +59,7 @@ async def undoable(action: Coroutine[None, None, T], undo: Callable[[T], Awaitab
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await quietly(_undo(task, undo))
+        await best_effort(_undo(task, undo))
         raise
 
 
@@ -65,7 +67,7 @@ async def _undo(task: asyncio.Future[T], undo: Callable[[T], Awaitable[object]])
     await undo(await task)
 
 
-async def quietly(cleaning: Awaitable[object]) -> None:
+async def best_effort(cleaning: Awaitable[object]) -> None:
     """Try to clean up; what led here is the error to see."""
     with suppress(AtollError, TimeoutError):
         async with asyncio.timeout(_UNDO_TIMEOUT):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.sdk.portal import Portal
+from atoll.sdk.event_loop_thread import EventLoopThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def portal() -> Iterator[Portal]:
-    portal = Portal()
-    yield portal
-    portal.stop()
+def loop_thread() -> Iterator[EventLoopThread]:
+    loop_thread = EventLoopThread()
+    yield loop_thread
+    loop_thread.stop()
 
 
 def test_the_generated_client_is_up_to_date() -> None:
@@ -61,7 +61,7 @@ def test_many_threads_may_call_at_once(atoll: Atoll) -> None:
         assert list(threads.map(work, range(32))) == [str(number) for number in range(32)]
 
 
-def test_an_interrupt_cancels_the_call_and_waits_for_its_end(portal: Portal) -> None:
+def test_an_interrupt_cancels_the_call_and_waits_for_its_end(loop_thread: EventLoopThread) -> None:
     seen: list[str] = []
 
     async def hang() -> None:
@@ -74,11 +74,13 @@ def test_an_interrupt_cancels_the_call_and_waits_for_its_end(portal: Portal) -> 
             raise
 
     with pytest.raises(KeyboardInterrupt):
-        portal.call(hang)
+        loop_thread.call(hang)
     assert seen == ["cleaned up"]
 
 
-def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(portal: Portal) -> None:
+def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(
+    loop_thread: EventLoopThread,
+) -> None:
     threads: list[threading.Thread] = []
 
     async def double(number: int) -> int:
@@ -91,13 +93,13 @@ def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(portal: Por
 
     def answer(number: int) -> int:
         threads.append(threading.current_thread())
-        return portal.call(double, number)
+        return loop_thread.call(double, number)
 
-    assert portal.call(ask, answer) == 42
+    assert loop_thread.call(ask, answer) == 42
     assert threads == [threading.current_thread()]
 
 
-def test_an_error_in_a_callback_ends_the_call_and_is_seen(portal: Portal) -> None:
+def test_an_error_in_a_callback_ends_the_call_and_is_seen(loop_thread: EventLoopThread) -> None:
     ended = threading.Event()
 
     async def ask(callback: Callable[[], object]) -> None:
@@ -112,11 +114,11 @@ def test_an_error_in_a_callback_ends_the_call_and_is_seen(portal: Portal) -> Non
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        portal.call(ask, fail)
+        loop_thread.call(ask, fail)
     assert ended.is_set()
 
 
-def test_an_iteration_that_is_given_up_is_closed(portal: Portal) -> None:
+def test_an_iteration_that_is_given_up_is_closed(loop_thread: EventLoopThread) -> None:
     closed: list[bool] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -127,17 +129,17 @@ def test_an_iteration_that_is_given_up_is_closed(portal: Portal) -> None:
             await asyncio.sleep(0)
             closed.append(True)
 
-    for number in portal.iterate(numbers()):
+    for number in loop_thread.iterate(numbers()):
         if number == 2:
             break
     gc.collect()
     assert closed == [True]
-    assert list(portal.iterate(numbers())) == list(range(100))
+    assert list(loop_thread.iterate(numbers())) == list(range(100))
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
 def test_a_context_is_left_on_the_loop_whatever_ends_it(
-    portal: Portal, error: type[BaseException] | None
+    loop_thread: EventLoopThread, error: type[BaseException] | None
 ) -> None:
     seen: list[object] = []
 
@@ -152,27 +154,27 @@ def test_a_context_is_left_on_the_loop_whatever_ends_it(
         seen.append(None)
 
     if error is None:
-        with portal.context(context()) as value:
+        with loop_thread.context(context()) as value:
             assert value == 1
         assert seen == [None]
     else:
-        with pytest.raises(error), portal.context(context()):
+        with pytest.raises(error), loop_thread.context(context()):
             raise error
         assert seen == [error if issubclass(error, Exception) else asyncio.CancelledError]
 
 
-def test_context_variables_of_the_caller_are_seen(portal: Portal) -> None:
+def test_context_variables_of_the_caller_are_seen(loop_thread: EventLoopThread) -> None:
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace")
     trace.set("here")
 
     async def look() -> str:
         return trace.get()
 
-    assert portal.call(look) == "here"
+    assert loop_thread.call(look) == "here"
 
 
-def test_a_closed_portal_says_so_and_ends_the_calls_that_run() -> None:
-    portal = Portal()
+def test_a_closed_loop_thread_says_so_and_ends_the_calls_that_run() -> None:
+    loop_thread = EventLoopThread()
     running = threading.Event()
 
     async def hang() -> None:
@@ -180,23 +182,23 @@ def test_a_closed_portal_says_so_and_ends_the_calls_that_run() -> None:
         await asyncio.Event().wait()
 
     with ThreadPoolExecutor(1) as threads:
-        call = threads.submit(portal.call, hang)
+        call = threads.submit(loop_thread.call, hang)
         running.wait()
-        portal.stop()
+        loop_thread.stop()
         with pytest.raises(RuntimeError, match="closed during"):
             call.result()
     with pytest.raises(RuntimeError, match="closed"):
-        portal.call(hang)
+        loop_thread.call(hang)
 
 
-def test_a_portal_that_nobody_holds_ends_its_thread() -> None:
-    portal = Portal()
+def test_a_loop_thread_without_references_ends_its_thread() -> None:
+    loop_thread = EventLoopThread()
 
     async def here() -> threading.Thread:
         return threading.current_thread()
 
-    thread = portal.call(here)
-    del portal
+    thread = loop_thread.call(here)
+    del loop_thread
     gc.collect()
     thread.join(10)
     assert not thread.is_alive()
@@ -205,9 +207,9 @@ def test_a_portal_that_nobody_holds_ends_its_thread() -> None:
 def test_a_program_that_closed_nothing_ends_in_good_order() -> None:
     code = """
 import asyncio
-from atoll.sdk.portal import Portal
+from atoll.sdk.event_loop_thread import EventLoopThread
 
-portal = Portal()
+loop_thread = EventLoopThread()
 tasks = []
 
 async def numbers():
@@ -223,8 +225,8 @@ async def serve():
 async def start():
     tasks.append(asyncio.create_task(serve()))
 
-portal.call(start)
-items = portal.iterate(numbers())
+loop_thread.call(start)
+items = loop_thread.iterate(numbers())
 print(next(items))
 """
     done = subprocess.run(
@@ -234,7 +236,7 @@ print(next(items))
 
 
 def test_an_interrupt_that_meets_the_answer_does_not_wait_for_another(
-    portal: Portal, monkeypatch: pytest.MonkeyPatch
+    loop_thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(SimpleQueue[object]):
         """Ctrl-C as the last word leaves the queue: it is out of it, and nobody has it."""
@@ -251,6 +253,6 @@ def test_an_interrupt_that_meets_the_answer_does_not_wait_for_another(
     async def answer() -> int:
         return 1
 
-    monkeypatch.setattr("atoll.sdk.portal.SimpleQueue", Interrupted)
+    monkeypatch.setattr("atoll.sdk.event_loop_thread.SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        portal.call(answer)
+        loop_thread.call(answer)

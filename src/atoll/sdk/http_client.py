@@ -17,18 +17,18 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError, TemporaryError
-from atoll.sdk.patience import Patience
-from atoll.sdk.problems import error_of
-from atoll.sdk.schemes import mismatch, no_answer, refused_scheme
+from atoll.sdk.error_response import error_from_response
+from atoll.sdk.retry import Backoff
+from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_error
 from atoll.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Mapping
 
     from atoll.errors import AtollError
-    from atoll.sdk.sockets import Socket
-    from atoll.sdk.target import Target
-    from atoll.sdk.transport import ASGIApp
+    from atoll.sdk.asgi_transport import ASGIApp
+    from atoll.sdk.endpoint import Endpoint
+    from atoll.sdk.websocket import Socket
 
 _CONNECT_TIMEOUT = 5.0
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -39,7 +39,7 @@ _RESTARTING = frozenset({"shutting_down", "unavailable"})
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
-class ServerAway(TemporaryError):
+class ServerUnreachable(TemporaryError):
     """The server could not be reached, or the connection broke before its answer was complete."""
 
     code = "server_unreachable"
@@ -50,9 +50,9 @@ class ServerAway(TemporaryError):
         """Whether the server may have received the request."""
 
 
-class Connection:
-    def __init__(self, target: Target, timeout: float) -> None:
-        self.target = target
+class HttpClient:
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self.endpoint = endpoint
         self.answered = False
         """Whether the server was ever there: then its silence is likely to pass."""
         self._timeout = timeout
@@ -108,7 +108,7 @@ class Connection:
         if once is None:
             once = method in _REPEATABLE and not conditional
         repeatable = once and not streamed
-        patience, maybe_done = Patience(), False
+        backoff, maybe_done = Backoff(), False
         while True:
             try:
                 return await self.try_call(
@@ -125,12 +125,14 @@ class Connection:
                     raise
                 return None  # Deleted by an earlier try, whose answer was lost.
             except TemporaryError as error:
-                sent = error.code in _RESTARTING or (isinstance(error, ServerAway) and error.sent)
-                unsent = isinstance(error, ServerAway) and not error.sent
+                sent = error.code in _RESTARTING or (
+                    isinstance(error, ServerUnreachable) and error.sent
+                )
+                unsent = isinstance(error, ServerUnreachable) and not error.sent
                 if not self.answered or not (unsent or (sent and repeatable)):
                     raise
                 maybe_done |= sent
-                await patience.endure(error)
+                await backoff.wait_or_raise(error)
 
     async def try_call(
         self,
@@ -154,8 +156,8 @@ class Connection:
             return json.loads(text)
         except ValueError:
             raise PermanentError(
-                f"{self.target.name} answered {method} {path} with something that is not JSON; is "
-                "it an Atoll server?",
+                f"{self.endpoint.name} answered {method} {path} with something that is not JSON. "
+                "Check that the URL is that of an Atoll server.",
                 code="bad_answer",
             ) from None
 
@@ -173,14 +175,14 @@ class Connection:
         one, the id in the body.
         """
         given = {**(headers or {}), **({} if key is None else {"idempotency-key": key})}
-        patience = Patience()
+        backoff = Backoff()
         while True:
             try:
                 return await self.call("POST", path, body=body, headers=given, wait=wait, once=True)
             except Conflict as error:
                 if error.code != "idempotency_in_flight":
                     raise
-                await patience.endure(error)
+                await backoff.wait_or_raise(error)
 
     @asynccontextmanager
     async def stream(
@@ -219,12 +221,12 @@ class Connection:
                     raise await self._refusal(response)
                 yield response
         except httpx.ConnectTimeout:
-            raise ServerAway(
-                f"{self.target.name} did not accept a connection in time.", sent=False
+            raise ServerUnreachable(
+                f"{self.endpoint.name} did not accept a connection in time.", sent=False
             ) from None
         except httpx.TimeoutException:
             raise TemporaryError(
-                f"{self.target.name} did not answer {method} {path} within "
+                f"{self.endpoint.name} did not answer {method} {path} within "
                 f"{self._timeout + wait:g} s.",
                 code="server_timeout",
             ) from None
@@ -233,26 +235,26 @@ class Connection:
         except httpx.TransportError as error:
             sent = not isinstance(error, httpx.ConnectError)
             raise (
-                await mismatch(self.target, error, probe=sent and not self.answered)
-                or ServerAway(no_answer(self.target, error), sent=sent)
+                await tls_error(self.endpoint, error, probe=sent and not self.answered)
+                or ServerUnreachable(unreachable_message(self.endpoint, error), sent=sent)
             ) from None
 
     async def _refusal(self, response: httpx.Response) -> AtollError:
         body = await response.aread()
         status, headers = response.status_code, response.headers
-        return refused_scheme(self.target, status, headers, body) or error_of(
-            status, headers, body, self.target.key_origin
+        return wrong_scheme_error(self.endpoint, status, headers, body) or error_from_response(
+            status, headers, body, self.endpoint.key_origin
         )
 
     async def socket(self, path: str, query: Mapping[str, str]) -> Socket:
         """A WebSocket."""
-        from atoll.sdk.sockets import connect
+        from atoll.sdk.websocket import connect
 
         await self.open()
         timeout = min(_CONNECT_TIMEOUT, self._timeout) if self._app is None else self._timeout
-        opened = await connect(self.target, path, query, timeout, self._app)
+        websocket = await connect(self.endpoint, path, query, timeout, self._app)
         self.answered = True
-        return opened
+        return websocket
 
     async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
         """The items of all pages; a page is asked for when the one before it is used up."""
@@ -266,24 +268,24 @@ class Connection:
                 return
 
     async def _connect(self, stack: AsyncExitStack) -> httpx.AsyncClient:
-        target = self.target
+        endpoint = self.endpoint
         headers = {"user-agent": f"atoll-python/{__version__}", "accept": "*/*"}
-        if target.key is not None:
-            headers["authorization"] = f"Bearer {target.key}"
+        if endpoint.key is not None:
+            headers["authorization"] = f"Bearer {endpoint.key}"
         transport: httpx.AsyncBaseTransport | None = None
-        if target.url is None:
-            from atoll.sdk.embedded import Host, application
-            from atoll.sdk.transport import InProcessTransport
+        if endpoint.url is None:
+            from atoll.sdk.asgi_transport import InProcessTransport
+            from atoll.sdk.embedded import EmbeddedServer, application
 
-            host = Host(application(target.settings))
+            host = EmbeddedServer(application(endpoint.settings))
             self._app = await host.start()
             transport = InProcessTransport(self._app)
             stack.push_async_callback(host.stop)
-        elif target.loopback:
+        elif endpoint.loopback:
             # A transport of its own takes no proxy from the environment.
-            transport = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=_trust(target))
+            transport = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=_trust(endpoint))
         client = httpx.AsyncClient(
-            base_url=f"{target.url or 'http://embedded'}/api/v1/",
+            base_url=f"{endpoint.url or 'http://embedded'}/api/v1/",
             headers=headers,
             transport=transport,
             limits=_LIMITS,
@@ -291,12 +293,12 @@ class Connection:
         return await stack.enter_async_context(client)
 
 
-def _trust(target: Target) -> ssl.SSLContext | bool:
+def _trust(endpoint: Endpoint) -> ssl.SSLContext | bool:
     """
     The certificates that this machine trusts, which take 25 ms to read, or none for plain HTTP:
     then a connection with TLS would fail.
     """
-    return True if target.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return True if endpoint.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _json(body: Any) -> bytes:

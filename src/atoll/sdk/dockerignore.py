@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = ".dockerignore"
-MOST_SIZE = 1024 * 1024
+MAX_SIZE = 1024 * 1024
 _WORDS = re.compile(r"\*\*/?|\*|\?|\\.|\[(?:\\.|[^]\\])+\]|.", re.DOTALL)
 
 
@@ -47,11 +47,11 @@ def read(top: Path) -> Ignore:
     """That of a directory; it leaves out nothing when there is none."""
     try:
         with (top / FILE).open("rb") as file:
-            content = file.read(MOST_SIZE + 1)
+            content = file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         return Ignore()
-    if len(content) > MOST_SIZE:
-        raise InvalidRequest(f"{top / FILE} is larger than {MOST_SIZE} bytes.")
+    if len(content) > MAX_SIZE:
+        raise InvalidRequest(f"{top / FILE} is larger than {MAX_SIZE} bytes.")
     return Ignore(content.decode("utf-8-sig", "surrogateescape").splitlines())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import output
-from atoll.cli.complete import resting_ids, session_ids
+from atoll.cli.completion import resting_ids, session_ids
 from atoll.cli.options import (
     ApiKey,
     Cpu,

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 
-class Hints:
+class AttributeHints:
     """Makes the error for a name that does not exist say which one does."""
 
-    OTHER_NAMES: ClassVar[dict[str, str]] = {}
+    ALTERNATIVES: ClassVar[dict[str, str]] = {}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in self.OTHER_NAMES:
-                message += f". Use {self.OTHER_NAMES[name]}."
+            if name in self.ALTERNATIVES:
+                message += f". Use {self.ALTERNATIVES[name]}."
             raise AttributeError(message, name=name, obj=self)
 
 
-SESSION_NAMES = {
+SESSION_ALTERNATIVES = {
     "close": "delete(), or `with`",
     "commands": "run(command=[…])",
     "destroy": "delete()",
@@ -41,7 +41,7 @@ SESSION_NAMES = {
     "upload": "files.upload(…)",
     "write_file": "files.write(…)",
 }
-CLIENT_NAMES = {
+CLIENT_ALTERNATIVES = {
     "create": "session(), or sessions.create()",
     "create_sandbox": "session(), or sessions.create()",
     "create_session": "session(), or sessions.create()",
