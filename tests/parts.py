@@ -164,7 +164,7 @@ def put_together(
     activity = Activity(store, background, clock)
     connections.touched = activity.touch
     activity.moved = lifecycle.schedule
-    offload = Offload(blobs, settings.blob)
+    offload = Offload(blobs)
     completions = Completions(store, offload, coordination, clock)
     attempts = Attempts(
         store,
@@ -213,7 +213,7 @@ def put_together(
         coordination,
         leases,
         approvals,
-        Contexts(connections, driver, provisioning, settings.execution),
+        Contexts(connections, driver, provisioning),
         background,
         clock,
         settings,

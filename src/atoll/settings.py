@@ -148,8 +148,6 @@ class SessionSettings(Group):
     """Sessions seen to at once in one such look."""
     probe_interval: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
     """Least time between two looks at the instance of a session that is asked for, in seconds."""
-    probe_timeout: Seconds = Field(timedelta(seconds=2), gt=timedelta(0))
-    """Time for such a look; when it takes longer the instance is trusted. In seconds."""
     stop_grace: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
     """Time for what runs in a session to end when it is stopped, in seconds."""
     retries: int = Field(5, ge=0)
@@ -189,14 +187,10 @@ class NodeSettings(Group):
     """Time between two probes of a node, and between two reports of its own, in seconds."""
     probe_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time for a node to answer a probe, in seconds."""
-    connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time for another node to take a connection, in seconds."""
     ca_file: Path | None = None
     """Certificates, PEM, that vouch for nodes with https addresses; the usual ones when not set."""
     unhealthy_after: int = Field(3, ge=1)
     """Failed probes in a row after which a node gets no work and its sessions move."""
-    drain_concurrency: int = Field(3, ge=1)
-    """Sessions that leave a draining node at the same time."""
     drain_grace: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
     """
     How long a session that is to leave may go on with what runs in it, in seconds; what runs then
@@ -228,14 +222,10 @@ class ExecutionSettings(Group):
     """Bytes kept of stdout, and of stderr; the rest is counted and dropped."""
     return_limit: int = Field(1 * MiB, ge=1024, le=128 * MiB)
     """Largest return value, in bytes of JSON."""
-    artifact_limit: int = Field(1000, ge=0)
-    """Most artifacts listed for one execution."""
     max_wait: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Longest `wait` of one request, in seconds."""
     queue_limit: int = Field(100, ge=1)
     """Executions that may wait for one session; one more is refused."""
-    max_capacity: int = Field(64, ge=1)
-    """Most executions at the same time that a session may ask for."""
     retries: int = Field(3, ge=0)
     """How often an execution is tried again whose instance was lost by no fault of its code."""
     retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
@@ -246,10 +236,6 @@ class ExecutionSettings(Group):
     """Time between SIGTERM and SIGKILL of an execution that is cancelled, in seconds."""
     approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """How long code that asks a person waits for the answer, in seconds."""
-    results_limit: int = Field(8 * MiB, ge=1024, le=128 * MiB)
-    """Bytes kept of what a context shows in one execution; the rest is dropped."""
-    max_contexts: int = Field(16, ge=1)
-    """Most contexts of a session."""
 
 
 class LinkSettings(Group):
@@ -259,8 +245,6 @@ class LinkSettings(Group):
     """Time for a new instance to say hello, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time for an executor to answer a request about files or itself, in seconds."""
-    work_timeout: Seconds = Field(timedelta(seconds=600), gt=timedelta(0))
-    """Time for an executor to copy files, or to unpack an archive it was sent, in seconds."""
     heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time between two heartbeats of an executor that runs something, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
@@ -319,8 +303,6 @@ class LocalSettings(Group):
     """
     mount_memory: int = Field(512 * MiB, ge=64 * MiB)
     """Memory of the s3fs of one such mount, in bytes. One that needs more is ended and replaced."""
-    mount_cpu: float = Field(1.0, gt=0)
-    """Cores that it may use."""
 
     @model_validator(mode="before")
     @classmethod
@@ -380,8 +362,6 @@ class TemplateSettings(Group):
     """Pause before the first of these, in seconds; it grows by as much each time."""
     builds: int = Field(2, ge=1)
     """Builds that one control plane runs at the same time."""
-    log_limit: int = Field(256 * 1024, ge=1024)
-    """Bytes kept of what a build prints: its end."""
     versions: int = Field(50, ge=1)
     """Versions of a template that are kept beside those that sessions use."""
 
@@ -391,16 +371,8 @@ class PoolSettings(Group):
     """Ready instances kept for the template `python` at least."""
     max_size: int = Field(50, ge=0)
     """Most ready instances of a template, whatever is asked for."""
-    concurrency: int = Field(2, ge=1)
-    """Instances that a refill starts at the same time."""
-    window: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """What the rate of creates is measured over, in seconds."""
     memory_share: float = Field(0.25, gt=0, le=1)
     """Share of the node's memory that ready instances may be counted with, together."""
-    memory_reserve: float = Field(0.05, ge=0, le=1)
-    """Share of the node's memory that has to be free for another one to be made."""
-    max_age: Seconds = Field(timedelta(hours=1), gt=timedelta(0), le=timedelta(days=7))
-    """Age at which a ready instance is replaced, in seconds."""
 
 
 class PackageSettings(Group):
@@ -433,29 +405,10 @@ class PackageSettings(Group):
     """Accept a mirror that is not signed by a key of the base image."""
     cache_size: int = Field(10 * GiB, ge=0)
     """Bytes of installed packages that a node keeps for the next session that asks for them."""
-    cache_ttl: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
-    """
-    How long it is remembered what a set of packages came to of which not each names one version,
-    in seconds.
-    """
-    concurrency: int = Field(2, ge=1)
-    """Installations at the same time in one control plane."""
-    cpu: float = Field(2.0, gt=0)
-    """Cores of an installation."""
     memory: int = Field(2 * GiB, ge=64 * MiB)
     """Memory of an installation, in bytes."""
     disk: int = Field(8 * GiB, ge=16 * MiB)
     """What an installation may write, and download, in bytes."""
-    max_processes: int = Field(512, ge=32)
-    """Processes and threads of an installation."""
-    max_file: int = Field(4 * GiB, ge=1 * MiB)
-    """Largest file that is taken from the index, in bytes."""
-    connect_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
-    """Time to connect to the index, in seconds."""
-    read_timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """Time for the index to go on with an answer, in seconds."""
-    sweep: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
-    """Time between two looks at what the node keeps, in seconds."""
 
     @model_validator(mode="before")
     @classmethod
@@ -507,10 +460,6 @@ class RecallSettings(Group):
 
     ttl: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
     """Greatest age of what is shown, in seconds."""
-    items: int = Field(10_000, ge=0)
-    """Most sessions, and most executions, that are remembered."""
-    size: int = Field(64 * MiB, ge=0)
-    """Most bytes that are remembered of sessions, and of executions."""
 
 
 class CoordinationSettings(Group):
@@ -539,8 +488,6 @@ class WorkspaceSettings(Group):
     """How long after an execution or an upload a workspace is saved on S3, in seconds."""
     interval: Seconds = Field(timedelta(minutes=5), gt=timedelta(0))
     """How often it is saved on S3 while code runs for long, in seconds."""
-    save_timeout: Seconds = Field(timedelta(minutes=120), gt=timedelta(0))
-    """Time for saving one, in seconds."""
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
     """How long the files of a session can be had after its end, in seconds."""
     backups: int = Field(2, ge=1, le=100)
@@ -553,15 +500,6 @@ class WorkspaceSettings(Group):
 class BlobSettings(Group):
     """Large data, and code, input and output too large for a row of the database."""
 
-    inline_limit: int = Field(32 * 1024, ge=1024)
-    """
-    Largest request (as JSON), stdout, stderr, return value or results that stay in the database, in
-    bytes each; a larger one is kept as a blob.
-    """
-    head: int = Field(4096, ge=0)
-    """What lists show of a larger one: its beginning, in bytes of output or characters of code."""
-    orphan_grace: Seconds = Field(timedelta(hours=24), ge=timedelta(minutes=1))
-    """How old a blob is that nothing refers to until it is removed, in seconds."""
     url: str | None = None
     """
     Where blobs are kept: s3://bucket or s3://bucket/prefix; `<data_dir>/blobs` when not set. All

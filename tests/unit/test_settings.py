@@ -73,7 +73,7 @@ def test_a_variable_that_names_no_setting_is_an_error(
         ("ATOLL_SESSION__TIMEOUT", "soon"),
         ("ATOLL_SESSION__TIMEOUT", "nan"),
         ("ATOLL_SESSION__CPU", "-1"),
-        ("ATOLL_POOL__CONCURRENCY", "0"),
+        ("ATOLL_TEMPLATE__BUILDS", "0"),
         ("ATOLL_LOCAL__CGROUP_NAME", "../up"),
         ("ATOLL_TLS_CERT", "/only/one"),
         ("ATOLL_BLOB__URL", "https://s3.example.com/bucket"),

@@ -161,7 +161,7 @@ async def application(
         node_id = await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
         blobs = choose(settings, clock)
         spool = blobs if isinstance(blobs, Spool) else None
-        offload = Offload(blobs, settings.blob)
+        offload = Offload(blobs)
         coordination = open_coordination(settings, cluster, clock)
         stack.push_async_callback(coordination.close)
         await coordination.open()
@@ -357,7 +357,7 @@ async def application(
             report.changed.set()
 
         templates.changed = changed
-        contexts = Contexts(connections, driver, provisioning, settings.execution)
+        contexts = Contexts(connections, driver, provisioning)
         executions = Executions(
             store,
             connections,
@@ -375,7 +375,6 @@ async def application(
         files = Files(
             connections,
             driver,
-            work_timeout=settings.link.work_timeout,
             kept=CheckpointFiles(checkpoints, autosave.left),
         )
         files.changed = autosave.touched
@@ -490,7 +489,6 @@ async def application(
                 clock,
                 cluster=cluster,
                 name=node_id if spool is None else "shared",
-                grace=settings.blob.orphan_grace,
                 request_ttl=settings.idempotency_ttl,
             ).run(),
             "saves": autosave.run(),

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from atoll.settings import PackageSettings
 
 PIECE = 256 * 1024
 MOST_REDIRECTS = 5
 HEAD_LIMIT = 64 * 1024
 UPSTREAM_CONNECTIONS = 16
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds to connect to a package index or mirror."""
+READ_TIMEOUT = 60.0
+"""Seconds within which an index or mirror must send the next bytes of an answer."""
 
 
 @dataclass(frozen=True)
@@ -146,17 +150,12 @@ async def converse(
         writer.close()
 
 
-def client(
-    settings: PackageSettings, *, tls: ssl.SSLContext | None = None, trust_env: bool
-) -> httpx.AsyncClient:
+def client(*, tls: ssl.SSLContext | None = None, trust_env: bool) -> httpx.AsyncClient:
     """For `ask`; `trust_env` is whether the proxies of this process's environment are used."""
     return httpx.AsyncClient(
         verify=True if tls is None else tls,
         follow_redirects=False,
-        timeout=httpx.Timeout(
-            settings.read_timeout.total_seconds(),
-            connect=settings.connect_timeout.total_seconds(),
-        ),
+        timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
         limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS),
         # Ours is not for hosts that a page names; and of compressed bytes the size is not told.
         headers={"Accept-Encoding": "identity", "User-Agent": "atoll"},

@@ -27,6 +27,11 @@ ANY_VERSION = SpecifierSet()
 WITH_PYTHON = ("pip", "setuptools")
 """What interpreters come with."""
 
+INSTALL_CPU = 2.0
+"""Cores of an installation."""
+INSTALL_PROCESSES = 512
+"""Processes and threads of an installation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:

@@ -43,6 +43,9 @@ LONGEST = 300
 """Characters of a message."""
 UNDER_WAY = (ExecutionStatus.PENDING, ExecutionStatus.RUNNING)
 
+CONCURRENCY = 3
+"""Sessions that leave a draining node at the same time."""
+
 
 class Drains:
     def __init__(
@@ -79,7 +82,7 @@ class Drains:
         if not await self._is_on():
             return
         emptied = _Emptied()
-        slots = asyncio.Semaphore(self._settings.drain_concurrency)
+        slots = asyncio.Semaphore(CONCURRENCY)
         after = ""
         while batch := await self._store.sessions.unfinished(
             limit=BATCH, after=after, node_id=self._nodes.id

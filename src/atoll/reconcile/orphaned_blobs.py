@@ -53,6 +53,9 @@ EXECUTIONS = "executions/"
 REQUESTS = "requests/"
 KINDS = (*SESSIONS, EXECUTIONS, REQUESTS, CONTEXTS)
 
+GRACE = timedelta(hours=24)
+"""The age at which a blob that nothing refers to is removed."""
+
 
 class OrphanSweep:
     def __init__(
@@ -65,7 +68,7 @@ class OrphanSweep:
         *,
         cluster: str,
         name: str,
-        grace: timedelta,
+        grace: timedelta = GRACE,
         request_ttl: timedelta,
     ) -> None:
         """`name` tells blob stores apart: those who share one have the same."""

@@ -16,6 +16,7 @@ import structlog
 
 from atoll.reconcile.builds import versions_needed
 from atoll.reconcile.sweep import alone, sweep
+from atoll.service.packages.service import RESOLUTION_TTL
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -29,6 +30,9 @@ log = structlog.get_logger(__name__)
 YOUNG = timedelta(minutes=10)
 LOGS_KEPT = timedelta(days=2)
 BATCH = 100
+
+SWEEP_INTERVAL = 300.0
+"""Seconds between two sweeps."""
 
 
 class PackageSweep:
@@ -50,11 +54,11 @@ class PackageSweep:
 
     async def run(self) -> None:
         turn = partial(alone, self._leases, f"packages:{self._node_id}", self.once)
-        await sweep("package_sweep.failed", self._settings.sweep.total_seconds(), turn)
+        await sweep("package_sweep.failed", SWEEP_INTERVAL, turn)
 
     async def once(self) -> None:
         now = self._clock.now()
-        await self._environments.forget(now - max(LOGS_KEPT, self._settings.cache_ttl))
+        await self._environments.forget(now - max(LOGS_KEPT, RESOLUTION_TTL))
         listed = await self._environments.listed()
         total = sum(info.size for info in listed)
         if total <= self._settings.cache_size:

@@ -20,7 +20,7 @@ from atoll.errors import AtollError, TemporaryError
 from atoll.model import demand
 from atoll.model.demand import Level, Limit, Want
 from atoll.model.template import TemplateStatus
-from atoll.service.pool.service import Outlook
+from atoll.service.pool.service import RATE_WINDOW, Outlook
 from atoll.service.pool.stats import START_SECONDS
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ TEMPLATE_SECONDS = 10.0
 FULL_SECONDS = 5.0
 """When a node that had too little memory is looked at again."""
 
+CONCURRENCY = 2
+"""Instances that are started at the same time."""
+MAX_AGE = 3600.0
+"""Seconds after which a ready instance is replaced."""
+MEMORY_RESERVE = 0.05
+"""Share of the node's memory that must be free before another instance is started."""
+
 
 @dataclass(frozen=True)
 class Room:
@@ -70,7 +77,7 @@ class PoolRefill:
         self._driver = driver
         self._settings = settings
         self._clock = clock
-        self._pause = settings.window.total_seconds() / STEPS
+        self._pause = RATE_WINDOW.total_seconds() / STEPS
         self._failures: dict[Edition, tuple[int, float, str]] = {}
         """How often in a row an edition could not be started, when it is tried again, and why."""
         self._levels: dict[Edition, Level] = {}
@@ -79,7 +86,7 @@ class PoolRefill:
         self._room = Room(0, {}, full=False, until=0.0)
         self._making: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = asyncio.Semaphore(CONCURRENCY)
 
     async def run(self) -> None:
         """Look whenever something was taken, made or changed, and when time alone changes it."""
@@ -164,7 +171,7 @@ class PoolRefill:
             seen.rate(template.id),
             seen.start_seconds(template.id) or START_SECONDS,
             burst=seen.burst(template.id),
-            concurrency=self._settings.concurrency,
+            concurrency=CONCURRENCY,
         )
 
     def _outlook(
@@ -197,7 +204,7 @@ class PoolRefill:
         now = self._clock.monotonic()
         # What is due waits for a place, or is under way: its end is told.
         waits = [retry_at - now for _, retry_at, _ in self._failures.values() if retry_at > now]
-        oldest = self._settings.max_age.total_seconds()
+        oldest = MAX_AGE
         for outlook in outlooks:
             template_id = outlook.template.id
             if outlook.wanted > outlook.minimum or self._pool.demand.rate(template_id):
@@ -235,7 +242,7 @@ class PoolRefill:
         self._room = Room(
             budget=int(metrics.mem_total * self._settings.memory_share),
             others=await self._pool.elsewhere(),
-            full=1 - metrics.mem_usage < self._settings.memory_reserve,
+            full=1 - metrics.mem_usage < MEMORY_RESERVE,
             until=self._clock.monotonic() + ROOM_SECONDS,
         )
         return self._room
@@ -243,7 +250,7 @@ class PoolRefill:
     # What is done
 
     def _refill(self, outlooks: list[Outlook]) -> None:
-        while len(self._making) < self._settings.concurrency:
+        while len(self._making) < CONCURRENCY:
             lacking = [outlook for outlook in outlooks if self._lack(outlook) > 0]
             if not lacking:
                 return
@@ -258,7 +265,7 @@ class PoolRefill:
         failure = self._failures.get(template.edition)
         if failure is not None and failure[1] > self._clock.monotonic():
             return 0
-        oldest = self._settings.max_age.total_seconds()
+        oldest = MAX_AGE
         young = sum(age < oldest for age in self._pool.ages(template))
         return outlook.target - young - self._pool.starting[template.edition]
 

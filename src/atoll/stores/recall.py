@@ -40,6 +40,11 @@ ROUGHLY = 2000
 ARTIFACT = ATTEMPT = 500
 PIECE = 100
 
+MAX_ITEMS = 10_000
+"""Sessions, and executions, that are remembered."""
+MAX_SIZE = 64 * 1024 * 1024
+"""Bytes that the remembered sessions may take, and as many for executions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Remembered(Generic[E]):
@@ -51,10 +56,17 @@ class Remembered(Generic[E]):
 class Recent(Generic[E]):
     """The entities that were seen last."""
 
-    def __init__(self, clock: Clock, settings: RecallSettings) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        settings: RecallSettings,
+        *,
+        items: int = MAX_ITEMS,
+        size: int = MAX_SIZE,
+    ) -> None:
         self._clock = clock
         self._ttl = settings.ttl.total_seconds()
-        self._items, self._bytes = settings.items, settings.size
+        self._items, self._bytes = items, size
         self._kept: OrderedDict[str, tuple[E, float, int]] = OrderedDict()
         self._size = 0
 

@@ -290,8 +290,11 @@ async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) ->
         assert found.outlook(template).limited_by is None
 
 
-async def test_the_old_are_replaced_and_the_pool_is_never_smaller(tmp_path: Path) -> None:
-    async with ground(tmp_path, max_age=timedelta(seconds=100)) as found:
+async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.reconcile.pool.MAX_AGE", 100.0)
+    async with ground(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == 100
         first = set(found.node.lines)

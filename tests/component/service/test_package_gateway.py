@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from atoll.drivers import relay
 from atoll.service.packages.gateway import Gateway
 from atoll.service.packages.index import find_index, index_at
 from atoll.service.packages.pages import JSON_PAGE, PAGE_LIMIT, read_page
@@ -175,9 +176,12 @@ async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
             assert (await world.client.get(await world.link())).status_code == 200
 
 
-async def test_files_have_a_largest_size(index: Index, tmp_path: Path) -> None:
+async def test_a_file_that_is_too_large_is_refused(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.service.packages.gateway.MAX_FILE_SIZE", 1024 * 1024)
     index.add("large", "1.0", files={"large.txt": "x" * (2 * 1024 * 1024)})
-    async with gateway(index, tmp_path, max_file=1024 * 1024) as world:
+    async with gateway(index, tmp_path) as world:
         assert (await world.client.get(await world.link("large"))).status_code == 413
         assert any("larger than" in words for words in world.said)
 
@@ -292,9 +296,12 @@ async def test_a_wheel_is_kept_when_it_is_what_the_index_says(index: Index, tmp_
         assert "hashes" in world.said[0]
 
 
-async def test_an_index_that_is_away_or_silent_is_said_to_be(index: Index, tmp_path: Path) -> None:
+async def test_a_silent_index_is_reported(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index.hold("/simple/plain/")
-    async with gateway(index, tmp_path, read_timeout=0.2) as world:
+    monkeypatch.setattr(relay, "READ_TIMEOUT", 0.2)
+    async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
         assert world.said == ["The package index does not answer (ReadTimeout)."]
 

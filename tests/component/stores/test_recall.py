@@ -37,8 +37,8 @@ pytestmark = pytest.mark.anyio
 TTL = timedelta(seconds=300)
 
 
-def recent(clock: MovedClock, **given: Any) -> Recent[Execution]:
-    return Recent(clock, RecallSettings(**({"ttl": TTL} | given)))
+def recent(clock: MovedClock, **limits: int) -> Recent[Execution]:
+    return Recent(clock, RecallSettings(ttl=TTL), **limits)
 
 
 def known(memory: Recent[Any], *entities: Session | Execution) -> list[bool]:
@@ -173,7 +173,7 @@ def test_one_that_is_larger_than_the_memory_is_not_remembered() -> None:
 
 
 def test_the_environment_of_a_session_counts() -> None:
-    memory: Recent[Session] = Recent(MovedClock(), RecallSettings(size=ROUGHLY + 4999))
+    memory: Recent[Session] = Recent(MovedClock(), RecallSettings(), size=ROUGHLY + 4999)
     session = make_session(env_vars={"a": "x" * 5000})
     memory.see(session)
     assert known(memory, session) == [False]

@@ -18,7 +18,6 @@ from atoll.blobs.objects import Objects
 from atoll.errors import BlobsUnavailable, PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
 from atoll.service.executions.offload import Offload, shortened
-from atoll.settings import BlobSettings
 from tests.contract.stores import store_entities as make
 from tests.contract.stores.store_entities import ODD_BYTES, ODD_TEXT
 
@@ -89,7 +88,7 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def bulk(shelf: Shelf) -> Offload:
-    return Offload(shelf, BlobSettings(inline_limit=LIMIT, head=HEAD))
+    return Offload(shelf, inline_limit=LIMIT, head=HEAD)
 
 
 def at_once(coroutine: Any) -> Any:
@@ -125,7 +124,7 @@ def test_what_is_put_away_comes_back_equal(
     runner: asyncio.Runner, execution: Execution, limit: int, head: int
 ) -> None:
     shelf = Shelf()
-    bulk = Offload(shelf, BlobSettings.model_construct(inline_limit=limit, head=head))
+    bulk = Offload(shelf, inline_limit=limit, head=head)
 
     row = runner.run(bulk.put_away(execution))
 
@@ -143,7 +142,7 @@ def test_what_is_put_away_comes_back_equal(
 def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
     runner: asyncio.Runner, execution: Execution, limit: int
 ) -> None:
-    bulk = Offload(Shelf(), BlobSettings.model_construct(inline_limit=limit, head=5))
+    bulk = Offload(Shelf(), inline_limit=limit, head=5)
 
     row = runner.run(bulk.put_away(execution))
 

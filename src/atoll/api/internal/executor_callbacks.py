@@ -19,6 +19,7 @@ from atoll.api.rest import problems
 from atoll.api.rest.middleware.authentication import BodyLimit
 from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
+from atoll.service.executions.run import MAX_RESULTS_SIZE
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -63,7 +64,7 @@ class ExecutorCallbackRoutes:
         self._app = app
         self._tokens = tokens
         # Base64 is a third more than what it stands for; twice as much leaves room for both.
-        output = 2 * settings.output_limit + settings.return_limit + settings.results_limit
+        output = 2 * settings.output_limit + settings.return_limit + MAX_RESULTS_SIZE
         limit = 2 * output + BEYOND_OUTPUT
         self._routes = BodyLimit(_routes(reports), limit=limit, upload_limit=limit)
 

@@ -27,6 +27,7 @@ from atoll.drivers.local.builder import SCRATCH
 from atoll.drivers.local.cgroups import BusyGroup, emptied, enter
 from atoll.drivers.local.mirror import Mirror
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
+from atoll.model.packages import INSTALL_CPU, INSTALL_PROCESSES
 from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Layers:
         try:
             await asyncio.to_thread(self._prepare, making)
             ground.groups.make(name, self._resources())
-            mirror = Mirror(found.addresses, self._settings)
+            mirror = Mirror(found.addresses)
             request = self._request(ground, making, base, below, layer, found, timeout)
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
@@ -178,8 +179,8 @@ class Layers:
             await asyncio.shield(asyncio.to_thread(self._clear, ground, name, making))
 
     def _resources(self) -> Resources:
-        most = self._settings
-        return Resources(most.cpu, most.memory, most.disk, most.max_processes)
+        settings = self._settings
+        return Resources(INSTALL_CPU, settings.memory, settings.disk, INSTALL_PROCESSES)
 
     def _prepare(self, making: Path) -> None:
         workspaces.remove_tree(making)

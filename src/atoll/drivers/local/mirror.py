@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import h11
 
     from atoll.drivers.relay import Peer
-    from atoll.settings import PackageSettings
 
 CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,3})/([!-~]*)")
@@ -38,9 +37,8 @@ _TOLD = ("content-length", "content-range", "content-type", "etag", "last-modifi
 
 
 class Mirror:
-    def __init__(self, addresses: Sequence[str], settings: PackageSettings) -> None:
+    def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = [address.rstrip("/") for address in addresses]
-        self._settings = settings
         self._free = asyncio.Semaphore(CONNECTIONS)
         self.trouble: str | None = None
         """Why the mirror could not be reached, if it could not: a fault that may pass."""
@@ -48,12 +46,13 @@ class Mirror:
     @contextlib.asynccontextmanager
     async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
         listener.setblocking(False)
-        idle = self._settings.read_timeout.total_seconds()
-        async with relay.client(self._settings, trust_env=False) as client:
+        async with relay.client(trust_env=False) as client:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 async with self._free:
-                    await relay.converse(reader, writer, partial(self._answer, client), idle=idle)
+                    await relay.converse(
+                        reader, writer, partial(self._answer, client), idle=relay.READ_TIMEOUT
+                    )
 
             server = await asyncio.start_server(answer, sock=listener)
             try:

@@ -43,6 +43,9 @@ Result = TypeVar("Result")
 BUCKET_THREADS = 8
 """Threads for what may wait for S3, apart from those that everything else shares."""
 
+MOUNT_CPU = 1.0
+"""Cores that the s3fs of one mount may use."""
+
 
 class Places:
     def __init__(
@@ -51,7 +54,7 @@ class Places:
         self._node = node
         self._settings = settings
         limits = Resources(
-            cpu=settings.mount_cpu,
+            cpu=MOUNT_CPU,
             memory=settings.mount_memory,
             disk=settings.mount_scratch,
             max_processes=PROCESSES,

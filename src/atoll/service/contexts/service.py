@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from atoll.model.execution import Request
     from atoll.service.sessions.connections import Connection, Connections
     from atoll.service.sessions.provisioning import Provisioning
-    from atoll.settings import ExecutionSettings
 
 _CONFLICTS = {"context_busy", "context_dead", "too_many_contexts", "context_failed"}
+
+MAX_CONTEXTS = 16
+"""Contexts of one session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,10 @@ class Contexts:
         connections: Connections,
         driver: Driver,
         provisioning: Provisioning,
-        settings: ExecutionSettings,
     ) -> None:
         self._connections = connections
         self._driver = driver
         self._provisioning = provisioning
-        self._settings = settings
 
     async def create(
         self, session_id: str, *, language: str, cwd: str | None, context_id: str | None = None
@@ -82,7 +82,7 @@ class Contexts:
                     env=self._provisioning.variables(connection.session),
                     limits=limits,
                     watch=watch,
-                    most=self._settings.max_contexts,
+                    most=MAX_CONTEXTS,
                     edition=connection.session.version,
                 )
                 break

@@ -39,6 +39,7 @@ from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost, timed_out
 from atoll.model.session import Cause, SessionStatus
+from atoll.service.executions.run import MAX_ARTIFACTS, MAX_RESULTS_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -474,7 +475,7 @@ class Attempts:
             "timeout": request.timeout,
             "output_limit": settings.output_limit,
             "return_limit": settings.return_limit,
-            "artifact_limit": settings.artifact_limit,
+            "artifact_limit": MAX_ARTIFACTS,
             "limits": limits,
             "watch": watch,
             "capacity": session.capacity,
@@ -485,7 +486,7 @@ class Attempts:
             "stdin_open": request.stdin_open,
             "context": request.context_id,
             "approval_timeout": settings.approval_timeout.total_seconds(),
-            "results_limit": settings.results_limit,
+            "results_limit": MAX_RESULTS_SIZE,
             "heartbeat": self._heartbeat,
         }
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from atoll.blobs.base import Blobs
     from atoll.model.execution import Execution, Outcome, Request
-    from atoll.settings import BlobSettings
 
 log = structlog.get_logger(__name__)
 
@@ -47,13 +46,23 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 MAX_FETCHES = 8
 """Executions whose parts are read at the same time: each takes the memory of all its parts."""
 
+INLINE_LIMIT = 32 * 1024
+"""
+Bytes of the largest request (as JSON), stdout, stderr, return value or results that is stored in
+the database; a larger one is stored as a blob.
+"""
+HEAD_SIZE = 4096
+"""How much of an offloaded part lists show: bytes of output, or characters of code."""
+
 
 class Offload:
-    def __init__(self, blobs: Blobs, settings: BlobSettings) -> None:
+    def __init__(
+        self, blobs: Blobs, *, inline_limit: int = INLINE_LIMIT, head: int = HEAD_SIZE
+    ) -> None:
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._blobs = blobs
-        self._limit = settings.inline_limit
-        self._head = settings.head
+        self._limit = inline_limit
+        self._head = head
 
     async def put_away(self, execution: Execution) -> Execution:
         """

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 RING_EVENTS = 8192
 """The most events that are kept of a terminal, however small they are."""
 
+MAX_ARTIFACTS = 1000
+"""Artifacts that are listed for one execution; the rest is counted."""
+MAX_RESULTS_SIZE = 8 * 1024 * 1024
+"""Bytes kept of the results that a context displays in one execution; the rest is dropped."""
+
 
 class Run:
     """An execution under way: what is known of it so far, and who wants to know."""
@@ -112,8 +117,8 @@ class Run:
             limits = RunLimits(
                 output=settings.output_limit,
                 value=settings.return_limit,
-                results=settings.results_limit,
-                artifacts=settings.artifact_limit,
+                results=MAX_RESULTS_SIZE,
+                artifacts=MAX_ARTIFACTS,
                 terminal=terminal,
             )
             self._intake = Intake(limits, requested=requested)

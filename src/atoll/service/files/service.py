@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.errors import (
@@ -34,7 +35,7 @@ from atoll.service import cursors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
@@ -60,6 +61,9 @@ _CONFLICTS = {
 _CHANGES = {"mkdir", "move", "chmod", "remove"}
 _AWAY = (SessionEnded, NodeUnreachable, SessionNotReady, WorkspaceLost, LinkLost)
 """Errors of a session whose files are not to be had where they were."""
+
+WORK_TIMEOUT = timedelta(minutes=10)
+"""How long an executor may take to copy files, or to unpack an archive that it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Files:
         connections: Connections,
         driver: Driver,
         *,
-        work_timeout: timedelta,
+        work_timeout: timedelta = WORK_TIMEOUT,
         kept: Kept | None = None,
     ) -> None:
         self._connections = connections

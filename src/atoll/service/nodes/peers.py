@@ -55,6 +55,9 @@ ANYWHERE = ""
 caller: ContextVar[str | None] = ContextVar("caller", default=None)
 """The Authorization header of the request that is being answered, where nodes ask each other."""
 
+CONNECT_TIMEOUT = 5.0
+"""Seconds within which another node must accept a connection."""
+
 
 class Places:
     """A bounded memory of where things are, the least recently used forgotten first."""
@@ -131,7 +134,7 @@ class Peers:
 
     @property
     def connect_timeout(self) -> float:
-        return self._settings.connect_timeout.total_seconds()
+        return CONNECT_TIMEOUT
 
     @property
     def handshake_timeout(self) -> float:

@@ -57,6 +57,9 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+MAX_FILE_SIZE = 4 * 1024**3
+"""Bytes of the largest file that is downloaded from the index."""
+
 
 class Gateway:
     def __init__(
@@ -81,7 +84,7 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         # What is trusted is read from disk.
         tls = await asyncio.to_thread(self._index.tls)
-        self._client = relay.client(self._settings, tls=tls, trust_env=True)
+        self._client = relay.client(tls=tls, trust_env=True)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -164,7 +167,7 @@ class Gateway:
         file = self._links.get(token)
         if file is None or name not in (file.name, file.name + METADATA):
             raise Refused(403, "No page of the index links there.")
-        url, limit = file.url, self._settings.max_file
+        url, limit = file.url, MAX_FILE_SIZE
         if name != file.name:
             if not file.metadata:
                 raise Refused(404, "The index has no metadata of it.")

@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from atoll.drivers.relay import Refused, Way, origin
+from atoll.drivers.relay import CONNECT_TIMEOUT, Refused, Way, origin
 from atoll.errors import InvalidRequest
 from atoll.service.public_addresses import is_public
 from atoll.service.webhooks.addresses import Target, resolve
@@ -35,7 +35,7 @@ class PackageHosts:
     def __init__(self, index_url: str, settings: PackageSettings) -> None:
         self._index = origin(index_url)
         self._private = {host.lower() for host in settings.private_hosts}
-        self._timeout = settings.connect_timeout.total_seconds()
+        self._timeout = CONNECT_TIMEOUT
 
     async def ways(self, url: str) -> list[Way]:
         """

@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
@@ -39,7 +40,7 @@ from atoll.service.packages.installation import Installation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
@@ -62,6 +63,11 @@ MOST_EDITIONS = 1000
 
 log = structlog.get_logger(__name__)
 
+CONCURRENCY = 2
+"""Installations that one control plane runs at the same time."""
+RESOLUTION_TTL = timedelta(hours=24)
+"""How long the versions that were chosen for requirements without exact versions are reused."""
+
 
 class Packages:
     def __init__(
@@ -83,7 +89,7 @@ class Packages:
         self._index: Index | None = None
         self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
         self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = asyncio.Semaphore(CONCURRENCY)
         self._running: dict[str, Installation] = {}
 
     # What sessions ask for
@@ -224,7 +230,7 @@ class Packages:
         self, key: str, dependencies: Iterable[Dependency], since: datetime | None = None
     ) -> PackageSet | None:
         if since is None and not model.is_pinned(dependencies):
-            since = self._clock.now() - self._settings.cache_ttl
+            since = self._clock.now() - RESOLUTION_TTL
         return await self._environments.find(key, since=since)
 
     async def _interpreter(self, template: Template) -> Interpreter:
@@ -354,10 +360,10 @@ class Packages:
                         "environment", *circumstances, *installed, "of", *digests
                     ),
                     resources=Resources(
-                        cpu=settings.cpu,
+                        cpu=model.INSTALL_CPU,
                         memory=settings.memory,
                         disk=settings.disk,
-                        max_processes=settings.max_processes,
+                        max_processes=model.INSTALL_PROCESSES,
                     ),
                     answer=gateway.answer,
                     wheels=gateway.wheels,

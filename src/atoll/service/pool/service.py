@@ -12,6 +12,7 @@ import asyncio
 import bisect
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from atoll import ids
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """Instances that are destroyed at the same time when the pool is closed."""
+
+RATE_WINDOW = timedelta(seconds=60)
+"""The time over which the rate of creates is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class Pool:
         """Oldest first."""
         self._kept: set[Edition] = set()
         self._dead: list[Ready] = []
-        self.demand = PoolStats(clock, settings.window)
+        self.demand = PoolStats(clock, RATE_WINDOW)
         self.outlooks: dict[str, Outlook] = {}
         """By template; how the refill sees them."""
         self.starting: Counter[Edition] = Counter()

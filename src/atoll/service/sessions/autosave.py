@@ -48,6 +48,9 @@ LOOK_SECONDS = 5.0
 TRIES = 5
 """For a warning that others write at the same time."""
 
+SAVE_TIMEOUT = 7200.0
+"""Seconds that one checkpoint may take."""
+
 
 class Autosave:
     def __init__(
@@ -209,15 +212,14 @@ class Autosave:
 
     async def _take(self, session_id: str, link: Link) -> Checkpoint | None:
         before = self._activity.get(session_id, 0)
-        most = self._settings.save_timeout
         try:
-            async with asyncio.timeout(most.total_seconds()):
+            async with asyncio.timeout(SAVE_TIMEOUT):
                 return await self._checkpoints.take(
                     session_id, link, quiet=lambda: self._activity.get(session_id, 0) == before
                 )
         except TimeoutError:
             raise TemporaryError(
-                f"The workspace of session {session_id} was not saved in {most}.",
+                f"Saving session {session_id}'s workspace took longer than {SAVE_TIMEOUT:.0f} s.",
                 code="save_timeout",
             ) from None
 

@@ -89,6 +89,9 @@ UP = (
 )
 """Statuses in which an instance that is found is the one to go on with."""
 
+PROBE_TIMEOUT = 2.0
+"""Seconds that a probe of an instance may take; when it takes longer the instance is trusted."""
+
 
 def instance_lease(session_id: str) -> str:
     """Who has it is the one that changes what the session has on its node."""
@@ -148,7 +151,6 @@ class Connections:
         self._background = background
         self._clock = clock
         self._probe_interval = settings.probe_interval.total_seconds()
-        self._probe_timeout = settings.probe_timeout.total_seconds()
         self._node_id = node_id
         self._connections: dict[str, Connection] = {}
         self._condemned: set[str] = set()
@@ -226,7 +228,7 @@ class Connections:
         # Before the first await: who comes meanwhile does not ask as well.
         connection.seen = self._clock.monotonic()
         try:
-            async with asyncio.timeout(self._probe_timeout):
+            async with asyncio.timeout(PROBE_TIMEOUT):
                 state = (await self._driver.observe(connection.instance.handle)).state
         except (TimeoutError, TemporaryError) as error:
             # What it is like is not known: its link will tell, as it would without this look.
@@ -412,7 +414,7 @@ class Connections:
     async def state(self, handle: Handle) -> State:
         """What an instance is like; `TemporaryError` when the driver does not say so soon."""
         try:
-            async with asyncio.timeout(self._probe_timeout):
+            async with asyncio.timeout(PROBE_TIMEOUT):
                 state = (await self._driver.observe(handle)).state
         except TimeoutError:
             state = State.UNKNOWN

@@ -50,6 +50,9 @@ log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 1.0
 
+MAX_CAPACITY = 64
+"""Executions that a session may run at the same time."""
+
 
 def settle_topic(node_id: str) -> str:
     """What is told when sessions of a node have come to want something."""
@@ -175,8 +178,8 @@ class Sessions:
         if resources is not template.default_resources:
             await self._templates.check_resources(resources)
         seconds = self.life(timeout)
-        if capacity > (most := self._settings.execution.max_capacity):
-            raise InvalidRequest(f"capacity: at most {most} are allowed here.", field="capacity")
+        if capacity > MAX_CAPACITY:
+            raise InvalidRequest(f"capacity: at most {MAX_CAPACITY}.", field="capacity")
         now = self._clock.now()
         session = Session(
             id=session_id or ids.session_id(),

@@ -59,6 +59,9 @@ FAILED_SECONDS = 10.0
 FOLLOW_SECONDS = 1.0
 """Time between two looks at a build that another replica runs."""
 
+MAX_LOG_SIZE = 256 * 1024
+"""Bytes kept of the end of a build's log."""
+
 
 class Builds:
     def __init__(
@@ -85,7 +88,7 @@ class Builds:
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._logs = BuildLogs(blobs, settings.log_limit)
+        self._logs = BuildLogs(blobs, MAX_LOG_SIZE)
         self._here: set[tuple[str, int]] = set()
         """Versions that are being built because this node lacks them."""
         self._tried_here: set[tuple[str, int]] = set()
