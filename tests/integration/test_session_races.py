@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.service.executions.run import Run
-    from atoll.service.pool.service import Ready
+    from atoll.service.pool.service import ReadyInstance
     from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio
@@ -310,7 +310,7 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
     await parts.lifecycle.archive(session.id, wait=20)
     make, changes = parts.connections.make, 0
 
-    async def meanwhile(session: Session) -> Ready:
+    async def meanwhile(session: Session) -> ReadyInstance:
         nonlocal changes
         ready = await make(session)
         if changes < 3:

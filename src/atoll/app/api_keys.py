@@ -16,7 +16,7 @@ from atoll.app.data_directory import make_data_dir
 from atoll.app.stores import open_store
 from atoll.clock import SystemClock
 from atoll.model.key import Scope, digest
-from atoll.service.auth.service import Keys
+from atoll.service.auth.service import ApiKeys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,18 +35,18 @@ ENVIRONMENT = "environment"
 
 
 @asynccontextmanager
-async def keys(settings: Settings) -> AsyncIterator[Keys]:
+async def keys(settings: Settings) -> AsyncIterator[ApiKeys]:
     """The keys of a data directory, for its owner."""
     await asyncio.to_thread(make_data_dir, settings.data_dir)
     store = open_store(settings)
     await store.open()
     try:
-        yield Keys(store, SystemClock(), settings.recall)
+        yield ApiKeys(store, SystemClock(), settings.recall)
     finally:
         await store.close()
 
 
-async def ensure_first_key(settings: Settings, found: Keys) -> Path | None:
+async def ensure_first_key(settings: Settings, found: ApiKeys) -> Path | None:
     """
     The key of the environment, or the one in the key file, made at the first start. A key that the
     environment gave before and gives no more is revoked.

@@ -56,9 +56,8 @@ from atoll.reconcile.templates import TemplateNews
 from atoll.reconcile.webhooks import WebhookLoop
 from atoll.service.auth.encryption import Encryption
 from atoll.service.auth.executor_tokens import ExecutorTokens
-from atoll.service.auth.service import Keys
+from atoll.service.auth.service import ApiKeys
 from atoll.service.background import BackgroundTasks
-from atoll.service.checkpoints.browse import CheckpointFiles
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.contexts.service import Contexts
 from atoll.service.events.service import Feed
@@ -71,19 +70,20 @@ from atoll.service.executions.console import Consoles
 from atoll.service.executions.offload import Offload
 from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
-from atoll.service.files.link_tokens import LinkTokens
+from atoll.service.files.checkpoint_files import CheckpointFiles
+from atoll.service.files.grants import GrantTokens
 from atoll.service.files.service import Files
-from atoll.service.files.signed_links import SignedLinks
+from atoll.service.files.signed_urls import SignedUrls
 from atoll.service.invocations.service import Invocations
-from atoll.service.nodes.admission import Admission
 from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
 from atoll.service.nodes.migration import Migrations
-from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Peers
-from atoll.service.nodes.placement import Placements
-from atoll.service.nodes.probing import Probing
+from atoll.service.nodes.probe import NodeProbe
+from atoll.service.nodes.replay_guard import ReplayGuard
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
+from atoll.service.placement.admission import Admission
+from atoll.service.placement.service import Placement
 from atoll.service.pool.service import Pool
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.autosave import Autosave
@@ -99,7 +99,7 @@ from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
-from atoll.service.webhooks.delivery import Sender
+from atoll.service.webhooks.delivery import WebhookSender
 from atoll.service.webhooks.service import Webhooks
 from atoll.stores.recall import RecallingStore
 
@@ -122,7 +122,7 @@ log = structlog.get_logger(__name__)
 class Application:
     """The parts, as the server needs to reach them."""
 
-    def __init__(self, web: ASGIApp, sessions: Sessions, keys: Keys, feed: Feed) -> None:
+    def __init__(self, web: ASGIApp, sessions: Sessions, keys: ApiKeys, feed: Feed) -> None:
         self.web = web
         self.sessions = sessions
         self.keys = keys
@@ -223,7 +223,7 @@ async def application(
             checkpoints,
         )
         sealed = Secrets(encryption)
-        sender = Sender(encryption, clock, settings.event)
+        sender = WebhookSender(encryption, clock, settings.event)
         volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provisioning = Provisioning(sealed, volumes, packages)
         sessions = Sessions(
@@ -318,7 +318,7 @@ async def application(
         checkpoints.discard_mounted = volumes.discard_mounted
         autosave.busy = runner.sessions
         runner.saved = autosave.before_result
-        keys = Keys(store, clock, settings.recall)
+        keys = ApiKeys(store, clock, settings.recall)
         nodes = Nodes(
             store,
             driver,
@@ -330,7 +330,7 @@ async def application(
             url or f"unix://{settings.data_dir / NODE}",
             pool.on_node,
         )
-        placements = Placements(store, templates, clock, settings.node, node_id, pool.sizes)
+        placements = Placement(store, templates, clock, settings.node, node_id, pool.sizes)
         migrations = Migrations(store, placements, coordination, clock)
         admission = Admission(store, clock, settings.node, node_id)
         sessions.admit, connections.admit = admission.admit, admission.readmit
@@ -343,7 +343,7 @@ async def application(
             clock,
             settings.node,
             node_id,
-            ForwardTokens(await store.secret(), node_id, clock, Nonces(nonces, LIFETIME)),
+            ForwardTokens(await store.secret(), node_id, clock, ReplayGuard(nonces, LIFETIME)),
             shared_blobs=settings.blob.url is not None,
         )
         stack.push_async_callback(peers.close)
@@ -375,7 +375,7 @@ async def application(
         files = Files(
             connections,
             driver,
-            kept=CheckpointFiles(checkpoints, autosave.left),
+            checkpoint_files=CheckpointFiles(checkpoints, autosave.left),
         )
         files.changed = autosave.touched
         found = Services(
@@ -399,10 +399,10 @@ async def application(
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=files,
-            links=SignedLinks(
+            links=SignedUrls(
                 files,
                 connections,
-                LinkTokens(await store.secret(), clock),
+                GrantTokens(await store.secret(), clock),
                 blobs,
                 None if embedded else keys,
             ),
@@ -501,7 +501,7 @@ async def application(
                 store, feed, sender, coordination, leases, clock, settings.event
             ).run(),
         }
-        probing = Probing(
+        probing = NodeProbe(
             await store.secret(), clock, settings.node.probe_timeout, settings.node.ca_file
         )
         if not embedded:

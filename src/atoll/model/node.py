@@ -40,6 +40,11 @@ class Drain:
     """Why one of them could not leave, if that is so."""
 
 
+def versioned_name(template_id: str, number: int) -> str:
+    """A version of a template as nodes list it: `python@2`."""
+    return f"{template_id}@{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     id: str

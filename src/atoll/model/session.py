@@ -66,6 +66,16 @@ ENDED = frozenset(
         SessionStatus.TERMINATED,
     }
 )
+WITH_INSTANCE = (
+    SessionStatus.CREATING,
+    SessionStatus.STARTING,
+    SessionStatus.RESTORING,
+    SessionStatus.RUNNING,
+    SessionStatus.PAUSING,
+    SessionStatus.PAUSED,
+    SessionStatus.STOPPING,
+)
+"""Statuses of sessions that have an instance or are about to get one."""
 
 
 class Wanted(StrEnum):
@@ -188,6 +198,11 @@ class Session:
     retry_at: datetime | None = None
     """When the next attempt is made."""
     version: int = 1
+
+    @property
+    def mount_prefix(self) -> str | None:
+        """Prefix of the workspace in the bucket; null unless it is mounted from there."""
+        return f"mounts/{self.id}" if self.workspace_mode is WorkspaceMode.MOUNT else None
 
 
 @dataclass(frozen=True, slots=True)

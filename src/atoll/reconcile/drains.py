@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from atoll.model.session import Session
     from atoll.service.executions.runner import Runner
     from atoll.service.nodes.migration import Migrations
-    from atoll.service.nodes.placement import Placements
     from atoll.service.nodes.service import Nodes
+    from atoll.service.placement.service import Placement
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 
@@ -52,7 +52,7 @@ class Drains:
         self,
         store: Store,
         nodes: Nodes,
-        placements: Placements,
+        placements: Placement,
         migrations: Migrations,
         runner: Runner,
         coordination: Coordination,

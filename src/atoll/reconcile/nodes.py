@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from atoll.model.session import Session
     from atoll.reconcile.departed import Departed
     from atoll.service.nodes.migration import Migrations
-    from atoll.service.nodes.probing import Probing
+    from atoll.service.nodes.probe import NodeProbe
     from atoll.service.nodes.service import Nodes
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
@@ -116,7 +116,7 @@ class Probe:
         self,
         store: Store,
         nodes: Nodes,
-        probing: Probing,
+        probing: NodeProbe,
         migrations: Migrations,
         coordination: Coordination,
         leases: Leases,

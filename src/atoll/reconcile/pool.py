@@ -20,7 +20,7 @@ from atoll.errors import AtollError, TemporaryError
 from atoll.model import demand
 from atoll.model.demand import Level, Limit, Want
 from atoll.model.template import TemplateStatus
-from atoll.service.pool.service import RATE_WINDOW, Outlook
+from atoll.service.pool.service import RATE_WINDOW, PoolPlan
 from atoll.service.pool.stats import START_SECONDS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool.service import Edition, Pool, Ready
+    from atoll.service.pool.service import Edition, Pool, ReadyInstance
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -126,18 +126,18 @@ class PoolRefill:
         editions = {template.edition for template in self._templates}
         self._failures = {key: value for key, value in self._failures.items() if key in editions}
         room = await self._look()
-        outlooks = self._decided(room)
-        self._pool.outlooks = {outlook.template.id: outlook for outlook in outlooks}
-        for outlook in outlooks:
+        plans = self._decided(room)
+        self._pool.plans = {outlook.template.id: outlook for outlook in plans}
+        for outlook in plans:
             for ready in self._pool.shrink(outlook.template, outlook.target):
                 self._end(ready)
         if not room.full:
-            self._refill(outlooks)
-        return self._next(outlooks, room)
+            self._refill(plans)
+        return self._next(plans, room)
 
     # Decisions
 
-    def _decided(self, room: Room) -> list[Outlook]:
+    def _decided(self, room: Room) -> list[PoolPlan]:
         now = self._clock.monotonic()
         lifecycle: list[Want] = []
         needs: list[int] = []
@@ -176,7 +176,7 @@ class PoolRefill:
 
     def _outlook(
         self, template: Template, want: Want, granted: int, needed: int, room: Room
-    ) -> Outlook:
+    ) -> PoolPlan:
         most = demand.bounds(template, self._settings.max_size)[1]
         failure = self._failures.get(template.edition)
         limited = None
@@ -189,7 +189,7 @@ class PoolRefill:
             limited = Limit.MEMORY_SHARE
         elif needed > most:
             limited = Limit.MAXIMUM
-        return Outlook(
+        return PoolPlan(
             template=template,
             minimum=want.least,
             maximum=most,
@@ -199,13 +199,13 @@ class PoolRefill:
             message=failure[2] if limited is Limit.FAILURES and failure is not None else None,
         )
 
-    def _next(self, outlooks: list[Outlook], room: Room) -> float | None:
+    def _next(self, plans: list[PoolPlan], room: Room) -> float | None:
         """When the passing of time alone calls for another look."""
         now = self._clock.monotonic()
         # What is due waits for a place, or is under way: its end is told.
         waits = [retry_at - now for _, retry_at, _ in self._failures.values() if retry_at > now]
         oldest = MAX_AGE
-        for outlook in outlooks:
+        for outlook in plans:
             template_id = outlook.template.id
             if outlook.wanted > outlook.minimum or self._pool.demand.rate(template_id):
                 waits.append(self._pause)
@@ -249,9 +249,9 @@ class PoolRefill:
 
     # What is done
 
-    def _refill(self, outlooks: list[Outlook]) -> None:
+    def _refill(self, plans: list[PoolPlan]) -> None:
         while len(self._making) < CONCURRENCY:
-            lacking = [outlook for outlook in outlooks if self._lack(outlook) > 0]
+            lacking = [outlook for outlook in plans if self._lack(outlook) > 0]
             if not lacking:
                 return
             # Minimums first, then whoever has the smallest part of what it should have.
@@ -259,7 +259,7 @@ class PoolRefill:
             self._pool.starting[template.edition] += 1
             self._begin(self._make(template), self._making)
 
-    def _lack(self, outlook: Outlook) -> int:
+    def _lack(self, outlook: PoolPlan) -> int:
         """Those that are old do not count, and go when there are enough others."""
         template = outlook.template
         failure = self._failures.get(template.edition)
@@ -269,7 +269,7 @@ class PoolRefill:
         young = sum(age < oldest for age in self._pool.ages(template))
         return outlook.target - young - self._pool.starting[template.edition]
 
-    def _standing(self, outlook: Outlook) -> tuple[bool, float]:
+    def _standing(self, outlook: PoolPlan) -> tuple[bool, float]:
         edition = outlook.template.edition
         there = self._pool.size(outlook.template) + self._pool.starting[edition]
         return there >= outlook.minimum, there / outlook.target
@@ -294,10 +294,10 @@ class PoolRefill:
         finally:
             self._pool.starting -= Counter({template.edition: 1})
 
-    def _end(self, ready: Ready) -> None:
+    def _end(self, ready: ReadyInstance) -> None:
         self._begin(self._ended(ready), self._ending)
 
-    async def _ended(self, ready: Ready) -> None:
+    async def _ended(self, ready: ReadyInstance) -> None:
         try:
             async with self._slots:
                 await self._pool.destroy(ready)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.event import Event, Stretch
     from atoll.model.webhook import Deliveries, Webhook
     from atoll.service.events.service import Feed
-    from atoll.service.webhooks.delivery import Answered, Line, Sender
+    from atoll.service.webhooks.delivery import DeliveryResult, WebhookClient, WebhookSender
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
 
@@ -54,7 +54,7 @@ class WebhookLoop:
         self,
         store: Store,
         feed: Feed,
-        sender: Sender,
+        sender: WebhookSender,
         coordination: Coordination,
         leases: Leases,
         clock: Clock,
@@ -116,7 +116,7 @@ class Worker:
         webhook_id: str,
         store: Store,
         feed: Feed,
-        sender: Sender,
+        sender: WebhookSender,
         clock: Clock,
         settings: EventSettings,
     ) -> None:
@@ -151,7 +151,7 @@ class Worker:
         finally:
             await line.close()
 
-    async def _go_on(self, webhook: Webhook, line: Line) -> None:
+    async def _go_on(self, webhook: Webhook, line: WebhookClient) -> None:
         news = self._feed.news
         stretch = await self._store.events.after(self._place, types=webhook.types)
         if stretch.first > self._place + 1:
@@ -175,9 +175,9 @@ class Worker:
             for each in waits:
                 each.cancel()
 
-    async def _send(self, webhook: Webhook, stretch: Stretch, line: Line) -> None:
+    async def _send(self, webhook: Webhook, stretch: Stretch, line: WebhookClient) -> None:
         failures = webhook.deliveries.failures
-        answered: Answered | None = None
+        answered: DeliveryResult | None = None
         for event in stretch.events:
             assert event.number is not None
             if self.look.is_set():
@@ -195,7 +195,7 @@ class Worker:
         if answered is not None:
             await self._delivered(answered)
 
-    async def _delivered(self, answered: Answered) -> None:
+    async def _delivered(self, answered: DeliveryResult) -> None:
         now = self._clock.now()
         await self._save(
             lambda found: dataclasses.replace(
@@ -209,7 +209,7 @@ class Worker:
         )
 
     async def _failed(
-        self, webhook: Webhook, event: Event, failures: int, answered: Answered
+        self, webhook: Webhook, event: Event, failures: int, answered: DeliveryResult
     ) -> None:
         assert event.number is not None
         now = self._clock.now()

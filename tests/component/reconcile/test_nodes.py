@@ -24,10 +24,10 @@ from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
 from atoll.service.auth.encryption import Encryption
 from atoll.service.nodes.migration import WAITS, Migrations
-from atoll.service.nodes.placement import Placements
-from atoll.service.nodes.probing import LIFE, Probing
+from atoll.service.nodes.probe import LIFE, NodeProbe
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
+from atoll.service.placement.service import Placement
 from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.builds import Builds
 from atoll.settings import BlobSettings, Settings
@@ -89,7 +89,7 @@ class Machine(LocalDriver):
 class Neighbour:
     """The control plane of another node: it answers as the test says, or not at all."""
 
-    def __init__(self, node_id: str, probing: Probing) -> None:
+    def __init__(self, node_id: str, probing: NodeProbe) -> None:
         self.id = node_id
         self.answers = True
         self.problem: str | None = None
@@ -129,7 +129,7 @@ class Ground:
     machine: Machine
     store: RecallingStore
     nodes: Nodes
-    placements: Placements
+    placements: Placement
     moves: Migrations
     probe: Probe
     departed: Departed
@@ -201,9 +201,9 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             "http://127.0.0.1:1",
             nothing,
         )
-        placements = Placements(found.store, found.templates, clock, settings.node, NODE, dict)
+        placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Migrations(found.store, placements, found.coordination, clock)
-        probing = Probing(SECRET, clock, timedelta(seconds=60))
+        probing = NodeProbe(SECRET, clock, timedelta(seconds=60))
         probe = Probe(
             found.store,
             nodes,
@@ -329,14 +329,14 @@ async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut
 
 async def test_probes_need_a_token_for_this_node_and_now() -> None:
     clock = MovedClock()
-    probing = Probing(SECRET, clock, timedelta(seconds=1))
+    probing = NodeProbe(SECRET, clock, timedelta(seconds=1))
     token = probing.token("a")
     probing.check(token, "a")
     for other in ("", "x", ".", "12.ab", f"{token}x", probing.token("b"), "٣.x", "9" * 99 + ".x"):
         with pytest.raises(Unauthenticated):
             probing.check(other, "a")
     with pytest.raises(Unauthenticated):
-        Probing("another", clock, timedelta(seconds=1)).check(token, "a")
+        NodeProbe("another", clock, timedelta(seconds=1)).check(token, "a")
     clock.time += timedelta(seconds=LIFE + 1)
     with pytest.raises(Unauthenticated):
         probing.check(token, "a")

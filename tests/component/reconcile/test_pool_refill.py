@@ -16,7 +16,7 @@ from atoll.model.demand import Limit
 from atoll.model.instance import Handle
 from atoll.model.node import NodeMetrics
 from atoll.reconcile.pool import FULL_SECONDS, ROOM_SECONDS, PoolRefill
-from atoll.service.pool.service import Outlook, Pool
+from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.component.reconcile.test_strays import MovedClock
@@ -129,8 +129,8 @@ class Ground:
             if ready is not None:
                 self.node.lines.pop(ready.instance.id)  # A session has it.
 
-    def outlook(self, template: Template) -> Outlook:
-        return self.pool.outlooks[template.id]
+    def outlook(self, template: Template) -> PoolPlan:
+        return self.pool.plans[template.id]
 
     def pass_time(self, seconds: float) -> None:
         self.clock.time += timedelta(seconds=seconds)

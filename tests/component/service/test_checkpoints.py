@@ -32,7 +32,7 @@ from atoll.model.manifest import (
     spans,
 )
 from atoll.model.manifest_reading import read_manifest, read_page
-from atoll.service.checkpoints import scan_input
+from atoll.service.checkpoints import incoming_file
 from atoll.service.checkpoints.service import Checkpoints, Restored
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
@@ -564,7 +564,7 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
 async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_input, "MOST_PARTS", 100)
+    monkeypatch.setattr(incoming_file, "MOST_PARTS", 100)
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(200):

@@ -19,7 +19,7 @@ from atoll.model.webhook import Webhook
 from atoll.reconcile.webhooks import pause_after
 from atoll.sdk.webhook_signature import verify_webhook
 from atoll.service.auth.encryption import Encryption
-from atoll.service.webhooks.delivery import Sender, sealed_about, signature
+from atoll.service.webhooks.delivery import WebhookSender, sealed_about, signature
 from atoll.settings import EventSettings
 from tests.servers.receiver import Receiver
 
@@ -41,7 +41,7 @@ def webhook(url: str) -> Webhook:
 
 @asynccontextmanager
 async def sending(settings: EventSettings = PRIVATE) -> AsyncIterator[Callable[[str], Any]]:
-    line = await Sender(SEALING, SystemClock(), settings).line()
+    line = await WebhookSender(SEALING, SystemClock(), settings).line()
 
     def send(url: str) -> Awaitable[Any]:
         return line.send(webhook(url), EVENT, "hook_1_7")
@@ -188,7 +188,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
 
 
 async def test_a_secret_that_no_key_opens_is_a_failure() -> None:
-    line = await Sender(Encryption(["43" * 32]), SystemClock(), PRIVATE).line()
+    line = await WebhookSender(Encryption(["43" * 32]), SystemClock(), PRIVATE).line()
     answered = await line.send(webhook("http://127.0.0.1:1/"), EVENT, "x")
     await line.close()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from atoll.clock import SystemClock
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.session import SessionStatus
-from atoll.service.files.service import Entry, Files, Range
+from atoll.service.files.service import Files
+from atoll.service.files.types import ByteRange, FileInfo
 from tests.contract.stores.store_entities import make_session
 from tests.parts import parts
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from atoll.service.files.checkpoint_files import CheckpointFiles
+
 pytestmark = pytest.mark.anyio
 
 CONTENT = b"0123456789"
-ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 1, tzinfo=UTC), "tag")
+ENTRY = FileInfo("a", "file", 10, 0o644, datetime(2026, 1, 1, tzinfo=UTC), "tag")
 
 
 class Shelf:
@@ -29,12 +32,12 @@ class Shelf:
 
     async def open(
         self, session_id: str, path: str, start: int, end: int | None
-    ) -> tuple[Entry, AsyncIterator[bytes]] | None:
+    ) -> tuple[FileInfo, AsyncIterator[bytes]] | None:
         return None if path != "a" else (ENTRY, _pieces(CONTENT[start:end]))
 
     async def list(
         self, session_id: str, path: str, *, after: str | None, limit: int
-    ) -> tuple[list[Entry], str | None] | None:
+    ) -> tuple[list[FileInfo], str | None] | None:
         return ([], None) if after else ([ENTRY], "a")
 
 
@@ -42,7 +45,7 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def read(files: Files, session_id: str, part: Range | None = None) -> bytes | None:
+async def read(files: Files, session_id: str, part: ByteRange | None = None) -> bytes | None:
     found = await files.read(session_id, "a", part)
     assert found.entry == ENTRY
     return None if found.start is None else b"".join([piece async for piece in found.content])
@@ -57,13 +60,18 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         lives = found.executions._connections
         work_timeout = timedelta(seconds=1)
         driver = lives._driver
-        files = Files(lives, driver, work_timeout=work_timeout, kept=Shelf())
+        files = Files(
+            lives,
+            driver,
+            work_timeout=work_timeout,
+            checkpoint_files=cast("CheckpointFiles", Shelf()),
+        )
 
         assert await read(files, session.id) == CONTENT
-        assert await read(files, session.id, Range(2, 4)) == b"234"
-        assert await read(files, session.id, Range(None, 3)) == b"789"
-        assert await read(files, session.id, Range(2, 4, "other")) == CONTENT
-        assert await read(files, session.id, Range(10, None)) is None
+        assert await read(files, session.id, ByteRange(2, 4)) == b"234"
+        assert await read(files, session.id, ByteRange(None, 3)) == b"789"
+        assert await read(files, session.id, ByteRange(2, 4, "other")) == CONTENT
+        assert await read(files, session.id, ByteRange(10, None)) is None
         page = await files.list(session.id, "", cursor=None, limit=10)
         assert page.items == (ENTRY,)
         assert (await files.list(session.id, "", cursor=page.next_cursor, limit=10)).items == ()

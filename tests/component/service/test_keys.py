@@ -12,7 +12,7 @@ from atoll import ids
 from atoll.errors import TemporaryError
 from atoll.model.key import Key, Scope
 from atoll.service.auth import service as module
-from atoll.service.auth.service import RELOAD_SECONDS, Keys
+from atoll.service.auth.service import RELOAD_SECONDS, ApiKeys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
@@ -63,8 +63,8 @@ class Ground:
         self.database = store.keys = Slow(store)
         self.keys = self.another()
 
-    def another(self) -> Keys:
-        return Keys(self.store, self.clock, RecallSettings(ttl=TTL))
+    def another(self) -> ApiKeys:
+        return ApiKeys(self.store, self.clock, RecallSettings(ttl=TTL))
 
     async def made(self) -> tuple[Key, str]:
         """A key that was found once."""

@@ -14,8 +14,8 @@ from atoll.blobs.objects import LocalObjects
 from atoll.errors import AtollError
 from atoll.link.client import Link, LinkLost
 from atoll.protocol import frames
-from atoll.service.checkpoints.capture import Capture
-from atoll.service.checkpoints.chunks import Chunks
+from atoll.service.checkpoints.chunks import ChunkStore
+from atoll.service.checkpoints.writer import CheckpointWriter
 from atoll.settings import LinkSettings
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ COLLECTS: dict[str, list[Said]] = {
 }
 
 
-async def captured(place: Path, scan: list[Said], collect: list[Said]) -> Capture:
+async def captured(place: Path, scan: list[Said], collect: list[Said]) -> CheckpointWriter:
     async with liar(place, scan, collect) as link:
-        capture = Capture(link, Chunks(LocalObjects(place / "blobs"), "sess_1"), None)
+        capture = CheckpointWriter(link, ChunkStore(LocalObjects(place / "blobs"), "sess_1"), None)
         async with asyncio.timeout(30):
             await capture.run()
         return capture

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from atoll.drivers import relay
-from atoll.service.packages.gateway import Gateway
 from atoll.service.packages.index import find_index, index_at
-from atoll.service.packages.pages import JSON_PAGE, PAGE_LIMIT, read_page
+from atoll.service.packages.index_page import JSON_PAGE, PAGE_LIMIT, read_page
+from atoll.service.packages.index_proxy import IndexProxy
 from atoll.settings import PackageSettings
 from tests.servers.index import Index
 
@@ -36,7 +36,7 @@ def index() -> Iterator[Index]:
 
 
 class World:
-    def __init__(self, client: httpx.AsyncClient, said: list[str], gateway: Gateway) -> None:
+    def __init__(self, client: httpx.AsyncClient, said: list[str], gateway: IndexProxy) -> None:
         self.client = client
         self.gateway = gateway
         self.said = said
@@ -52,7 +52,7 @@ async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[W
     said: list[str] = []
     given = PackageSettings(**settings)
     downloads = Path(tempfile.mkdtemp(dir=place))
-    async with Gateway(index_at(index.url, None), given, said.append, downloads) as running:
+    async with IndexProxy(index_at(index.url, None), given, said.append, downloads) as running:
         server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
         way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
         try:

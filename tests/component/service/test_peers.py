@@ -15,9 +15,9 @@ from atoll.errors import CoordinationUnavailable
 from atoll.model.node import Node
 from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
 from atoll.service.nodes.migration import Migrations
-from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Peers
-from atoll.service.nodes.placement import Placements
+from atoll.service.nodes.replay_guard import ReplayGuard
+from atoll.service.placement.service import Placement
 from atoll.settings import NodeSettings
 from tests.parts import ME, NODE, parts
 
@@ -50,9 +50,9 @@ async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path:
         settings = found.settings
         deaf = Deaf(ME, settings.coordination, timedelta(hours=1), clock)
         given = NodeSettings(probe=timedelta(seconds=0.05))
-        placements = Placements(found.store, found.templates, clock, given, NODE, dict)
+        placements = Placement(found.store, found.templates, clock, given, NODE, dict)
         moves = Migrations(found.store, placements, deaf, clock)
-        hops = ForwardTokens("secret", NODE, clock, Nonces(tmp_path / "nonces", LIFETIME))
+        hops = ForwardTokens("secret", NODE, clock, ReplayGuard(tmp_path / "nonces", LIFETIME))
         peers = Peers(
             found.store,
             found.connections,

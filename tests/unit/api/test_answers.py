@@ -17,7 +17,7 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.template import REQUIREMENTS, Template
 from atoll.sdk import values
 from atoll.sdk.decode import decode
-from atoll.service.files.service import Entry
+from atoll.service.files.types import FileInfo
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,7 +52,7 @@ SESSION = Session(
     NOW, NOW, NOW,
 )  # fmt: skip
 TEMPLATE = Template("t", "T", NOW, NOW, RESOURCES, require=("seccomp",))
-ENTRY = Entry("dir/a", "file", 1, 0o644, NOW)
+ENTRY = FileInfo("dir/a", "file", 1, 0o644, NOW)
 
 ANSWERS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "resources": (schemas.ResourcesOut, answers.resources_out(RESOURCES)),

@@ -12,9 +12,9 @@ from starlette.datastructures import Headers
 
 from atoll.api.rest import conditional_requests, path_encoding
 from atoll.errors import InvalidRequest
-from atoll.service.files.service import Entry, Range
+from atoll.service.files.types import ByteRange, FileInfo
 
-ENTRY = Entry("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "tag")
+ENTRY = FileInfo("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC), "tag")
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_no_header_breaks_it(value: str) -> None:
 @pytest.mark.parametrize(
     ("version", "part"),
     [
-        ('"tag"', Range(1, 2, "tag")), ('"x"', Range(1, 2, "x")),
-        ('W/"tag"', Range(1, 2, 'W/"tag')),
-        ("Fri, 02 Jan 2026 03:04:05 GMT", Range(1, 2, "tag")),
+        ('"tag"', ByteRange(1, 2, "tag")), ('"x"', ByteRange(1, 2, "x")),
+        ('W/"tag"', ByteRange(1, 2, 'W/"tag')),
+        ("Fri, 02 Jan 2026 03:04:05 GMT", ByteRange(1, 2, "tag")),
         ("Fri, 02 Jan 2026 03:04:06 GMT", None), ("nonsense", None),
     ],
 )  # fmt: skip
-def test_a_range_of_a_version(version: str, part: Range | None) -> None:
+def test_a_range_of_a_version(version: str, part: ByteRange | None) -> None:
     headers = Headers({"range": "bytes=1-2", "if-range": version})
     assert conditional_requests.part(headers, ENTRY) == part
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.api.rest import sse
-from atoll.service.executions.event_log import Event
+from atoll.model.stream_event import StreamEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def written(events: AsyncIterator[Event]) -> str:
+async def written(events: AsyncIterator[StreamEvent]) -> str:
     pieces: list[Any] = [piece async for piece in sse.answer(events).body_iterator]
     return b"".join(pieces).decode()
 
 
 async def test_an_event_has_a_number_a_name_and_one_line_of_content() -> None:
-    async def events() -> AsyncIterator[Event]:
-        yield Event(None, "queued", {"ahead": 2})
-        yield Event(7, "stdout", b"a\r\nb\n\ndata: x")
-        yield Event(8, "stderr", b"\xff")
+    async def events() -> AsyncIterator[StreamEvent]:
+        yield StreamEvent(None, "queued", {"ahead": 2})
+        yield StreamEvent(7, "stdout", b"a\r\nb\n\ndata: x")
+        yield StreamEvent(8, "stderr", b"\xff")
 
     assert await written(events()) == (
         'event: queued\ndata: {"ahead": 2}\n\n'
@@ -38,10 +38,10 @@ async def test_silence_is_told_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sse, "PING_SECONDS", 0.01)
     more = asyncio.Event()
 
-    async def events() -> AsyncIterator[Event]:
-        yield Event(1, "started", {})
+    async def events() -> AsyncIterator[StreamEvent]:
+        yield StreamEvent(1, "started", {})
         await more.wait()
-        yield Event(2, "stdout", b"x")
+        yield StreamEvent(2, "stdout", b"x")
 
     body = aiter(sse.answer(events()).body_iterator)
     assert "started" in str(await anext(body))
@@ -55,9 +55,9 @@ async def test_silence_is_told_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_who_leaves_ends_what_it_listened_to() -> None:
     heard, left = asyncio.Event(), asyncio.Event()
 
-    async def events() -> AsyncIterator[Event]:
+    async def events() -> AsyncIterator[StreamEvent]:
         try:
-            yield Event(1, "started", {})
+            yield StreamEvent(1, "started", {})
             await asyncio.Event().wait()
         finally:
             left.set()
@@ -75,8 +75,8 @@ async def test_who_leaves_ends_what_it_listened_to() -> None:
 
 
 async def test_a_defect_in_the_middle_cuts_the_stream() -> None:
-    async def events() -> AsyncIterator[Event]:
-        yield Event(1, "started", {})
+    async def events() -> AsyncIterator[StreamEvent]:
+        yield StreamEvent(1, "started", {})
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):

@@ -10,8 +10,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import pytest
 
 from atoll.errors import InvalidRequest
+from atoll.service.http_target import HttpTarget
 from atoll.service.public_addresses import SPECIAL_V4, SPECIAL_V6, is_public
-from atoll.service.webhooks.addresses import Target, parse, resolve
+from atoll.service.webhooks.url import parse, resolve
 
 ADDRESSES = [
     ("8.8.8.8", True),
@@ -80,7 +81,7 @@ def test_no_address_of_a_special_network_is_public(network: IPv4Network | IPv6Ne
 def test_an_address_is_taken_apart_and_put_together() -> None:
     target = parse("https://Example.com:8443/a/b?c=d&e")
 
-    assert target == Target("https", "example.com", 8443, "/a/b?c=d&e")
+    assert target == HttpTarget("https", "example.com", 8443, "/a/b?c=d&e")
     assert target.authority == "example.com:8443"
     assert target.at("192.0.2.7") == "https://192.0.2.7:8443/a/b?c=d&e"
     assert parse("http://example.com").at("2001:db8::1") == "http://[2001:db8::1]:80/"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import AtollError, Forbidden, TemporaryError
-from atoll.service.nodes import nonces
+from atoll.service.nodes import replay_guard
 from atoll.service.nodes.forward_token import LIFETIME, Content, ForwardToken, ForwardTokens
-from atoll.service.nodes.nonces import Nonces
 from atoll.service.nodes.peers import Places
+from atoll.service.nodes.replay_guard import ReplayGuard
 from tests.clock import MovedClock
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., ForwardTokens]:
     """The tokens of a node, whose accepted ones are in a directory of its own."""
 
     def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
-        return ForwardTokens(secret, node_id, clock, Nonces(tmp_path / node_id, LIFETIME))
+        return ForwardTokens(secret, node_id, clock, ReplayGuard(tmp_path / node_id, LIFETIME))
 
     return make
 
@@ -145,7 +145,7 @@ def test_what_is_remembered_is_bounded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nonces, "MAX_PER_MINUTE", 3)
+    monkeypatch.setattr(replay_guard, "MAX_PER_MINUTE", 3)
     sender, receiver = hops("local-2"), hops()
     for _ in range(3):
         receiver.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.service.packages.installation import LOG_LIMIT, Installation
+from atoll.service.packages.running_install import LOG_LIMIT, RunningInstall
 
 
 @pytest.mark.parametrize("piece", [1000, LOG_LIMIT, 3 * LOG_LIMIT])
 def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
-    running = Installation()
+    running = RunningInstall()
     printed = b"first" + bytes(4 * LOG_LIMIT) + b"last"
     for place in range(0, len(printed), piece):
         running.hear(printed[place : place + piece])
@@ -23,7 +23,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
 
 
 def test_a_short_log_is_kept_whole_and_told_to_who_listens() -> None:
-    running = Installation()
+    running = RunningInstall()
     heard: list[bytes] = []
     running.heard.append(heard.append)
     running.hear(b"printed\n")

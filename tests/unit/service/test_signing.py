@@ -9,14 +9,14 @@ import pytest
 
 from atoll.errors import Forbidden
 from atoll.service.auth.executor_tokens import ExecutorTokens
-from atoll.service.files.link_tokens import LONGEST, Grant, LinkTokens
+from atoll.service.files.grants import LONGEST, Grant, GrantTokens
 from tests.clock import MovedClock
 
 HOUR = timedelta(hours=1)
 GRANT = Grant("GET", "sess_1", "dir/\udcff", "näme", None)
 
 
-def code(signing: LinkTokens, token: str, method: str = "GET") -> str:
+def code(signing: GrantTokens, token: str, method: str = "GET") -> str:
     with pytest.raises(Forbidden) as refused:
         signing.read(token, method)
     return refused.value.code
@@ -24,7 +24,7 @@ def code(signing: LinkTokens, token: str, method: str = "GET") -> str:
 
 def test_a_grant_is_what_was_granted_until_it_ends() -> None:
     clock = MovedClock()
-    signing = LinkTokens("secret", clock)
+    signing = GrantTokens("secret", clock)
     token, end = signing.make(GRANT, HOUR)
     assert end == clock.now() + HOUR
     assert signing.read(token, "GET") == GRANT
@@ -36,13 +36,13 @@ def test_a_grant_is_what_was_granted_until_it_ends() -> None:
 
 def test_no_grant_is_longer_than_a_week() -> None:
     clock = MovedClock()
-    _, end = LinkTokens("secret", clock).make(GRANT, timedelta(days=400))
+    _, end = GrantTokens("secret", clock).make(GRANT, timedelta(days=400))
     assert end == clock.now() + LONGEST
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "get", ""])
 def test_a_grant_is_for_one_method(method: str) -> None:
-    signing = LinkTokens("secret", MovedClock())
+    signing = GrantTokens("secret", MovedClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, token, method) == "signed_url_invalid"
 
@@ -58,15 +58,15 @@ def test_a_grant_is_for_one_method(method: str) -> None:
 )
 def test_replicas_of_one_database_take_each_other_s_grants_and_no_others(grant: Grant) -> None:
     clock = MovedClock()
-    token, _ = LinkTokens("secret", clock).make(grant, HOUR)
-    assert LinkTokens("secret", clock).read(token, "GET") == grant
-    assert code(LinkTokens("another", clock), token) == "signed_url_invalid"
+    token, _ = GrantTokens("secret", clock).make(grant, HOUR)
+    assert GrantTokens("secret", clock).read(token, "GET") == grant
+    assert code(GrantTokens("another", clock), token) == "signed_url_invalid"
 
 
 def test_a_token_of_an_instance_is_no_grant() -> None:
     clock = MovedClock()
     token = ExecutorTokens("secret", clock, HOUR).make("inst_1")
-    assert code(LinkTokens("secret", clock), token) == "signed_url_invalid"
+    assert code(GrantTokens("secret", clock), token) == "signed_url_invalid"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,6 @@ def test_a_token_of_an_instance_is_no_grant() -> None:
     ],
 )
 def test_a_changed_grant_is_none(change: object) -> None:
-    signing = LinkTokens("secret", MovedClock())
+    signing = GrantTokens("secret", MovedClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, change(token)) == "signed_url_invalid"  # type: ignore[operator]

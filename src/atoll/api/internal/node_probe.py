@@ -8,19 +8,19 @@ from atoll.api.internal.executor_callbacks import bearer
 from atoll.api.rest import problems
 from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError
-from atoll.service.nodes.probing import PATH
+from atoll.service.nodes.probe import PATH
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from atoll.service.nodes.probing import Probing
+    from atoll.service.nodes.probe import NodeProbe
     from atoll.service.nodes.service import Nodes
 
 
 class NodeProbeRoute:
     """Takes probes; all else goes on."""
 
-    def __init__(self, app: ASGIApp, nodes: Nodes, probing: Probing) -> None:
+    def __init__(self, app: ASGIApp, nodes: Nodes, probing: NodeProbe) -> None:
         self._app = app
         self._nodes = nodes
         self._probing = probing

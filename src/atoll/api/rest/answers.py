@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.invocation import Invocation
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.service.pool.service import PoolState
+    from atoll.service.pool.service import PoolStatus
 
     Link = Callable[[str], str]
     """Where the file of a path is downloaded."""
@@ -319,7 +319,7 @@ def template_out(template: Template) -> dict[str, Any]:
     }
 
 
-def pool_out(state: PoolState) -> dict[str, Any]:
+def pool_out(state: PoolStatus) -> dict[str, Any]:
     outlook = state.outlook
     return {
         "template_id": outlook.template.id,

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from atoll.api.rest.services import Services
-    from atoll.service.auth.service import Keys
+    from atoll.service.auth.service import ApiKeys
 
 PREFIX = "/api/v1"
 
 
-def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> ASGIApp:
+def build(found: Services, keys: ApiKeys | None, registry: CollectorRegistry) -> ASGIApp:
     """The application; `keys` is none for the embedded one, which nobody else can reach."""
     app = FastAPI(
         title="Atoll",
@@ -103,7 +103,7 @@ def build(found: Services, keys: Keys | None, registry: CollectorRegistry) -> AS
     return _guarded(app, found, keys)
 
 
-def _guarded(app: ASGIApp, found: Services, keys: Keys | None) -> ASGIApp:
+def _guarded(app: ASGIApp, found: Services, keys: ApiKeys | None) -> ASGIApp:
     """What every request passes on its way in, outermost last."""
     app = ConsoleRoute(ExecuteRoute(JsonByDefault(app), found), found)
     app = Idempotency(

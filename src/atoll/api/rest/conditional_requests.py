@@ -12,14 +12,14 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
-from atoll.service.files.service import Range
+from atoll.service.files.types import ByteRange
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from starlette.datastructures import Headers
 
-    from atoll.service.files.service import Entry
+    from atoll.service.files.types import FileInfo
 
 _RANGE = re.compile(r"bytes=[ \t]*(\d*)-(\d*)[ \t]*", re.ASCII | re.IGNORECASE)
 _TAG = re.compile(r'[ \t]*((?:W/)?"([^"]*)"|\*)[ \t]*(?:,|$)')
@@ -45,11 +45,11 @@ def tags(value: str | None) -> list[str] | None:
     return found
 
 
-def etag(entry: Entry) -> str | None:
+def etag(entry: FileInfo) -> str | None:
     return None if entry.etag is None else f'"{entry.etag}"'
 
 
-def last_modified(entry: Entry) -> str:
+def last_modified(entry: FileInfo) -> str:
     return format_datetime(entry.modified_at.replace(microsecond=0), usegmt=True)
 
 
@@ -57,7 +57,7 @@ def is_conditional(headers: Headers) -> bool:
     return any(name in headers for name in CONDITIONAL)
 
 
-def outcome(headers: Headers, entry: Entry) -> int | None:
+def outcome(headers: Headers, entry: FileInfo) -> int | None:
     """304 or 412 when a condition says so."""
     match, none = tags(headers.get("if-match")), tags(headers.get("if-none-match"))
     modified = entry.modified_at.replace(microsecond=0)
@@ -74,7 +74,7 @@ def outcome(headers: Headers, entry: Entry) -> int | None:
     return None
 
 
-def part(headers: Headers, entry: Entry | None = None) -> Range | None:
+def part(headers: Headers, entry: FileInfo | None = None) -> ByteRange | None:
     """
     The range that is asked for. A date in `If-Range` needs the entry to be compared with; without
     one it is taken for another date.
@@ -87,13 +87,13 @@ def part(headers: Headers, entry: Entry | None = None) -> Range | None:
         return None
     condition = headers.get("if-range")
     if condition is None:
-        return Range(first, last)
+        return ByteRange(first, last)
     if condition.startswith(("W/", '"')):
-        return Range(first, last, condition.strip('"'))
+        return ByteRange(first, last, condition.strip('"'))
     moment = _date(condition)
     if entry is None or moment != entry.modified_at.replace(microsecond=0):
         return None
-    return Range(first, last, entry.etag)
+    return ByteRange(first, last, entry.etag)
 
 
 def needs_entry(headers: Headers) -> bool:

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll.api.rest import conditional_requests
 from atoll.api.rest.problems import precondition_failed, range_not_satisfiable
 from atoll.errors import AtollError
-from atoll.service.files.service import Range
+from atoll.service.files.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Send
 
-    from atoll.service.files.service import Download, Entry, Files
+    from atoll.service.files.service import Files
+    from atoll.service.files.types import Download, FileInfo
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +60,9 @@ async def answer(
     return _answer(await files.read(session_id, path, part), part, filename, body=True)
 
 
-def _answer(found: Download, part: Range | None, filename: str | None, *, body: bool) -> Response:
+def _answer(
+    found: Download, part: ByteRange | None, filename: str | None, *, body: bool
+) -> Response:
     entry = found.entry
     if found.start is None:
         return range_not_satisfiable(entry.size)
@@ -75,11 +78,11 @@ def _answer(found: Download, part: Range | None, filename: str | None, *, body: 
     return StreamedFile(found.content, status, headers, kind)
 
 
-def media_type(entry: Entry) -> str:
+def media_type(entry: FileInfo) -> str:
     return mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
 
 
-def _about(entry: Entry, filename: str | None) -> dict[str, str]:
+def _about(entry: FileInfo, filename: str | None) -> dict[str, str]:
     headers = {
         **_SAFE,
         "Accept-Ranges": "bytes",

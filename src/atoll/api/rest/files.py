@@ -26,7 +26,7 @@ from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
 from atoll.api.rest.services import key_id_of, services_of
 from atoll.errors import AtollError, InvalidRequest
-from atoll.service.files.service import Entry
+from atoll.service.files.types import FileInfo
 
 Form = Literal["tar", "tar.gz", "zip"]
 MAX_WRITTEN = 1000
@@ -59,7 +59,7 @@ def _body_of(*kinds: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
-def _entry_out(entry: Entry) -> dict[str, Any]:
+def _entry_out(entry: FileInfo) -> dict[str, Any]:
     path = path_encoding.shown(entry.path)
     return {
         "path": path,

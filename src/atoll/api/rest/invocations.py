@@ -17,7 +17,7 @@ from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
 from atoll.api.rest.services import services_of
 from atoll.model.execution import Mode
 from atoll.model.invocation import InvocationStatus
-from atoll.service.executions.event_log import Event
+from atoll.model.stream_event import StreamEvent
 from atoll.service.executions.offload import size_of
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ async def _answer(found: Services, running: Run, scope: Scope) -> JsonResponse:
 def _stream(found: Services, running: Run, held: Reservation) -> StreamingResponse:
     execution = running.execution
 
-    async def events() -> AsyncIterator[Event]:
+    async def events() -> AsyncIterator[StreamEvent]:
         accepted = {
             "invocation_id": execution.invocation_id,
             "execution_id": execution.id,
             "session_id": execution.session_id,
         }
-        yield Event(None, "accepted", accepted)
+        yield StreamEvent(None, "accepted", accepted)
         async for event in found.executions.events(execution.id, 0):
             yield event
 

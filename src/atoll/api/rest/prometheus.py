@@ -122,7 +122,7 @@ class _Collector:
         misses = CounterMetricFamily(
             "atoll_pool_misses", "Creates that found none, by template.", labels=by
         )
-        for template, outlook in self._pool.outlooks.items():
+        for template, outlook in self._pool.plans.items():
             target.add_metric([template], outlook.target)
             seconds = self._pool.demand.start_seconds(template)
             if seconds is not None:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from atoll.service.executions.console import Consoles
     from atoll.service.executions.service import Executions
     from atoll.service.files.service import Files
-    from atoll.service.files.signed_links import SignedLinks
+    from atoll.service.files.signed_urls import SignedUrls
     from atoll.service.invocations.service import Invocations
     from atoll.service.nodes.peers import Peers
-    from atoll.service.nodes.placement import Placements
     from atoll.service.nodes.service import Nodes
+    from atoll.service.placement.service import Placement
     from atoll.service.pool.service import Pool
     from atoll.service.sessions.autosave import Autosave
     from atoll.service.sessions.clone import Clones
@@ -51,7 +51,7 @@ class Services:
     contexts: Contexts
     invocations: Invocations
     files: Files
-    links: SignedLinks
+    links: SignedUrls
     artifacts: Artifacts
     checkpoints: Checkpoints
     autosave: Autosave
@@ -61,7 +61,7 @@ class Services:
     volumes: Volumes
     builds: Builds
     nodes: Nodes
-    placements: Placements
+    placements: Placement
     peers: Peers
     feed: Feed
     webhooks: Webhooks

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.middleware.client_limits import Reservation
     from atoll.model.execution import Execution
-    from atoll.service.executions.event_log import Event
+    from atoll.model.stream_event import StreamEvent
 
 PING_SECONDS = 15.0
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def answer(events: AsyncIterator[Event], *held: Reservation) -> StreamingResponse:
+def answer(events: AsyncIterator[StreamEvent], *held: Reservation) -> StreamingResponse:
     """The events as they come; at the end, what is held for the stream is given back."""
     return _Stream(_texts(events), held)
 
@@ -58,12 +58,12 @@ async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
         yield text.encode()
 
 
-async def _texts(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+async def _texts(events: AsyncIterator[StreamEvent]) -> AsyncIterator[bytes]:
     async for event in events:
         yield _text(event)
 
 
-def _text(event: Event) -> bytes:
+def _text(event: StreamEvent) -> bytes:
     """Its own function: a stream whose client does not read holds the event's bytes alone."""
     number = "" if event.number is None else f"id: {event.number}\n"
     content = json.dumps(_content(event.content)).encode("ascii")

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 1.0
 """How long the database may take to tell the keys, when others are known from before."""
 
 
-class Keys:
+class ApiKeys:
     def __init__(self, store: Store, clock: Clock, settings: RecallSettings) -> None:
         self._store = store
         self._clock = clock

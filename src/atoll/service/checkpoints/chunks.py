@@ -70,7 +70,7 @@ async def stored_manifest(blobs: Blobs, session_id: str, key: str) -> Manifest:
     return await asyncio.to_thread(read_manifest, data, session_id)
 
 
-class Chunks:
+class ChunkStore:
     def __init__(self, blobs: Blobs, session_id: str) -> None:
         self._blobs = blobs
         self._data = data_of(session_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from atoll.link.client import Link
     from atoll.model.manifest import Manifest
-    from atoll.service.checkpoints.chunks import Chunks
+    from atoll.service.checkpoints.chunks import ChunkStore
 
 STREAMS = 4
 AHEAD = 16
@@ -30,7 +30,7 @@ TOGETHER = 64 * 1024
 
 
 class Restore:
-    def __init__(self, link: Link, objects: Chunks, manifest: Manifest) -> None:
+    def __init__(self, link: Link, objects: ChunkStore, manifest: Manifest) -> None:
         self._link = link
         self._objects = objects
         self._manifest = manifest

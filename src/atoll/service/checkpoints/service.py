@@ -29,10 +29,10 @@ from atoll.errors import (
 )
 from atoll.model.checkpoint import Checkpoint, Older, retained
 from atoll.model.manifest import LARGEST, MAX_MANIFEST, Entry, Manifest, spans
-from atoll.service.checkpoints.capture import Capture
-from atoll.service.checkpoints.chunks import Chunks, manifest_of, prefix_of, stored_manifest
+from atoll.service.checkpoints.chunks import ChunkStore, manifest_of, prefix_of, stored_manifest
 from atoll.service.checkpoints.restore import Restore
 from atoll.service.checkpoints.verification import Verification
+from atoll.service.checkpoints.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -151,14 +151,14 @@ class Checkpoints:
 
     async def _captured(
         self, session_id: str, link: Link, before: Checkpoint | None
-    ) -> tuple[Capture, Manifest | None, bool]:
+    ) -> tuple[CheckpointWriter, Manifest | None, bool]:
         """With the manifest that it builds on, if it does, and whether the one before is lost."""
         lost = False
-        objects = Chunks(self._blobs, session_id)
+        objects = ChunkStore(self._blobs, session_id)
         if before is not None and not before.damaged:
             try:
                 manifest = await self._manifest(session_id, before.backups[0])
-                capture = Capture(link, objects, manifest)
+                capture = CheckpointWriter(link, objects, manifest)
                 await capture.run()
                 return capture, manifest, False
             except PermanentError as error:
@@ -169,8 +169,8 @@ class Checkpoints:
                 # What the store has of it cannot be asked, but what is put waits on the node's
                 # disk: all of it, once. The next one can build on that.
                 log.info("checkpoint.anew", session_id=session_id, error=error.message)
-            objects = Chunks(self._blobs, session_id)
-        capture = Capture(link, objects, None)
+            objects = ChunkStore(self._blobs, session_id)
+        capture = CheckpointWriter(link, objects, None)
         await capture.run()
         return capture, None, lost
 
@@ -188,7 +188,7 @@ class Checkpoints:
         session_id: str,
         before: Checkpoint | None,
         base: Manifest | None,
-        capture: Capture,
+        capture: CheckpointWriter,
         quiet: bool,
     ) -> tuple[Checkpoint, Manifest]:
         await self._check_here(session_id)
@@ -262,7 +262,7 @@ class Checkpoints:
                 with contextlib.suppress(PermanentError):
                     unused |= (await self._manifest(last.id, one)).names
             lease.check()
-            await Chunks(self._blobs, last.id).remove(unused - used)
+            await ChunkStore(self._blobs, last.id).remove(unused - used)
             for one in dropped:
                 await self._blobs.remove(one.manifest, later=False)
         except (TemporaryError, PermanentError) as error:
@@ -386,7 +386,7 @@ class Checkpoints:
     async def _written(self, source: str, backup: Older, link: Link) -> None:
         began = self._clock.monotonic()
         manifest = await self._manifest(source, backup)
-        await Restore(link, Chunks(self._blobs, source), manifest).run()
+        await Restore(link, ChunkStore(self._blobs, source), manifest).run()
         log.info(
             "checkpoint.restored",
             session_id=source,
@@ -408,14 +408,14 @@ class Checkpoints:
         page = manifest.page_of(path)
         if page is None:
             return None
-        entries = await Chunks(self._blobs, session_id).page(page)
+        entries = await ChunkStore(self._blobs, session_id).page(page)
         return next((entry for entry in entries if entry.path == path), None)
 
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
         """The bytes of a file in the last checkpoint."""
-        objects = Chunks(self._blobs, session_id)
+        objects = ChunkStore(self._blobs, session_id)
         for part in spans(entry.parts, start, entry.size if end is None else end):
             if part.object is None:
                 for offset in range(0, part.length, ZEROS):
@@ -431,7 +431,7 @@ class Checkpoints:
         checkpoint = await self.get(session_id)
         if checkpoint is None:
             return
-        objects = Chunks(self._blobs, session_id)
+        objects = ChunkStore(self._blobs, session_id)
         for page in (await self._manifest(session_id, checkpoint.backups[0])).pages_from(start):
             for entry in await objects.page(page):
                 yield entry

@@ -11,11 +11,12 @@ have no number and are not told again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from atoll.link.messages import approval
 from atoll.link.values import is_within, strict_json
 from atoll.model.json_size import values_in
+from atoll.model.stream_event import StreamEvent
 from atoll.protocol import frames
 from atoll.service.executions.mime import DEPTH, VALUES, shaped
 
@@ -30,12 +31,6 @@ GAP = 0
 OUTPUTS = {frames.STDOUT: "stdout", frames.STDERR: "stderr"}
 LINES = {frames.APPROVAL: "approval", frames.DISPLAY: "display"}
 """Channels of JSON lines, and the events that they are."""
-
-
-class Event(NamedTuple):
-    number: int | None
-    name: str
-    content: bytes | dict[str, Any] | Execution
 
 
 def number(retry_count: int, place: int) -> int:
@@ -93,7 +88,7 @@ def lines_of(outcome: Outcome) -> list[dict[str, Any]]:
     return list(LineBuffer().feed(outcome.results_json or b""))
 
 
-def replay(execution: Execution) -> Iterator[Event]:
+def replay(execution: Execution) -> Iterator[StreamEvent]:
     """The events of an execution that has ended, from its record."""
     outcome, attempt = execution.outcome, execution.retry_count
     if outcome is None:
@@ -101,13 +96,13 @@ def replay(execution: Execution) -> Iterator[Event]:
     if attempt:
         lost = execution.attempts[attempt - 1] if len(execution.attempts) >= attempt else None
         cause = None if lost is None else lost.cause
-        yield Event(number(attempt, 0), "retry", {"attempt": attempt + 1, "cause": cause})
-    yield Event(number(attempt, 1), "started", {"attempt": attempt + 1})
+        yield StreamEvent(number(attempt, 0), "retry", {"attempt": attempt + 1, "cause": cause})
+    yield StreamEvent(number(attempt, 1), "started", {"attempt": attempt + 1})
     yield from _entries(outcome, attempt)
-    yield Event(of_result(attempt), "result", execution)
+    yield StreamEvent(of_result(attempt), "result", execution)
 
 
-def _entries(outcome: Outcome, attempt: int) -> Iterator[Event]:
+def _entries(outcome: Outcome, attempt: int) -> Iterator[StreamEvent]:
     whole = {"stdout": outcome.stdout, "stderr": outcome.stderr}
     log = outcome.log
     if log is None:
@@ -123,9 +118,9 @@ def _entries(outcome: Outcome, attempt: int) -> Iterator[Event]:
             piece = whole[name][told[name] : told[name] + size]
             told[name] += size
             if piece:
-                yield Event(here, name, piece)
+                yield StreamEvent(here, name, piece)
         elif channel in LINES:
             for line in lines.feed(shown[taken : taken + size]):
                 if (content := told_of(channel, line)) is not None:
-                    yield Event(here, LINES[channel], content)
+                    yield StreamEvent(here, LINES[channel], content)
             taken += size

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.link.output import Intake, RunLimits
 from atoll.model.execution import Execution, ExecutionStatus
+from atoll.model.stream_event import StreamEvent
 from atoll.protocol import frames
 from atoll.service.executions import event_log
-from atoll.service.executions.event_log import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class Run:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self.events: list[Event] = []
+        self.events: list[StreamEvent] = []
         """In order; bounded by the output limit, and on a terminal by `ring`."""
         self.forgotten = 0
         """How many events have left at the front."""
@@ -159,7 +159,7 @@ class Run:
         self.changed.set()
 
     def _tell(self, number: int, name: str, content: bytes | dict[str, Any]) -> None:
-        self.events.append(Event(number, name, content))
+        self.events.append(StreamEvent(number, name, content))
         self.changed.set()
 
     def _forget(self) -> None:

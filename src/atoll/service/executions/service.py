@@ -27,8 +27,8 @@ from atoll.errors import (
 from atoll.link.client import ExecutorError
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
+from atoll.model.stream_event import StreamEvent
 from atoll.service.executions import event_log
-from atoll.service.executions.event_log import Event
 from atoll.service.executions.follower import Followers
 
 if TYPE_CHECKING:
@@ -434,7 +434,7 @@ class Executions:
 
     # What happens to it
 
-    async def events(self, execution_id: str, after: int) -> AsyncIterator[Event]:
+    async def events(self, execution_id: str, after: int) -> AsyncIterator[StreamEvent]:
         """
         What happens to an execution from behind the number `after` on; the last event is `result`
         with the execution.
@@ -458,7 +458,7 @@ class Executions:
             self._followers.leave(mirror)
 
 
-async def _live_events(run: Run, after: int) -> AsyncIterator[Event]:
+async def _live_events(run: Run, after: int) -> AsyncIterator[StreamEvent]:
     position, beats, ahead = 0, run.beats, None
     while True:
         run.changed.clear()
@@ -472,18 +472,18 @@ async def _live_events(run: Run, after: int) -> AsyncIterator[Event]:
         if run.ahead != ahead:
             ahead = run.ahead
             if ahead is not None:
-                yield Event(None, "queued", {"ahead": ahead})
+                yield StreamEvent(None, "queued", {"ahead": ahead})
                 continue  # Whatever came meanwhile may have been cleared by another reader.
         if run.beats != beats:
             beats = run.beats
-            yield Event(None, "heartbeat", {})
+            yield StreamEvent(None, "heartbeat", {})
             continue
         await run.changed.wait()
     execution = run.execution
     if execution.outcome is not None:
         last = event_log.of_result(execution.retry_count)
         if last > after:
-            yield Event(last, "result", execution)
+            yield StreamEvent(last, "result", execution)
 
 
 def _not_running(execution: Execution, code: str = "execution_not_running") -> Conflict:

@@ -11,9 +11,8 @@ What was kept of a session that has ended, or whose node cannot be reached, is r
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from atoll.errors import (
     AtollError,
@@ -32,13 +31,14 @@ from atoll.link.messages import MAX_NOTICE, FileEntry, notice
 from atoll.model.page import Page
 from atoll.model.times import moment
 from atoll.service import cursors
+from atoll.service.files.types import ByteRange, Download, FileInfo, SearchMatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from datetime import datetime
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
+    from atoll.service.files.checkpoint_files import CheckpointFiles
     from atoll.service.sessions.connections import Connection, Connections
 
     Tags = list[str] | None
@@ -66,69 +66,6 @@ WORK_TIMEOUT = timedelta(minutes=10)
 """How long an executor may take to copy files, or to unpack an archive that it was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    path: str
-    type: str
-    size: int
-    mode: int
-    modified_at: datetime
-    etag: str | None = None
-    """Another one whenever the content may be another."""
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Bytes of a file: from first to last, or the last so many when there is no first."""
-
-    first: int | None
-    last: int | None
-    if_range: str | None = None
-    """All of the file when it has another tag than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Download:
-    entry: Entry
-    start: int | None
-    """None when the file has none of the bytes that were asked for."""
-    stop: int
-    content: AsyncIterator[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    path: str
-    line: int
-    column: int
-    text: str
-
-
-class Kept(Protocol):
-    """Files of sessions that are away, as they were kept last."""
-
-    async def open(
-        self, session_id: str, path: str, start: int, end: int | None
-    ) -> tuple[Entry, AsyncIterator[bytes]] | None:
-        """
-        A file, and its bytes from `start` up to but not including `end`; None when nothing is kept
-        of it. The entry is of the whole file. The path is as it was given: it is this one's to see
-        that it leads to a file of this session and nowhere else.
-        """
-
-    async def list(
-        self, session_id: str, path: str, *, after: str | None, limit: int
-    ) -> tuple[list[Entry], str | None] | None:
-        """
-        Entries of a directory by name, beyond the name `after`, and the name to go on behind; None
-        when nothing is kept of it.
-        """
-
-
 class Files:
     def __init__(
         self,
@@ -136,12 +73,12 @@ class Files:
         driver: Driver,
         *,
         work_timeout: timedelta = WORK_TIMEOUT,
-        kept: Kept | None = None,
+        checkpoint_files: CheckpointFiles | None = None,
     ) -> None:
         self._connections = connections
         self._driver = driver
         self._work_timeout = work_timeout
-        self._kept = kept
+        self._checkpoint_files = checkpoint_files
         self.changed: Callable[[str], None] = lambda session_id: None
         """Told of each session whose files may be others now."""
 
@@ -149,14 +86,14 @@ class Files:
 
     async def list(
         self, session_id: str, path: str, *, cursor: str | None, limit: int
-    ) -> Page[Entry]:
+    ) -> Page[FileInfo]:
         after, limit = cursors.read("n", cursor), min(limit, MAX_LIST)
         try:
             answer = await self._call(session_id, "list", path=path, after=after, limit=limit)
         except AtollError as error:
             kept = None
-            if self._kept is not None and isinstance(error, _AWAY):
-                kept = await self._kept.list(session_id, path, after=after, limit=limit)
+            if self._checkpoint_files is not None and isinstance(error, _AWAY):
+                kept = await self._checkpoint_files.list(session_id, path, after=after, limit=limit)
             if kept is None:
                 raise
             return Page(tuple(kept[0]), cursors.written("n", kept[1]))
@@ -165,7 +102,7 @@ class Files:
 
     async def tree(
         self, session_id: str, path: str, *, glob: str | None, cursor: str | None, limit: int
-    ) -> Page[Entry]:
+    ) -> Page[FileInfo]:
         """
         What is below a directory, or those that match a pattern, each directory before what is in
         it. A page may have fewer than `limit` and not be the last.
@@ -193,7 +130,7 @@ class Files:
         glob: str | None,
         cursor: str | None,
         limit: int,
-    ) -> Page[Match]:
+    ) -> Page[SearchMatch]:
         """Lines of text that hold something; pages as in `tree`."""
         after, line = _search_place(cursor)
         answer = await self._call(
@@ -209,12 +146,12 @@ class Files:
             limit=min(limit, MAX_LIST),
             seconds=SEARCH_SECONDS,
         )
-        found = tuple(Match(**match) for match in answer["matches"])
+        found = tuple(SearchMatch(**match) for match in answer["matches"])
         following = answer["next"]
         place = None if following is None else json.dumps([following["path"], following["line"]])
         return Page(found, cursors.written("s", place))
 
-    async def stat(self, session_id: str, path: str) -> Entry:
+    async def stat(self, session_id: str, path: str) -> FileInfo:
         return _entry((await self._call(session_id, "stat", path=path))["entry"])
 
     async def watch(
@@ -231,7 +168,7 @@ class Files:
     # Content
 
     async def read(
-        self, session_id: str, path: str, part: Range | None = None, *, head: bool = False
+        self, session_id: str, path: str, part: ByteRange | None = None, *, head: bool = False
     ) -> Download:
         """A file and its content, which is read as fast as it is taken; with `head`, none of it."""
         try:
@@ -249,18 +186,18 @@ class Files:
         return Download(_entry(entry), entry["start"], entry["stop"], content)
 
     async def _read_kept(
-        self, session_id: str, path: str, part: Range | None, head: bool, error: AtollError
+        self, session_id: str, path: str, part: ByteRange | None, head: bool, error: AtollError
     ) -> Download | None:
-        if self._kept is None or not isinstance(error, _AWAY):
+        if self._checkpoint_files is None or not isinstance(error, _AWAY):
             return None
-        found = await self._kept.open(session_id, path, 0, 0)
+        found = await self._checkpoint_files.open(session_id, path, 0, 0)
         if found is None:
             return None
         entry = found[0]
         start, stop = _chosen(entry, part)
         content = found[1]
         if not head and start is not None and stop > start:
-            again = await self._kept.open(session_id, path, start, stop)
+            again = await self._checkpoint_files.open(session_id, path, start, stop)
             if again is None:
                 return None
             content = again[1]
@@ -275,7 +212,7 @@ class Files:
         mode: int = 0o644,
         if_match: Tags = None,
         if_none_match: Tags = None,
-    ) -> Entry:
+    ) -> FileInfo:
         """The file is there whole, or is as it was."""
         connection = await self._connections.get(session_id)
         write = connection.link.write(
@@ -318,16 +255,16 @@ class Files:
 
     # Changing
 
-    async def mkdir(self, session_id: str, path: str, *, parents: bool) -> Entry:
+    async def mkdir(self, session_id: str, path: str, *, parents: bool) -> FileInfo:
         return _entry((await self._call(session_id, "mkdir", path=path, parents=parents))["entry"])
 
-    async def move(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
+    async def move(self, session_id: str, source: str, target: str, *, overwrite: bool) -> FileInfo:
         answer = await self._call(
             session_id, "move", source=source, target=target, overwrite=overwrite
         )
         return _entry(answer["entry"])
 
-    async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> Entry:
+    async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> FileInfo:
         """A file or a tree; the copy is there whole or not at all."""
         connection = await self._connections.get(session_id)
         copy = connection.link.call(
@@ -340,7 +277,7 @@ class Files:
         )
         return _entry((await self._changing(session_id, copy))["entry"])
 
-    async def chmod(self, session_id: str, path: str, mode: int) -> Entry:
+    async def chmod(self, session_id: str, path: str, mode: int) -> FileInfo:
         return _entry((await self._call(session_id, "chmod", path=path, mode=mode))["entry"])
 
     async def remove(self, session_id: str, path: str, *, recursive: bool) -> None:
@@ -392,7 +329,7 @@ async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[d
             yield found
 
 
-def _chosen(entry: Entry, part: Range | None) -> tuple[int | None, int]:
+def _chosen(entry: FileInfo, part: ByteRange | None) -> tuple[int | None, int]:
     """As the executor does it."""
     if part is None or part.if_range not in (None, entry.etag):
         return 0, entry.size
@@ -417,8 +354,8 @@ def _search_place(cursor: str | None) -> tuple[str | None, int]:
     return path, line
 
 
-def _entry(item: FileEntry) -> Entry:
-    return Entry(
+def _entry(item: FileEntry) -> FileInfo:
+    return FileInfo(
         path=item["path"],
         type=item["type"],
         size=item["size"],

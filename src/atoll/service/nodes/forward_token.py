@@ -21,7 +21,7 @@ from atoll.errors import Forbidden, TemporaryError
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
-    from atoll.service.nodes.nonces import Nonces
+    from atoll.service.nodes.replay_guard import ReplayGuard
 
 LIFETIME = 60
 """Seconds that a token is accepted before and after its time: clocks differ."""
@@ -56,7 +56,7 @@ class ForwardToken:
 
 
 class ForwardTokens:
-    def __init__(self, secret: str, node_id: str, clock: Clock, nonces: Nonces) -> None:
+    def __init__(self, secret: str, node_id: str, clock: Clock, nonces: ReplayGuard) -> None:
         self._key = hmac.digest(secret.encode(), _PURPOSE, "sha256")
         self._node_id = node_id
         self._clock = clock

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.model.session import Cause, Session
-    from atoll.service.nodes.placement import Placements
+    from atoll.service.placement.service import Placement
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ WAITS = "waits_for_node"
 
 class Migrations:
     def __init__(
-        self, store: Store, placements: Placements, coordination: Coordination, clock: Clock
+        self, store: Store, placements: Placement, coordination: Coordination, clock: Clock
     ) -> None:
         self._store = store
         self._placements = placements

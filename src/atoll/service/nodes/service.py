@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, NotFound, TemporaryError
 from atoll.model.event import Event
-from atoll.model.node import Drain, Node, NodeStatus
+from atoll.model.node import Drain, Node, NodeStatus, versioned_name
 from atoll.model.placement import MOUNT
-from atoll.model.session import SessionStatus
+from atoll.model.session import WITH_INSTANCE, SessionStatus
 from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
@@ -37,25 +37,11 @@ TEMPLATES_SECONDS = 60.0
 MOST_TEMPLATES = 500
 """Templates that a node tells that it has, newest first."""
 PAGE = 100
-WITH_INSTANCE = (
-    SessionStatus.CREATING,
-    SessionStatus.STARTING,
-    SessionStatus.RESTORING,
-    SessionStatus.RUNNING,
-    SessionStatus.PAUSING,
-    SessionStatus.PAUSED,
-    SessionStatus.STOPPING,
-)
-"""Those that have one, or are about to."""
 
 
 def node_topic(node_id: str) -> str:
     """What is told when something was decided about a node, or sessions have left it."""
     return f"node.{node_id}"
-
-
-def edition(template_id: str, number: int) -> str:
-    return f"{template_id}@{number}"
 
 
 class Nodes:
@@ -116,7 +102,7 @@ class Nodes:
             metrics=metrics,
             sessions=await self.sessions(self.id),
             templates=await self._cached(),
-            building=tuple(edition(*key) for key in self._builds.building),
+            building=tuple(versioned_name(*key) for key in self._builds.building),
             pool=await self._pool(),
             shared_blobs=self._settings.blob.url is not None,
             seen_at=self._clock.now(),
@@ -173,7 +159,7 @@ class Nodes:
                     # The driver's `health` tells; all else that is told of the node stays true.
                     return () if self._templates is None else self._templates[1]
                 if here:
-                    found.append(edition(template.id, template.number))
+                    found.append(versioned_name(template.id, template.number))
             cursor = page.next_cursor
             if cursor is None:
                 break

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from atoll.drivers.relay import origin
 from atoll.errors import InvalidRequest
-from atoll.service.packages.pages import JSON_PAGE
+from atoll.service.packages.index_page import JSON_PAGE
 
 if TYPE_CHECKING:
     from atoll.settings import PackageSettings

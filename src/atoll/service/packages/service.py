@@ -34,9 +34,9 @@ from atoll.model import packages as model
 from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.packages.gateway import Gateway
 from atoll.service.packages.index import find_index
-from atoll.service.packages.installation import Installation
+from atoll.service.packages.index_proxy import IndexProxy
+from atoll.service.packages.running_install import RunningInstall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -90,7 +90,7 @@ class Packages:
         self._interpreters: dict[tuple[str, datetime, int], Interpreter] = {}
         self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(CONCURRENCY)
-        self._running: dict[str, Installation] = {}
+        self._running: dict[str, RunningInstall] = {}
 
     # What sessions ask for
 
@@ -291,7 +291,7 @@ class Packages:
         """
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = Installation()
+            running = self._running[key] = RunningInstall()
             work = self._run(key, running, install, template, interpreter, pins=pins, since=since)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -326,7 +326,7 @@ class Packages:
     async def _run(
         self,
         key: str,
-        running: Installation,
+        running: RunningInstall,
         install: Install,
         template: Template,
         interpreter: Interpreter,
@@ -350,7 +350,7 @@ class Packages:
                 return found
             async with (
                 self._environments.downloads() as place,
-                Gateway(index, settings, running.say, place) as gateway,
+                IndexProxy(index, settings, running.say, place) as gateway,
             ):
                 spec = InstallSpec(
                     key=key,
@@ -383,7 +383,7 @@ class Packages:
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
 
-    async def _write_log(self, session_id: str | None, running: Installation) -> None:
+    async def _write_log(self, session_id: str | None, running: RunningInstall) -> None:
         """While it grows, so that every replica of the node can show it."""
         written = None
         while True:

@@ -45,7 +45,7 @@ RATE_WINDOW = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyInstance:
     """An instance with its link, as it has come up."""
 
     instance: Instance
@@ -58,7 +58,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PoolPlan:
     """What the refill wants a template's pool to be."""
 
     template: Template
@@ -74,10 +74,10 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState:
+class PoolStatus:
     """A template's pool in this control plane."""
 
-    outlook: Outlook
+    outlook: PoolPlan
     ready: int
     starting: int
     others: int
@@ -113,12 +113,12 @@ class Pool:
         self._ephemeral = ephemeral
         self._callback = callback
         """Where the executor of an instance is to report, if anywhere."""
-        self._ready: dict[Edition, list[Ready]] = {}
+        self._ready: dict[Edition, list[ReadyInstance]] = {}
         """Oldest first."""
         self._kept: set[Edition] = set()
-        self._dead: list[Ready] = []
+        self._dead: list[ReadyInstance] = []
         self.demand = PoolStats(clock, RATE_WINDOW)
-        self.outlooks: dict[str, Outlook] = {}
+        self.plans: dict[str, PoolPlan] = {}
         """By template; how the refill sees them."""
         self.starting: Counter[Edition] = Counter()
         """Instances that the refill is making."""
@@ -129,7 +129,7 @@ class Pool:
         self.stale = True
         """Whether templates have changed since the refill read them."""
 
-    def take(self, template: Template, resources: Resources) -> Ready | None:
+    def take(self, template: Template, resources: Resources) -> ReadyInstance | None:
         """The newest one. A session with another disk than the template's needs one of its own."""
         if resources.disk != template.default_resources.disk:
             return None
@@ -146,7 +146,7 @@ class Pool:
         self.changed.set()
         return found
 
-    def put(self, template: Template, ready: Ready) -> None:
+    def put(self, template: Template, ready: ReadyInstance) -> None:
         # One that dies while it waits is missed at once, not when somebody comes for it.
         ready.link.closed.add_done_callback(lambda _: self.changed.set())
         waiting = self._ready.setdefault(template.edition, [])
@@ -180,7 +180,7 @@ class Pool:
             for ready in waiting
         )
 
-    def keep(self, templates: list[Template]) -> list[Ready]:
+    def keep(self, templates: list[Template]) -> list[ReadyInstance]:
         """
         Have pools of these templates as they are now, and of no others. Gives back what is to be
         destroyed: what belongs to others, and what has died.
@@ -195,7 +195,7 @@ class Pool:
             self._ready[key] = [ready for ready in waiting if ready.link.alive]
         return dropped
 
-    def shrink(self, template: Template, size: int) -> list[Ready]:
+    def shrink(self, template: Template, size: int) -> list[ReadyInstance]:
         """Take out the oldest of those above `size`, to be destroyed."""
         waiting = self._ready.get(template.edition, [])
         many = max(0, len(waiting) - size)
@@ -217,15 +217,15 @@ class Pool:
         """Ready instances of all control planes of this node, by template."""
         return dict(Counter(self.sizes()) + Counter(await self.elsewhere()))
 
-    async def states(self) -> list[PoolState]:
+    async def states(self) -> list[PoolStatus]:
         """The pools of this control plane, in order of their templates' ids."""
         others = await self.elsewhere()
         found = []
-        for template_id, outlook in sorted(self.outlooks.items()):
+        for template_id, outlook in sorted(self.plans.items()):
             template = outlook.template
             ages = self.ages(template)
             hits, misses = self.demand.counts(template_id)
-            state = PoolState(
+            state = PoolStatus(
                 outlook=outlook,
                 ready=len(ages),
                 starting=self.starting[template.edition],
@@ -249,7 +249,7 @@ class Pool:
         workspace: str | None = None,
         volumes: tuple[tuple[Volume, VolumeMount], ...] = (),
         prefix: str | None = None,
-    ) -> Ready:
+    ) -> ReadyInstance:
         """
         A new instance, recorded and connected; none is left behind when that fails.
 
@@ -293,7 +293,7 @@ class Pool:
         except BaseException:
             await asyncio.shield(self.clear(spec.instance_id, workspace is None))
             raise
-        return Ready(instance, link, resources, made_at)
+        return ReadyInstance(instance, link, resources, made_at)
 
     async def adopt(self, template: Template, instance: Instance) -> bool:
         """
@@ -307,7 +307,7 @@ class Pool:
         link = await self._driver.connect(instance.handle)
         age = (self._clock.now() - instance.created_at).total_seconds()
         made_at = self._clock.monotonic() - max(0.0, age)
-        self.put(template, Ready(instance, link, template.default_resources, made_at))
+        self.put(template, ReadyInstance(instance, link, template.default_resources, made_at))
         return True
 
     async def clear(self, instance_id: str, workspace_too: bool) -> None:
@@ -319,7 +319,7 @@ class Pool:
                     await self._driver.discard(self._driver.workspace_of(handle))
         await self._store.instances.remove(instance_id)
 
-    async def destroy(self, ready: Ready) -> None:
+    async def destroy(self, ready: ReadyInstance) -> None:
         """End an instance that no session owns, and its workspace."""
         ready.link.close()
         await self._driver.destroy(ready.instance.handle)
@@ -329,7 +329,7 @@ class Pool:
     async def close(self) -> None:
         slots = asyncio.Semaphore(AT_ONCE)
 
-        async def end(ready: Ready) -> None:
+        async def end(ready: ReadyInstance) -> None:
             async with slots:
                 await self.destroy(ready)
 

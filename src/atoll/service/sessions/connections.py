@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from atoll.model.volume import Volume, VolumeMount
     from atoll.service.background import BackgroundTasks
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.pool.service import Pool, Ready
+    from atoll.service.pool.service import Pool, ReadyInstance
     from atoll.service.templates.service import Templates
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
@@ -110,11 +110,6 @@ def still_up(session: Session, now: datetime) -> Session:
     return dataclasses.replace(
         session, rested_at=None, expires_at=now + timedelta(seconds=session.timeout)
     )
-
-
-def mounted_at(session: Session) -> str | None:
-    """Where in the blob store the session's workspace is, when it is mounted from there."""
-    return f"mounts/{session.id}" if session.workspace_mode is WorkspaceMode.MOUNT else None
 
 
 class Connection:
@@ -444,13 +439,13 @@ class Connections:
         self.reconnected(connection)
         return connection
 
-    async def make(self, session: Session) -> Ready:
+    async def make(self, session: Session) -> ReadyInstance:
         """
         A new instance for the session, with its workspace when it has one; one that this node does
         not have comes from its last checkpoint. For whoever has the lease of its instance.
         """
         template = await self._templates.numbered(session.template_id, session.template_version)
-        prefix = mounted_at(session)
+        prefix = session.mount_prefix
         make = functools.partial(
             self._pool.make,
             template,
@@ -484,9 +479,9 @@ class Connections:
         self,
         checkpoints: Checkpoints,
         source: str,
-        ready: Ready,
-        make: Callable[..., Awaitable[Ready]],
-    ) -> Ready:
+        ready: ReadyInstance,
+        make: Callable[..., Awaitable[ReadyInstance]],
+    ) -> ReadyInstance:
         """An instance with the files of session `source`: this one, or another if need be."""
 
         async def again() -> Link:
@@ -696,7 +691,7 @@ def _running(session: Session, now: datetime) -> Session:
     )
 
 
-def _restored(session: Session, ready: Ready) -> tuple[Warning, ...]:
+def _restored(session: Session, ready: ReadyInstance) -> tuple[Warning, ...]:
     if session.workspace in (None, ready.instance.workspace):
         return ()
     words = "The workspace was lost with its node's disk; its files are those of the last save."

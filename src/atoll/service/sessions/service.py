@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.model.resources import Resources
     from atoll.service.background import BackgroundTasks
-    from atoll.service.pool.service import Pool, Ready
+    from atoll.service.pool.service import Pool, ReadyInstance
     from atoll.service.sessions.autosave import Autosave
     from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.provisioning import Extras, Provisioning
@@ -270,7 +270,7 @@ class Sessions:
             )
         return seconds
 
-    async def _adopt(self, session: Session, ready: Ready) -> Session:
+    async def _adopt(self, session: Session, ready: ReadyInstance) -> Session:
         """A session on a ready instance: one commit."""
         session = dataclasses.replace(
             session,
@@ -300,7 +300,7 @@ class Sessions:
         self.created["pool"] += 1
         return session
 
-    async def _settle(self, session: Session, ready: Ready) -> None:
+    async def _settle(self, session: Session, ready: ReadyInstance) -> None:
         """
         After a write whose fate is not known: keep the instance if the session was recorded, so
         that who repeats the request finds it.

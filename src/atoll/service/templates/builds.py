@@ -27,8 +27,8 @@ from atoll.errors import (
     TemporaryError,
 )
 from atoll.model.event import template_event
+from atoll.model.stream_event import StreamEvent
 from atoll.model.template import TemplateStatus
-from atoll.service.executions.event_log import Event
 from atoll.service.templates.build_logs import BuildLogs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
-    from atoll.model.event import Event as Change
+    from atoll.model.event import Event
     from atoll.model.template import Build, Layer, Template
     from atoll.service.background import BackgroundTasks
     from atoll.service.packages.service import Packages
@@ -134,7 +134,7 @@ class Builds:
         await self._templates.tell()
         return template
 
-    def _event(self, template: Template) -> Change:
+    def _event(self, template: Template) -> Event:
         """A build that is to be tried again is `pending`."""
         return template_event(template, template.status, self._clock.now())
 
@@ -257,7 +257,9 @@ class Builds:
     async def log(self, template_id: str, number: int | None = None) -> bytes:
         return bytes((await self._logs.read(await self._version(template_id, number))).data)
 
-    async def follow(self, template_id: str, number: int | None = None) -> AsyncIterator[Event]:
+    async def follow(
+        self, template_id: str, number: int | None = None
+    ) -> AsyncIterator[StreamEvent]:
         """What is printed, as `log`, and each change as `status`, until the build has ended."""
         template = await self._version(template_id, number)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -271,10 +273,10 @@ class Builds:
             text = decoder.decode(said.after(position), template.status.settled)
             position = max(position, said.end)
             if text:
-                yield Event(None, "log", {"text": text})
+                yield StreamEvent(None, "log", {"text": text})
             if (now := _shown(template)) != shown:
                 shown = now
-                yield Event(None, "status", shown)
+                yield StreamEvent(None, "status", shown)
             if template.status.settled:
                 return
             try:

@@ -30,7 +30,7 @@ from atoll.model.template import (
     TemplateStatus,
 )
 from atoll.service import cursors
-from atoll.service.templates.resource_limits import NodeLimits
+from atoll.service.templates.node_limits import NodeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

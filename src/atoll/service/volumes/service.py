@@ -18,7 +18,6 @@ from atoll.drivers.base import NotEmptied
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import LOCAL, S3, Volume
-from atoll.service.sessions.connections import mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +71,7 @@ class Volumes:
 
     async def discard_mounted(self, session: Session) -> None:
         """Remove what an ended session had in a workspace that was mounted."""
-        prefix = mounted_at(session)
+        prefix = session.mount_prefix
         if prefix is not None and session.status.ended:
             await self._empty(prefix, later=True)
             try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from atoll.errors import AtollError
-from atoll.service.webhooks.addresses import parse, resolve
+from atoll.service.webhooks.url import parse, resolve
 from atoll.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ IDLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class DeliveryResult:
     """What came of one try."""
 
     status: int | None = None
@@ -66,7 +66,7 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-class Sender:
+class WebhookSender:
     """Makes the lines on which events go out."""
 
     def __init__(self, encryption: Encryption, clock: Clock, settings: EventSettings) -> None:
@@ -75,14 +75,14 @@ class Sender:
         self._settings = settings
         self._tls: ssl.SSLContext | None = None
 
-    async def line(self) -> Line:
+    async def line(self) -> WebhookClient:
         """One for each webhook: a connection that another left open was made for another name."""
         if self._tls is None:
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        return Line(self._tls, self._encryption, self._clock, self._settings)
+        return WebhookClient(self._tls, self._encryption, self._clock, self._settings)
 
 
-class Line:
+class WebhookClient:
     def __init__(
         self, tls: ssl.SSLContext, encryption: Encryption, clock: Clock, settings: EventSettings
     ) -> None:
@@ -102,26 +102,26 @@ class Line:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def send(self, webhook: Webhook, event: Event, message_id: str) -> Answered:
+    async def send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
         """Never raises for what the other side does."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._send(webhook, event, message_id)
         except TimeoutError:
-            return Answered(error=f"It did not answer within {self._timeout:g} s.")
+            return DeliveryResult(error=f"It did not answer within {self._timeout:g} s.")
         except AtollError as error:
-            return Answered(error=error.message[:LONGEST_ERROR])
+            return DeliveryResult(error=error.message[:LONGEST_ERROR])
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return Answered(error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+            return DeliveryResult(error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
 
-    async def _send(self, webhook: Webhook, event: Event, message_id: str) -> Answered:
+    async def _send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
         target = parse(webhook.url)
         addresses = await resolve(target, private=self._private, timeout=self._timeout)
         secret = await asyncio.to_thread(
             self._encryption.open, webhook.secret, sealed_about(webhook.id)
         )
         if secret is None:
-            return Answered(error="Its secret cannot be read: a key of secrets.key is missing.")
+            return DeliveryResult(error="Cannot decrypt the secret: its key is not in secrets.key.")
         body = json.dumps(event_out(event), separators=(",", ":")).encode()
         timestamp = int(self._clock.now().timestamp())
         headers = {
@@ -150,9 +150,9 @@ class Line:
         raise refused
 
 
-def _judged(status: int) -> Answered:
+def _judged(status: int) -> DeliveryResult:
     if 200 <= status < 300:
-        return Answered(status)
+        return DeliveryResult(status)
     if 300 <= status < 400:
-        return Answered(status, f"It answered {status}; redirects are not followed.")
-    return Answered(status, f"It answered {status}.")
+        return DeliveryResult(status, f"It answered {status}; redirects are not followed.")
+    return DeliveryResult(status, f"It answered {status}.")

@@ -20,15 +20,15 @@ from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.event import Event
 from atoll.model.webhook import MOST_WEBHOOKS, Webhook
-from atoll.service.webhooks.addresses import parse, resolve
 from atoll.service.webhooks.delivery import SECRET, sealed_about
+from atoll.service.webhooks.url import parse, resolve
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.service.auth.encryption import Encryption
     from atoll.service.events.service import Feed
-    from atoll.service.webhooks.delivery import Answered, Sender
+    from atoll.service.webhooks.delivery import DeliveryResult, WebhookSender
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
 
@@ -45,7 +45,7 @@ class Webhooks:
         self,
         store: Store,
         feed: Feed,
-        sender: Sender,
+        sender: WebhookSender,
         encryption: Encryption,
         coordination: Coordination,
         clock: Clock,
@@ -143,7 +143,7 @@ class Webhooks:
             raise NotFound(f"No webhook has the id {webhook_id}.", code="webhook_not_found")
         await self._tell()
 
-    async def test(self, webhook_id: str) -> Answered:
+    async def test(self, webhook_id: str) -> DeliveryResult:
         """Send it an event that is on no feed, once."""
         webhook = await self.get(webhook_id)
         event = Event("webhook.test", webhook.id, self._clock.now())

@@ -27,11 +27,11 @@ from atoll.api.rest.forwarding.route_target import TargetKind
 from atoll.api.rest.problems import problem
 from atoll.api.rest.requests import CreateSession
 from atoll.errors import AtollError, InvalidRequest, NodeUnreachable, NotFound, TemporaryError
+from atoll.model.node import versioned_name
 from atoll.model.placement import PlacementRequest, rank
 from atoll.model.session import WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.nodes.placement import mounts, pinned
-from atoll.service.nodes.service import edition
+from atoll.service.placement.service import mounts, pinned
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -148,7 +148,7 @@ class CreateForwarding:
         if resources is not template.default_resources:
             await self._templates.check_resources(resources)
         demand = PlacementRequest(
-            template=edition(template.id, template.number),
+            template=versioned_name(template.id, template.number),
             resources=resources,
             require=frozenset(template.require),
             features=mounts(body.workspace_mode, volumes) | template.features,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send
     from starlette.types import Scope as ASGIScope
 
-    from atoll.service.auth.service import Keys
+    from atoll.service.auth.service import ApiKeys
 
 OPEN_PATHS = html_pages.PATHS | {"/health", "/ready", "/openapi.json"}
 FORM = b"application/x-www-form-urlencoded"
@@ -37,7 +37,7 @@ class Authentication:
     `keys` is none.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
         self._app = app
         self._keys = keys
 
@@ -56,7 +56,7 @@ class Authentication:
             return
         await self._app(scope, receive, send)
 
-    async def _check(self, scope: ASGIScope, keys: Keys) -> None:
+    async def _check(self, scope: ASGIScope, keys: ApiKeys) -> None:
         secret = _secret(scope)
         if not secret:
             raise Unauthenticated(

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from atoll.api.rest.middleware.authentication import SAFE_METHODS, is_upload
 from atoll.api.rest.problems import problem
 from atoll.errors import InvalidRequest, TemporaryError
-from atoll.service.nodes.probing import PATH as NODE_PROBE
+from atoll.service.nodes.probe import PATH as NODE_PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.errors import NodeFull, TemporaryError
-from atoll.service.nodes.service import WITH_INSTANCE
+from atoll.model.session import WITH_INSTANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

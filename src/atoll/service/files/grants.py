@@ -45,7 +45,7 @@ class Grant:
     """The API key that asked for it; null where none is needed. For others to check."""
 
 
-class LinkTokens:
+class GrantTokens:
     def __init__(self, secret: str, clock: Clock) -> None:
         self._key = hmac.digest(secret.encode(), _PURPOSE, "sha256")
         self._clock = clock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from atoll.model import manifest
 from atoll.model.times import moment
-from atoll.service.files.service import Entry
+from atoll.service.files.types import FileInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +32,7 @@ class CheckpointFiles:
 
     async def open(
         self, session_id: str, path: str, start: int, end: int | None
-    ) -> tuple[Entry, AsyncIterator[bytes]] | None:
+    ) -> tuple[FileInfo, AsyncIterator[bytes]] | None:
         await self._left(session_id)
         found = await self._resolved(session_id, path)
         if found is None or found.kind != manifest.FILE:
@@ -41,7 +41,7 @@ class CheckpointFiles:
 
     async def list(
         self, session_id: str, path: str, *, after: str | None, limit: int
-    ) -> tuple[list[Entry], str | None] | None:
+    ) -> tuple[list[FileInfo], str | None] | None:
         await self._left(session_id)
         name = _name(path)
         if name is None or await self._checkpoints.get(session_id) is None:
@@ -51,7 +51,7 @@ class CheckpointFiles:
             if directory is None or directory.kind != manifest.DIRECTORY:
                 return None
         prefix = f"{name}/" if name else ""
-        listed: list[Entry] = []
+        listed: list[FileInfo] = []
         async for entry in self._checkpoints.entries(session_id, prefix + (after or "")):
             rest = entry.path.removeprefix(prefix)
             if not entry.path.startswith(prefix):
@@ -86,8 +86,8 @@ def _name(path: str) -> str | None:
     return None if ".." in parts else "/".join(parts)
 
 
-def _entry(found: manifest.Entry) -> Entry:
-    return Entry(
+def _entry(found: manifest.Entry) -> FileInfo:
+    return FileInfo(
         path=found.path,
         type=_TYPES[found.kind],
         size=found.size,

@@ -22,11 +22,11 @@ from packaging.utils import canonicalize_name
 
 from atoll.drivers import relay
 from atoll.drivers.relay import PIECE, Refused
-from atoll.service.packages.downloads import Downloads
-from atoll.service.packages.hosts import PackageHosts
+from atoll.service.packages.allowed_hosts import AllowedHosts
 from atoll.service.packages.index import ACCEPT
-from atoll.service.packages.links import Links, UnreadablePage
-from atoll.service.packages.pages import JSON_PAGE, PAGE_LIMIT
+from atoll.service.packages.index_files import IndexFiles, UnreadablePage
+from atoll.service.packages.index_page import JSON_PAGE, PAGE_LIMIT
+from atoll.service.packages.wheel_downloads import WheelDownloads
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import Wheel
     from atoll.drivers.relay import Peer, Way
-    from atoll.service.packages.downloads import Download
     from atoll.service.packages.index import Index
+    from atoll.service.packages.wheel_downloads import WheelDownload
     from atoll.settings import PackageSettings
 
 METADATA_LIMIT = 8 * 1024 * 1024
@@ -61,7 +61,7 @@ MAX_FILE_SIZE = 4 * 1024**3
 """Bytes of the largest file that is downloaded from the index."""
 
 
-class Gateway:
+class IndexProxy:
     def __init__(
         self, index: Index, settings: PackageSettings, say: Callable[[str], None], place: Path
     ) -> None:
@@ -70,9 +70,9 @@ class Gateway:
         self._settings = settings
         self._say = say
         """Told in the installation's log what the index did wrong."""
-        self._links = Links()
-        self._downloads = Downloads(place)
-        self._hosts = PackageHosts(index.url, settings)
+        self._links = IndexFiles()
+        self._downloads = WheelDownloads(place)
+        self._hosts = AllowedHosts(index.url, settings)
         self._left = settings.disk
         """Bytes that may still be downloaded."""
         self._pages = asyncio.Semaphore(PAGES)
@@ -81,7 +81,7 @@ class Gateway:
         self.away = False
         """Whether the index did not answer when it was asked: a fault that may pass."""
 
-    async def __aenter__(self) -> Gateway:
+    async def __aenter__(self) -> IndexProxy:
         # What is trusted is read from disk.
         tls = await asyncio.to_thread(self._index.tls)
         self._client = relay.client(tls=tls, trust_env=True)
@@ -206,7 +206,7 @@ class Gateway:
         response: httpx.Response,
         name: str,
         limit: int,
-        download: Download | None,
+        download: WheelDownload | None,
     ) -> None:
         sent, last = 0, b""
         async for data in response.aiter_raw(PIECE):

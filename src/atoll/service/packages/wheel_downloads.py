@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from atoll.service.packages.links import Link
+    from atoll.service.packages.index_files import IndexFile
 
 
-class Downloads:
+class WheelDownloads:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._number = 0
@@ -28,9 +28,9 @@ class Downloads:
     def wheels(self) -> list[Wheel]:
         return list(self._wheels.values())
 
-    def begin(self, link: Link) -> Download:
+    def begin(self, link: IndexFile) -> WheelDownload:
         self._number += 1
-        return Download(self, link, self._place / f"{self._number}.whl")
+        return WheelDownload(self, link, self._place / f"{self._number}.whl")
 
     def keep(self, wheel: Wheel) -> None:
         old = self._wheels.setdefault(wheel.digest + wheel.name, wheel)
@@ -38,10 +38,10 @@ class Downloads:
             wheel.path.unlink()
 
 
-class Download:
+class WheelDownload:
     """One wheel on its way. Blocking file work: callers use a thread."""
 
-    def __init__(self, downloads: Downloads, link: Link, path: Path) -> None:
+    def __init__(self, downloads: WheelDownloads, link: IndexFile, path: Path) -> None:
         self._downloads = downloads
         self._link = link
         self._path = path

@@ -12,7 +12,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 
-from atoll.service.packages import pages
+from atoll.service.packages import index_page
 
 READ_SECONDS = 60.0
 """For one page, on a busy machine too: its processor time has a limit of its own."""
@@ -25,7 +25,7 @@ class UnreadablePage(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class IndexFile:
     """A file as a page of the index links to it."""
 
     name: str
@@ -36,12 +36,12 @@ class Link:
     """Hexadecimal, by algorithm."""
 
 
-class Links:
+class IndexFiles:
     def __init__(self) -> None:
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, IndexFile] = {}
         self._bytes = 0
 
-    def get(self, token: str) -> Link | None:
+    def get(self, token: str) -> IndexFile | None:
         return self._links.get(token)
 
     async def rewrite(self, name: str, content: bytes, kind: str, url: str) -> bytes:
@@ -59,13 +59,13 @@ class Links:
             self._bytes += len(line)
             if self._bytes > MOST_BYTES:
                 raise UnreadablePage
-            self._links[token] = Link(*about)
+            self._links[token] = IndexFile(*about)
         return page
 
 
 async def _run(name: str, content: bytes, kind: str, url: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", pages.__file__,
+        sys.executable, "-I", "-S", index_page.__file__,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

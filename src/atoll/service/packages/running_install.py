@@ -14,7 +14,7 @@ LOG_LIMIT = 256 * 1024
 """Bytes of the log that are kept; of a longer one its beginning and its end."""
 
 
-class Installation:
+class RunningInstall:
     def __init__(self) -> None:
         self.task: asyncio.Task[PackageSet] | None = None
         self.waiting = 0

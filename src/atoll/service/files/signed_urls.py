@@ -19,15 +19,16 @@ import structlog
 
 from atoll import ids
 from atoll.errors import Forbidden, InvalidRequest, NotFound, TemporaryError
-from atoll.service.files.link_tokens import Grant
+from atoll.service.files.grants import Grant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.blobs.base import Blobs
-    from atoll.service.auth.service import Keys
-    from atoll.service.files.link_tokens import LinkTokens
-    from atoll.service.files.service import Entry, Files
+    from atoll.service.auth.service import ApiKeys
+    from atoll.service.files.grants import GrantTokens
+    from atoll.service.files.service import Files
+    from atoll.service.files.types import FileInfo
     from atoll.service.sessions.connections import Connections
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ ARTIFACT_LIFE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class SignedLink:
+class SignedUrl:
     url: str
     """Begins with `/` when it leads to this server, whatever that is called."""
     method: str
@@ -48,14 +49,14 @@ class SignedLink:
     """The link to POST to when something was put to a native one."""
 
 
-class SignedLinks:
+class SignedUrls:
     def __init__(
         self,
         files: Files,
         connections: Connections,
-        link_tokens: LinkTokens,
+        link_tokens: GrantTokens,
         blobs: Blobs,
-        keys: Keys | None,
+        keys: ApiKeys | None,
     ) -> None:
         """`keys` are those that links are made with; null where no key is needed."""
         self._files = files
@@ -82,9 +83,9 @@ class SignedLinks:
             )
         return grant
 
-    def _own(self, grant: Grant, life: timedelta) -> SignedLink:
+    def _own(self, grant: Grant, life: timedelta) -> SignedUrl:
         token, end = self._link_tokens.make(grant, life)
-        return SignedLink(PREFIX + token, grant.method, end)
+        return SignedUrl(PREFIX + token, grant.method, end)
 
     async def get(
         self,
@@ -94,7 +95,7 @@ class SignedLinks:
         *,
         key_id: str | None,
         filename: str | None = None,
-    ) -> SignedLink:
+    ) -> SignedUrl:
         await self._check(session_id, path)
         own = self._own(Grant("GET", session_id, path, filename, key_id=key_id), life)
         try:
@@ -106,7 +107,7 @@ class SignedLinks:
         except TemporaryError as error:
             log.info("link.not_native", session_id=session_id, error=error.message)
             return own
-        return own if url is None else SignedLink(url, "GET", own.expires_at, native=True)
+        return own if url is None else SignedUrl(url, "GET", own.expires_at, native=True)
 
     async def _export(self, session_id: str, path: str) -> str:
         """The file as an object, which is made unless this version of it is there already."""
@@ -120,7 +121,7 @@ class SignedLinks:
 
     async def put(
         self, session_id: str, path: str, life: timedelta, *, key_id: str | None, direct: bool
-    ) -> SignedLink:
+    ) -> SignedUrl:
         await self._check(session_id, path)
         own = self._own(Grant("PUT", session_id, path, key_id=key_id), life)
         if not direct:
@@ -135,9 +136,9 @@ class SignedLinks:
             return own
         grant = Grant("POST", session_id, path, upload=key, key_id=key_id)
         complete = self._own(grant, life)
-        return SignedLink(url, "PUT", own.expires_at, native=True, complete=complete.url)
+        return SignedUrl(url, "PUT", own.expires_at, native=True, complete=complete.url)
 
-    async def complete(self, grant: Grant) -> Entry:
+    async def complete(self, grant: Grant) -> FileInfo:
         """Bring what was put into the blob store into the workspace, and remove it there."""
         assert grant.upload is not None
         opened = await self._blobs.open(grant.upload)

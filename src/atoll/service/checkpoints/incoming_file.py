@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from atoll.model.manifest import Entry
 
 
-class ScanInput:
+class IncomingFile:
     """A file whose content comes in."""
 
     def __init__(self, entry: Entry) -> None:

@@ -27,21 +27,21 @@ from atoll.model.manifest import (
     PageWriter,
 )
 from atoll.service.checkpoints.chunks import AT_ONCE, digest
-from atoll.service.checkpoints.scan import listed
-from atoll.service.checkpoints.scan_input import (
-    ScanInput,
+from atoll.service.checkpoints.incoming_file import (
+    IncomingFile,
     checked,
     nonsense,
     number_of,
     placed,
     read_line,
 )
+from atoll.service.checkpoints.scan import listed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.link.client import Link
-    from atoll.service.checkpoints.chunks import Chunks
+    from atoll.service.checkpoints.chunks import ChunkStore
 
 WINDOW = 2000
 """Entries that are looked at together."""
@@ -69,8 +69,8 @@ class _Pack:
     name: str = ""
 
 
-class Capture:
-    def __init__(self, link: Link, objects: Chunks, before: Manifest | None) -> None:
+class CheckpointWriter:
+    def __init__(self, link: Link, objects: ChunkStore, before: Manifest | None) -> None:
         self._link = link
         self._objects = objects
         self._before = before
@@ -264,7 +264,7 @@ class Capture:
         if not wanted:
             return
         paths = [entry.path for index in wanted if (entry := entries[index]) is not None]
-        reading: ScanInput | None = None
+        reading: IncomingFile | None = None
         async for item in self._link.pull("collect", paths=paths):
             if isinstance(item, bytes):
                 if reading is None:
@@ -283,7 +283,7 @@ class Capture:
             if event == "gone":
                 yield index, None, b"", True
             elif event == "file":
-                reading = ScanInput(checked(item.get("entry")))
+                reading = IncomingFile(checked(item.get("entry")))
                 asked = entries[index]
                 if asked is None or reading.entry.path != asked.path or reading.entry.kind != FILE:
                     raise nonsense(f"{reading.entry.path!r}, which was not asked for")
@@ -292,7 +292,7 @@ class Capture:
                 found, small = await self._whole(done)
                 yield index, found, small, bool(item.get("same"))
 
-    async def _whole(self, reading: ScanInput) -> tuple[Entry | None, bytes]:
+    async def _whole(self, reading: IncomingFile) -> tuple[Entry | None, bytes]:
         """The file with its parts, and its data if that is little."""
         if reading.too_many:
             self.cut = True
@@ -307,7 +307,7 @@ class Capture:
         size = reading.place if reading.place < reading.entry.size else reading.entry.size
         return replace(reading.entry, size=size, parts=tuple(reading.parts)), small
 
-    async def _read(self, reading: ScanInput, data: bytes) -> None:
+    async def _read(self, reading: IncomingFile, data: bytes) -> None:
         if reading.place + len(data) > reading.entry.size:
             raise nonsense(f"more of {reading.entry.path!r} than it has")
         view = memoryview(data)
@@ -319,7 +319,7 @@ class Capture:
             if len(reading.data) == MAX_OBJECT or reading.place % MAX_OBJECT == 0:
                 await self._cut(reading, least=SMALL)
 
-    async def _hole(self, reading: ScanInput, length: int) -> None:
+    async def _hole(self, reading: IncomingFile, length: int) -> None:
         if reading.place + length > reading.entry.size:
             raise nonsense(f"more of {reading.entry.path!r} than it has")
         if reading.entry.size <= SMALL:
@@ -330,7 +330,7 @@ class Capture:
         if crosses:
             await self._cut(reading, least=SMALL)
 
-    async def _cut(self, reading: ScanInput, least: int = 1) -> None:
+    async def _cut(self, reading: IncomingFile, least: int = 1) -> None:
         """
         Store what was gathered of a large file, holes left out: so many pieces of data as there may
         be, objects are not small.

@@ -1,14 +1,14 @@
 """
-Which hosts the files of a package index may be at.
+Decides which hosts the files of a package index may be on.
 
-A page of the index may link anywhere. Links to the index's own origin are followed as they are, and
-so are those to hosts that settings name. Any other name is looked up here, all that it leads to has
-to be an address of the public internet, and the connection goes to an address that was judged and
-not to the name: else an index could have the control plane fetch from this machine, its network or
-the services that clouds have at fixed addresses, for code of a build to read.
+A page of the index may link anywhere. Links to the index's own origin are allowed, and so are links
+to hosts in the settings. Any other host must have public addresses alone, and the connection goes
+to one of the addresses that were checked. Otherwise an index could make the control plane fetch
+from this machine, its network or the metadata service of a cloud, and code of a build could read
+the response.
 
-Where a proxy of this process's environment is used, it is the proxy that looks names up, and the
-proxy's affair where they lead; addresses that are written as numbers are judged all the same.
+If the environment of this process names a proxy, the proxy resolves names, and is responsible for
+where they lead. Numeric addresses are checked in that case too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from atoll.drivers.relay import CONNECT_TIMEOUT, Refused, Way, origin
-from atoll.errors import InvalidRequest
+from atoll.service.http_target import PORTS, HttpTarget, UnknownHost
 from atoll.service.public_addresses import is_public
-from atoll.service.webhooks.addresses import Target, resolve
 
 if TYPE_CHECKING:
     from atoll.settings import PackageSettings
 
-PORTS = {"http": 80, "https": 443}
+MAX_ADDRESSES = 4
+"""Addresses of one name to which a download may connect."""
 
 
-class PackageHosts:
+class AllowedHosts:
     def __init__(self, index_url: str, settings: PackageSettings) -> None:
         self._index = origin(index_url)
         self._private = {host.lower() for host in settings.private_hosts}
@@ -39,8 +39,8 @@ class PackageHosts:
 
     async def ways(self, url: str) -> list[Way]:
         """
-        How to connect to an address that a page or a redirect names. Raises `Refused`, and
-        `httpx.ConnectError` when the name is not known.
+        How to connect to a URL that a page or a redirect names. Raises `Refused`, or
+        `httpx.ConnectError` if the host name does not resolve.
         """
         scheme, host, port = origin(url)
         if origin(url) == self._index or {host, f"{host}:{port}"} & self._private:
@@ -49,16 +49,16 @@ class PackageHosts:
             raise _refused()
         if scheme in getproxies() and not proxy_bypass(host):
             return [Way(url)]
-        target = Target(scheme, host, port or PORTS[scheme], _path(url))
+        target = HttpTarget(scheme, host, port or PORTS[scheme], _path(url))
         try:
-            found = await resolve(target, private=True, timeout=self._timeout)
-        except InvalidRequest as error:
-            raise httpx.ConnectError(error.message) from error
-        if not found or not all(is_public(address) for address in found):
+            addresses = await target.addresses(timeout=self._timeout)
+        except UnknownHost as error:
+            raise httpx.ConnectError(f"Cannot resolve the host name {host}.") from error
+        if not addresses or not all(map(is_public, addresses)):
             raise _refused()
         return [
             Way(target.at(address), {"Host": target.authority}, {"sni_hostname": host})
-            for address in found
+            for address in addresses[:MAX_ADDRESSES]
         ]
 
 
@@ -76,4 +76,4 @@ def _is_address(host: str) -> bool:
 
 
 def _refused() -> Refused:
-    return Refused(403, "It is at an address that is not public.")
+    return Refused(403, "The host has an address that is not public.")

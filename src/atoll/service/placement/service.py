@@ -11,10 +11,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError, TemporaryError
+from atoll.model.node import versioned_name
 from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
-from atoll.model.session import WorkspaceMode
+from atoll.model.session import WITH_INSTANCE, WorkspaceMode
 from atoll.model.volume import S3
-from atoll.service.nodes.service import WITH_INSTANCE, edition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REMEMBERED_SECONDS = 1.0
 
 
-class Placements:
+class Placement:
     def __init__(
         self,
         store: Store,
@@ -124,7 +124,7 @@ class Placements:
         template = await self._templates.numbered(session.template_id, session.template_version)
         volumes = [await self._store.volumes.get(mount.volume_id) for mount in session.volumes]
         return PlacementRequest(
-            template=edition(session.template_id, session.template_version),
+            template=versioned_name(session.template_id, session.template_version),
             resources=session.resources,
             require=frozenset(template.require),
             features=mounts(session.workspace_mode, volumes) | template.features,

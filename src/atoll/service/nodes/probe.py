@@ -35,7 +35,7 @@ LONGEST = 300
 _PURPOSE = b"atoll node probe 1"
 
 
-class Probing:
+class NodeProbe:
     def __init__(
         self, secret: str, clock: Clock, timeout: timedelta, ca_file: Path | None = None
     ) -> None:

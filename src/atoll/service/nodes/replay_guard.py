@@ -26,7 +26,7 @@ MAX_PER_MINUTE = 200_000
 """Beyond it requests are refused: forgetting one would let it be repeated."""
 
 
-class Nonces:
+class ReplayGuard:
     def __init__(self, directory: Path, lifetime: int) -> None:
         """A request is accepted for `lifetime` seconds before and after its time."""
         self._directory = directory

@@ -1,0 +1,1 @@
+"""Which node a session goes to, and whether this node accepts it."""
