@@ -187,7 +187,7 @@ def main() -> None:
 
     import atoll.app.application
     import atoll.sdk.client  # noqa: F401
-    from atoll.cli.main import app
+    from atoll.cli.commands import app
 
     command = typer.main.get_command(app)
     # What a collection marks would be copied in each fork.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from atoll.cli.main import app
+from atoll.cli.commands import app
 from atoll.stores.sql.schema import HEAD
 from tests.harness import Server
 from tests.servers import free_port

@@ -14,7 +14,7 @@ from gc import freeze
 
 
 def main() -> None:
-    from atoll.cli.main import app
+    from atoll.cli.commands import app
 
     # At exit the garbage collector would visit every imported object, several times.
     atexit.register(freeze)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from typer.testing import CliRunner
 
-from atoll.cli.main import app
+from atoll.cli.commands import app
 from tests.component.sdk.outside import KEY, Outside, ServerThread
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ def test_version_and_help_are_quick_to_load(atoll: Command) -> None:
     assert atoll("version").stdout.startswith(f"atoll {__version__}")
     assert json.loads(atoll("version", "--json").stdout)["atoll"] == __version__
     code = (
-        "import sys; from atoll.cli import root;"
+        "import sys; from atoll.cli import commands;"
         "assert not {'httpx', 'pydantic', 'asyncio', 'rich.table', 'fastapi'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -174,7 +174,7 @@ def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected
     outside.templates["sci$(reboot)"] = outside.templates["science"] | {"id": "sci$(reboot)"}
     shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
     shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
-    patient = "from atoll.cli import complete, main; complete._PATIENCE = 60; main()"
+    patient = "from atoll.cli import completion, main; completion._PATIENCE = 60; main()"
     done = subprocess.run(
         [sys.executable, "-c", patient],
         env={**os.environ, **shell}, capture_output=True, text=True,

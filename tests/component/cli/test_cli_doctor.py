@@ -81,7 +81,7 @@ def test_programs_get_the_same_fields_and_one_more(home: Path) -> None:
 def test_root_is_advised_nothing(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from atoll.cli.main import app
+    from atoll.cli.commands import app
 
     done = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)])
     assert "does not run as root" not in done.stdout
