@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local import host
+from atoll.drivers.local import cgroups
 from atoll.drivers.local.buckets import GROUP, OPEN_FILES, PROCESSES
 from atoll.settings import LocalSettings
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
@@ -99,7 +99,7 @@ def processes(server: Server) -> list[int]:
 
 def groups(server: Server) -> list[str]:
     """Control groups of mounts of this server."""
-    found = host.find_groups(LocalSettings(), server.data_dir / "node")
+    found = cgroups.find_groups(LocalSettings(), server.data_dir / "node")
     names = [name for name in found.names() if name.startswith(GROUP)]
     found.close()
     return names

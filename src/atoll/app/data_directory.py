@@ -20,8 +20,8 @@ import structlog
 
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import NODE
-from atoll.drivers.local.mounts import unmount_all
-from atoll.drivers.local.workspaces import remove_tree
+from atoll.drivers.local.mount_points import unmount_all
+from atoll.drivers.local.tree_size import remove_tree
 from atoll.errors import Conflict, TemporaryError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import host, spawner, workspaces
+from atoll.drivers.local import disk_images, host, mount_calls
 from atoll.settings import LocalSettings
 
 
@@ -30,10 +30,10 @@ def test_a_machine_that_cannot_mount_says_why_and_leaves_nothing(
 ) -> None:
     node = tmp_path / "node"
     node.mkdir()
-    program = failing(tmp_path / "spawner.py", "mounting /dev/loop0: Operation not permitted")
-    monkeypatch.setattr(spawner, "__file__", program)
+    program = failing(tmp_path / "mount_calls.py", "mounting /dev/loop0: Operation not permitted")
+    monkeypatch.setattr(mount_calls, "__file__", program)
 
-    assert host.image_trouble(node) == "mounting /dev/loop0: Operation not permitted"
+    assert disk_images.image_trouble(node) == "mounting /dev/loop0: Operation not permitted"
     assert list(node.iterdir()) == []
     (check,) = [c for c in host.checks(LocalSettings(), node) if c.requirement == "disk_quota"]
     assert not check.ok
@@ -45,15 +45,15 @@ def test_a_file_system_that_cannot_be_mounted_is_found_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Really: the program that makes it makes nothing."""
-    monkeypatch.setattr(workspaces, "MKFS", "/bin/true")
-    assert host.image_trouble(tmp_path) is not None
+    monkeypatch.setattr(disk_images, "MKFS", "/bin/true")
+    assert disk_images.image_trouble(tmp_path) is not None
 
 
 @privileged
 def test_it_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = host.image_trouble(tmp_path)
-    monkeypatch.setattr(spawner, "__file__", failing(tmp_path / "spawner.py", "no"))
-    assert host.image_trouble(tmp_path / "not" / "yet" / "there") == first
+    first = disk_images.image_trouble(tmp_path)
+    monkeypatch.setattr(mount_calls, "__file__", failing(tmp_path / "mount_calls.py", "no"))
+    assert disk_images.image_trouble(tmp_path / "not" / "yet" / "there") == first
 
 
 def test_the_doctor_leaves_no_control_group(

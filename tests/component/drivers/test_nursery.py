@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local import spawner
+from atoll.drivers.local import bounded_log
 from atoll.drivers.local.nursery import Home, Nursery
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
@@ -127,7 +127,7 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
     status, printed = nursery.exits[pid]
     assert os.waitstatus_to_exitcode(status) == 3
     assert printed.endswith("flood\nfloo")
-    assert len(printed) <= spawner.LOG_TAIL
+    assert len(printed) <= bounded_log.LOG_TAIL
     assert [path.name for path in (tmp_path / "flood").iterdir()] == ["link.sock"]
 
 

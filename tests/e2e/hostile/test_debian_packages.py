@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import host, sandbox, seccomp
+from atoll.drivers.local import cgroups, sandbox, seccomp
 from atoll.drivers.local.layers import Ground, Layers
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.template import Layer
@@ -68,7 +68,7 @@ class Site:
         (place / "filter").write_bytes(program)
         there = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in there)
-        self.groups = host.find_groups(self.local, place)
+        self.groups = cgroups.find_groups(self.local, place)
         self.layers.open(Ground("/usr/bin/bwrap", self.groups, hidden, place / "filter"), None)
         self.said = bytearray()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers import variables
-from atoll.drivers.local import install_program, sandbox, trees
+from atoll.drivers.local import install_program, paths, sandbox, trees
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template
@@ -56,7 +56,7 @@ def test_an_installation_writes_to_its_own_directory_and_ends_with_its_owner() -
     assert pairs(argv, "--bind") == [("/stage/data/build", "/build")]
     assert "--die-with-parent" in argv
     assert pairs(argv, "--cap-drop", 1) == [("ALL",)]
-    assert sandbox.PACKAGES not in argv
+    assert paths.PACKAGES not in argv
 
 
 def test_every_namespace_is_its_own() -> None:
@@ -82,9 +82,9 @@ def test_only_the_workspace_is_bound_writable() -> None:
     argv = arguments()
     assert pairs(argv, "--bind") == [("/stage/data/workspace", "/workspace")]
     assert ("/stage/usr", "/usr") in pairs(argv, "--ro-bind")
-    assert ("/stage/data/executor.pyz", sandbox.EXECUTOR) in pairs(argv, "--ro-bind")
-    assert ("/stage/data/inside", sandbox.INSIDE) in pairs(argv, "--ro-bind")
-    assert ("/stage/data/packages", sandbox.PACKAGES) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/executor.pyz", paths.EXECUTOR) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/inside", paths.INSIDE) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/packages", paths.PACKAGES) in pairs(argv, "--ro-bind")
     assert "--dev-bind" not in argv
 
 

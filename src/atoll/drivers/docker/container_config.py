@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.drivers import variables
 from atoll.drivers.bundle import BOOT, SOCKET
 from atoll.drivers.local import install_program
-from atoll.drivers.local.sandbox import EXECUTOR, INSIDE, PACKAGES
+from atoll.drivers.local.paths import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from atoll.model.resources import Resources

@@ -26,15 +26,11 @@ from atoll.drivers.docker import container_config, executor_journal, portable_in
 from atoll.drivers.docker.storage import InstanceFiles, translated
 from atoll.drivers.docker.workspace_upgrade import moved, unmount_interrupted_move
 from atoll.drivers.local import copies
+from atoll.drivers.local.disk_images import attached_to
 from atoll.drivers.local.mounts import Place
 from atoll.drivers.local.places import Places
-from atoll.drivers.local.workspaces import (
-    IMAGE,
-    Workspace,
-    Workspaces,
-    attached_to,
-    remove_tree,
-)
+from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 

@@ -44,8 +44,8 @@ from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.local import cgroups, seccomp
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
-from atoll.drivers.local.installer import uv_binary
-from atoll.drivers.local.sandbox import EXECUTOR
+from atoll.drivers.local.installation import uv_binary
+from atoll.drivers.local.paths import EXECUTOR
 from atoll.drivers.machine import Machine
 from atoll.errors import (
     AtollError,

@@ -27,7 +27,7 @@ from atoll.drivers.docker.engine import translated
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, owned_directory
 from atoll.drivers.docker.storage import InstanceFiles
-from atoll.drivers.local.sandbox import EXECUTOR, INSIDE
+from atoll.drivers.local.paths import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import copies, spawner
-from atoll.drivers.local.mounts import unmount
-from atoll.drivers.local.workspaces import DIRECTORY, IMAGE, remove_tree
+from atoll.drivers.local import copies, mount_calls
+from atoll.drivers.local.mount_points import unmount
+from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.local.workspaces import DIRECTORY, IMAGE
 from atoll.executor import removal
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
 
 
 def _fill(image: Path, top: Path, files: Path, uid: int | None) -> None:
-    spawner.mount_image(str(image), str(top))
+    mount_calls.mount_image(str(image), str(top))
     (top / "lost+found").rmdir()
     # Beside the files while they are copied; in the same file system, as hard links need.
     links = top / f".links-{os.urandom(8).hex()}"

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.model.resources import Resources
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.drivers.local import cgroups
+
+if TYPE_CHECKING:
+    from atoll.settings import LocalSettings
 
 OVERHEAD = 48 * 1024 * 1024
 """Memory that the supervisor may use beside user code, in bytes."""
@@ -622,3 +630,17 @@ def _enabled(place: Path, controllers: frozenset[str]) -> frozenset[str]:
             _write(control, f"+{controller}")
             found.add(controller)
     return frozenset(found)
+
+
+OWN_GROUP = Path("/proc/self/cgroup")
+
+
+def find_groups(settings: LocalSettings, node: Path, own: str | None = None) -> cgroups.Groups:
+    """
+    The control groups of the instances of this node directory, apart from any other's. `own` is the
+    text of /proc/self/cgroup.
+    """
+    if own is None:
+        own = OWN_GROUP.read_text()
+    tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
+    return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)

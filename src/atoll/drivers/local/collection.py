@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from atoll.drivers import program
 from atoll.drivers.local import collector
 from atoll.drivers.local.install_answers import InstallFailed
 from atoll.drivers.local.wheel_files import INFO
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from atoll.drivers.base import InstallSpec, Wheel
-    from atoll.drivers.local.installer import Made
+    from atoll.drivers.local.installation import Made
 
 COLLECT_SECONDS = 600.0
 """For what was installed to be checked and copied, on a slow disk too."""
-_BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {collector.__name__} import main; main()"
 
 log = structlog.get_logger(__name__)
 
@@ -59,9 +58,8 @@ async def collect(
 
 async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
     """What the process of `collector` says."""
-    boot = _BOOT.format(path=str(Path(collector.__file__).parents[3]))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", boot,
+        *program.command(collector),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

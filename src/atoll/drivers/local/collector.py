@@ -28,7 +28,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import spawner
+from atoll.drivers.local import mount_calls
 from atoll.drivers.local.wheel_files import (
     GENERATED,
     HASHES,
@@ -266,8 +266,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     os.umask(0o022)
     if request["image"]:
-        spawner.own_mounts()
-        spawner.mount_image(request["image"], request["mount"])
+        mount_calls.own_mounts()
+        mount_calls.mount_image(request["image"], request["mount"])
     try:
         answer: dict[str, Any] = {"distributions": collect(request)}
     except NotKept as error:

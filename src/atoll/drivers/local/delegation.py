@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import cgroups, host
+from atoll.drivers.local import cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,7 @@ class Process:
     pid: int
     runtime: Path
     """XDG_RUNTIME_DIR, where the user's bus is."""
-    group: Path = host.OWN_GROUP
+    group: Path = cgroups.OWN_GROUP
     """The file with its control group."""
     lingers: bool = True
     """Whether the user's systemd, with all that it has started, outlives the last logout."""
@@ -149,7 +149,7 @@ def surroundings(settings: LocalSettings, node: Path, process: Process) -> Surro
     unified = (settings.cgroup_root / "cgroup.controllers").exists()
     if process.uid == 0 or not unified:
         return Surroundings(process.uid, unified, frozenset(), own)
-    groups = host.find_groups(settings, node, own)
+    groups = cgroups.find_groups(settings, node, own)
     return Surroundings(process.uid, unified, groups.provides, own)
 
 
@@ -186,7 +186,7 @@ def possible(
     process = process or Process.current()
     # Not the group of a node, which a server may use: one that is removed again.
     decision = decide(surroundings(settings, Path(), process))
-    host.find_groups(settings, Path(), process.group.read_text()).close()
+    cgroups.find_groups(settings, Path(), process.group.read_text()).close()
     if decision is not Decision.ASK:
         return decision, None
     if not settings.delegation:

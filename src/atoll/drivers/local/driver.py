@@ -28,14 +28,16 @@ import structlog
 from atoll import ids
 from atoll.drivers import bundle, known_nodes
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.local import cgroups, host, processes, sandbox, seccomp, trees
+from atoll.drivers.local import cgroups, disk_images, host, processes, sandbox, seccomp, trees
 from atoll.drivers.local import layers as layering
+from atoll.drivers.local.bounded_log import LOG_TAIL
 from atoll.drivers.local.confinement import Confinement
 from atoll.drivers.local.environments import LocalEnvironments
-from atoll.drivers.local.installer import Ground, Installer, uv_binary
+from atoll.drivers.local.installation import uv_binary
+from atoll.drivers.local.installer import Ground, Installer
 from atoll.drivers.local.nursery import Home, Nursery
 from atoll.drivers.local.places import Places
-from atoll.drivers.local.spawner import LOG_TAIL, ROOT
+from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
 from atoll.drivers.machine import Machine
 from atoll.errors import (
@@ -140,13 +142,13 @@ class LocalDriver:
         self._bubblewrap = bubblewrap
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
-        trouble = host.image_trouble(self._node)
+        trouble = disk_images.image_trouble(self._node)
         self._workspaces = Workspaces(
             self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
         )
         self._workspaces.open()
         self.places.open(images=trouble)
-        self._groups = host.find_groups(self._settings, self._node)
+        self._groups = cgroups.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
         self._executor = bundle.write(self._node)
         self._inside = bundle.write_inside(self._node)

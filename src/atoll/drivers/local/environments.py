@@ -21,12 +21,11 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from atoll.drivers.local import install_answers, sandbox
+from atoll.drivers.local import install_answers, paths
 from atoll.drivers.local.collection import collect
 from atoll.drivers.local.install_answers import InstallFailed
-from atoll.drivers.local.installer import own
-from atoll.drivers.local.tree_size import tree_size
-from atoll.drivers.local.workspaces import remove_tree
+from atoll.drivers.local.installation import own
+from atoll.drivers.local.tree_size import remove_tree, tree_size
 from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Answer, InstallSpec
-    from atoll.drivers.local.installer import Made
+    from atoll.drivers.local.installation import Made
     from atoll.model.packages import Interpreter
     from atoll.model.template import Template
 
@@ -97,7 +96,7 @@ class LocalEnvironments(Generic[Tree]):
         self._installer, self._trouble = installer, trouble
 
     def inside(self, name: str) -> str:
-        return f"{sandbox.PACKAGES}/{name}"
+        return f"{paths.PACKAGES}/{name}"
 
     async def check(self) -> None:
         self._needed()

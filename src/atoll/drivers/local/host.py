@@ -7,20 +7,19 @@ What this machine can give its instances, found out by trying.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import cgroups, seccomp, spawner, workspaces
+from atoll.drivers.local import cgroups, disk_images, seccomp
 from atoll.drivers.local.buckets import FUSE, GROUP
+from atoll.drivers.local.cgroups import find_groups
+from atoll.drivers.local.disk_images import image_trouble
 from atoll.executor import kernel_memory
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux whose overlays take directories with other owners than they have."""
-OWN_GROUP = Path("/proc/self/cgroup")
 DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
 LEFTOVER_SECONDS = 5.0
 """For processes that stood still when their owner died, to end."""
@@ -50,17 +48,6 @@ class Check:
     """Missing because Atoll runs as an ordinary user."""
 
 
-def find_groups(settings: LocalSettings, node: Path, own: str | None = None) -> cgroups.Groups:
-    """
-    The control groups of the instances of this node directory, apart from any other's. `own` is the
-    text of /proc/self/cgroup.
-    """
-    if own is None:
-        own = OWN_GROUP.read_text()
-    tag = hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:12]
-    return cgroups.find(settings.cgroup_root, f"{settings.cgroup_name}-{tag}", own)
-
-
 def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     """Remove the control groups of a node directory whose owner, and so its instances, are dead."""
     groups = find_groups(settings, node)
@@ -74,24 +61,6 @@ def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     groups.close()
 
 
-def image_trouble(directory: Path) -> str | None:
-    """
-    Why workspaces in this directory cannot be file system images; none when they can. A small one
-    is made and mounted to know, once for each file system.
-    """
-    if os.geteuid() != 0:
-        return "only root can mount them"
-    for program in (workspaces.MKFS, workspaces.E2FSCK):
-        if not Path(program).exists():
-            return f"{program} is not there"
-    while not directory.is_dir():
-        directory = directory.parent
-    device = directory.stat().st_dev
-    if device not in _image_troubles:
-        _image_troubles[device] = _try_image(directory)
-    return _image_troubles[device]
-
-
 def layer_trouble(directory: Path) -> str | None:
     """Why templates' Debian packages cannot be installed here; none when they can."""
     if os.geteuid() != 0:
@@ -101,28 +70,6 @@ def layer_trouble(directory: Path) -> str | None:
     if found is not None and (int(found[1]), int(found[2])) < MAPPED_OVERLAYS:
         return f"that needs Linux {'.'.join(map(str, MAPPED_OVERLAYS))} or newer, not {release}"
     return image_trouble(directory)
-
-
-_image_troubles: dict[int, str | None] = {}
-
-
-def _try_image(directory: Path) -> str | None:
-    try:
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
-            image, target = Path(place, "image"), Path(place, "target")
-            target.mkdir()
-            workspaces.make_file_system(image, workspaces.MIN_IMAGE)
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", spawner.__file__, spawner.TRY, image, target],
-                capture_output=True,
-                text=True,
-                timeout=30,
-                check=False,
-                cwd="/",
-            )
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    return done.stderr.strip()[-500:] or "it failed" if done.returncode else None
 
 
 def checks(settings: LocalSettings, node: Path) -> list[Check]:
@@ -252,7 +199,7 @@ def _bucket_mounts(settings: LocalSettings, groups: cgroups.Groups) -> Check:
 def _image_fix() -> str:
     if os.geteuid() != 0:
         return "sudo atoll serve"
-    if not (Path(workspaces.MKFS).exists() and Path(workspaces.E2FSCK).exists()):
+    if not (Path(disk_images.MKFS).exists() and Path(disk_images.E2FSCK).exists()):
         return "apt-get install e2fsprogs"
     return "modprobe loop  # in a container: docker run --privileged ..."
 

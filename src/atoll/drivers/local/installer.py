@@ -17,8 +17,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.local import cgroups, install_program, processes, sandbox
+from atoll.drivers.local.disk_images import MIN_IMAGE, attached_to, make_file_system
 from atoll.drivers.local.install_answers import (
     ANSWER_LIMIT,
     ENDED,
@@ -33,13 +32,13 @@ from atoll.drivers.local.install_answers import (
     InstallFailed,
     decoded,
 )
+from atoll.drivers.local.installation import Made, is_abandoned, not_started, outgrown, own
 from atoll.drivers.local.spawner import ROOT
-from atoll.drivers.local.tree_size import TooDeep, deleted_size, tree_size
-from atoll.drivers.local.workspaces import MIN_IMAGE, attached_to, make_file_system, remove_tree
-from atoll.errors import InstanceNotStarted, TemporaryError
+from atoll.drivers.local.tree_size import remove_tree
+from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from atoll.drivers.base import Answer
@@ -48,10 +47,7 @@ if TYPE_CHECKING:
     from atoll.settings import LocalSettings
 
 CONNECT_SECONDS = 30.0
-LOOK_SECONDS = 0.5
-"""Pause between two looks at the size of what is written, at least."""
 END_SECONDS = 10.0
-OWNER = "owner"
 LAST_WORDS = 16
 """How often the log is read after the end: more than the pipe can hold."""
 
@@ -76,22 +72,6 @@ class Ground:
     """Where the sources of mounts are bound, as root; none when Atoll is not root."""
     images: bool
     """Whether file system images can be mounted."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What has come of an installation."""
-
-    answer: dict[str, Any]
-    """Of the program inside, which may say anything."""
-    place: Path
-    """A directory on the node's disk that goes with the installation."""
-    build: Path
-    """The directory that it could write to, or where that is to be mounted."""
-    image: Path | None
-    """The file system image with what it wrote, if that is not mounted."""
-    python: str
-    """The template's interpreter, by its path inside."""
 
 
 class Installer:
@@ -295,54 +275,6 @@ class Installer:
         remove_tree(self._root / name)
 
 
-@contextlib.contextmanager
-def not_started() -> Iterator[None]:
-    """What the node could not do for an installation may go well later."""
-    try:
-        yield
-    except (OSError, subprocess.SubprocessError) as error:
-        raise InstanceNotStarted(f"An installation could not be started: {error}") from error
-
-
-def own(place: Path) -> None:
-    """The directory of an installation is this process's."""
-    me = os.getpid()
-    (place / OWNER).write_text(f"{me} {processes.start_time(me)}")
-
-
-def is_abandoned(place: Path) -> bool:
-    """Whether the process whose installation it is of is no more."""
-    try:
-        owner = (place / OWNER).read_text().split()
-        return processes.start_time(int(owner[0])) != int(owner[1])
-    except (OSError, ValueError, IndexError):
-        # Just being made, by another replica that starts, or the rest of one.
-        return time.time() - place.stat().st_mtime >= 60
-
-
-async def outgrown(build: Path, most: int, pid: int | None = None) -> InstallFailed:
-    """
-    Waits until more than so many bytes are beneath, or in files that were removed and are open in
-    the namespace of process `pid` still, and tells of it.
-    """
-
-    def size() -> int:
-        return tree_size(build) + (0 if pid is None else deleted_size(pid, build))
-
-    pause = LOOK_SECONDS
-    while True:
-        await asyncio.sleep(pause)
-        began = time.monotonic()
-        try:
-            if await asyncio.to_thread(size) > most:
-                return InstallFailed(
-                    f"The packages take more than {most} bytes of disk while they are installed."
-                )
-        except TooDeep:
-            return InstallFailed("A package has directories that are too deep.")
-        pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
-
-
 def _wait_until_detached(image: Path) -> None:
     """The kernel unmounts it a moment after the last process that could write to it has ended."""
     deadline = time.monotonic() + END_SECONDS
@@ -398,13 +330,3 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 async def _close(server: asyncio.Server) -> None:
     server.close()
-
-
-def uv_binary() -> str | None:
-    """The uv that is installed beside Atoll, else the one on the PATH."""
-    try:
-        import uv
-
-        return os.fspath(uv.find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        return shutil.which("uv")

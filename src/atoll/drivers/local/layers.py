@@ -17,12 +17,12 @@ import json
 import os
 import re
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import builder, sources, workspaces
+from atoll.drivers import program
+from atoll.drivers.local import builder, disk_images, sources, tree_size
 from atoll.drivers.local.builder import SCRATCH
 from atoll.drivers.local.cgroups import BusyGroup, emptied, enter
 from atoll.drivers.local.mirror import Mirror
@@ -62,7 +62,6 @@ END_SECONDS = 10.0
 LAST_WORDS = 500
 """Characters of the log that an error tells."""
 _NAME = re.compile(r"[0-9a-f]{40}")
-_BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {builder.__name__} import main; main()"
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Layers:
         # It fails when there is none, or when one is away already; then it goes the next time.
         with contextlib.suppress(OSError):
             (self._directory / name).rename(away / "gone" if away.is_dir() else away)
-        workspaces.remove_tree(away)
+        tree_size.remove_tree(away)
 
     async def build(
         self,
@@ -183,9 +182,9 @@ class Layers:
         return Resources(INSTALL_CPU, settings.memory, settings.disk, INSTALL_PROCESSES)
 
     def _prepare(self, making: Path) -> None:
-        workspaces.remove_tree(making)
+        tree_size.remove_tree(making)
         making.mkdir(mode=0o700)
-        workspaces.make_file_system(making / "image", self._settings.disk)
+        disk_images.make_file_system(making / "image", self._settings.disk)
 
     def _request(
         self,
@@ -234,11 +233,10 @@ class Layers:
     ) -> tuple[int, str]:
         """How the build ended, and what it said last."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        boot = _BOOT.format(path=str(Path(builder.__file__).parents[3]))
         with ours:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-I", "-c", boot, str(theirs.fileno()),
+                    *program.command(builder), str(theirs.fileno()),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -307,7 +305,7 @@ class Layers:
     def _clear(self, ground: Ground, name: str, making: Path) -> None:
         # Its processes end a moment after it; what does not, `open` finds.
         emptied(ground.groups, name, END_SECONDS)
-        workspaces.remove_tree(making)
+        tree_size.remove_tree(making)
 
 
 def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | PermanentError:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.drivers.local import cgroups, host, processes
-from atoll.drivers.local.mounts import mount_points, unmount
+from atoll.drivers.local import cgroups, processes
+from atoll.drivers.local.mount_points import mount_points, unmount
 from atoll.drivers.local.spawner import OWNER
 from atoll.errors import TemporaryError
 from atoll.executor.processes import children_of
@@ -23,7 +23,7 @@ END_SECONDS = 5.0
 
 def count(settings: LocalSettings, node: Path) -> int:
     """How many instances of the node directory `node` there are, running or not."""
-    groups = host.find_groups(settings, node)
+    groups = cgroups.find_groups(settings, node)
     found = sum(ids.is_instance_id(name) for name in groups.names())
     groups.close()
     return max(found, len(_bubblewraps(node.parent)))
@@ -34,7 +34,7 @@ def remove(settings: LocalSettings, node: Path) -> None:
     End all instances of the node directory and remove their control groups and mounts. Raises
     `TemporaryError` when something does not end.
     """
-    groups = host.find_groups(settings, node)
+    groups = cgroups.find_groups(settings, node)
     for name in groups.names():
         if not cgroups.emptied(groups, name, END_SECONDS):
             raise TemporaryError(f"Processes of {name} do not end.", code="instance_stuck")

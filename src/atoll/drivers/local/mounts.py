@@ -14,30 +14,34 @@ place may be mounted. Blocking; callers use a thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.drivers.base import NotEmptied
-from atoll.drivers.local import processes, spawner
-from atoll.drivers.local.workspaces import attached_to, check_image, make_file_system
+from atoll.drivers.local import bounded_log, mount_calls, processes
+from atoll.drivers.local.disk_images import (
+    attached_to,
+    check_image,
+    make_file_system,
+    mount_program,
+)
+from atoll.drivers.local.mount_points import mount_points, unmount
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    import subprocess
     from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
 
@@ -52,10 +56,8 @@ STATE = "mount.json"
 USED = "mounts.json"
 """In an instance's directory: names of the places that it has."""
 MAP_SECONDS = 30.0
-_MNT_DETACH = 2
 
 log = structlog.get_logger(__name__)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Mounts:
                 _hand_over(top / "files", place.uid, place.owner)
             return
         if place.view is not None:
-            spawner.mount_view(str(place.view), str(top / "files"))
+            mount_calls.mount_view(str(place.view), str(top / "files"))
             return
         trouble = self._buckets.trouble()
         if trouble is not None:
@@ -247,9 +249,9 @@ class Mounts:
         if self._scratch_size is not None:
             image = top / "scratch.image"
             make_file_system(image, self._scratch_size)
-            spawner.mount_image(str(image), str(top / "scratch"))
+            mount_calls.mount_image(str(image), str(top / "scratch"))
             image.unlink()  # It is there as long as it is mounted, and nobody has to remove it.
-        output = spawner.bounded_log()
+        output = bounded_log.bounded_log()
         try:
             process = self._buckets.start(
                 place.prefix, top, output, place.uid, bounded=self._scratch_size is not None
@@ -270,7 +272,7 @@ class Mounts:
                     return
                 break
             time.sleep(POLL_SECONDS)
-        log.warning("mount.failed", name=name, said=spawner.logged(output))
+        log.warning("mount.failed", name=name, said=bounded_log.logged(output))
         raise TemporaryError(
             f"{name} could not be mounted: the blob store does not answer, or refuses. What s3fs "
             "said is in the server's log.",
@@ -367,31 +369,6 @@ def _process(top: Path) -> tuple[int, int] | None:
     return int(state["pid"]), int(state["started"] or -1)
 
 
-def mount_points(beneath: Path) -> list[str]:
-    """Those in this process's mount namespace, the last one first."""
-    prefix = f"{beneath}/"
-    with open("/proc/self/mountinfo", "rb") as file:
-        found = [os.fsdecode(spawner.unescaped(line.split()[4])) for line in file]
-    return [path for path in reversed(found) if path.startswith(prefix)]
-
-
-def unmount(path: Path) -> None:
-    """All that is mounted there; what is still open goes when it is closed."""
-    for flags in (0, _MNT_DETACH):
-        while _libc.umount2(os.fsencode(path), flags) == 0:
-            continue
-        number = ctypes.get_errno()
-        if number in (errno.EINVAL, errno.ENOENT):
-            return
-    raise TemporaryError(f"{path} stays mounted: {os.strerror(number)}.", code="volume_busy")
-
-
-def unmount_all(node: Path) -> None:
-    """Before a node's directory is removed, all of it: what is mounted there is not its own."""
-    for path in mount_points(node):
-        unmount(Path(path))
-
-
 def _mount_image(image: Path, target: Path) -> None:
     """
     By the device that has it already, if one has: the kernel keeps one file system of a device
@@ -401,10 +378,10 @@ def _mount_image(image: Path, target: Path) -> None:
         device = attached_to(image)
         if device is None:
             check_image(image)
-            spawner.mount_image(str(image), str(target))
+            mount_calls.mount_image(str(image), str(target))
             return
         try:
-            spawner.mount_device(device, str(target))
+            mount_calls.mount_device(device, str(target))
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EIO, errno.EINVAL, errno.ENOENT):
                 raise
@@ -417,13 +394,7 @@ def _mount_image(image: Path, target: Path) -> None:
 def _hand_over(top: Path, uid: int, owner: int | None) -> None:
     """Give a file system to the uid that is to use it."""
     if owner is not None:
-        done = subprocess.run(
-            [
-                sys.executable, "-I", "-S", spawner.__file__, spawner.MAP,
-                str(top), str(owner), str(uid),
-            ],
-            capture_output=True, text=True, timeout=MAP_SECONDS, check=False, cwd="/",
-        )  # fmt: skip
+        done = mount_program(mount_calls.MAP, top, owner, uid, timeout=MAP_SECONDS)
         if done.returncode:
             raise OSError(errno.EPERM, f"{top}: {done.stderr.strip()[-500:]}")
     if top.stat().st_uid != uid:

@@ -13,11 +13,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from atoll.drivers import program
 from atoll.drivers.local import processes, spawner
 from atoll.errors import InstanceNotStarted
 
@@ -82,10 +82,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    spawner.__file__,
+                    *program.command(spawner),
                     str(theirs.fileno()),
                     str(os.getpid()),
                     json.dumps(self._home._asdict()),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from atoll.drivers.local.buckets import PROCESSES, Buckets
-from atoll.drivers.local.host import find_groups
+from atoll.drivers.local.cgroups import find_groups
 from atoll.drivers.local.mounts import Mounts, Place
 from atoll.drivers.local.volumes import Volumes
 from atoll.drivers.local.workspaces import BUCKET

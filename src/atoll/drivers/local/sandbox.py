@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from atoll.drivers import variables
 from atoll.drivers.bundle import BOOT, SOCKET
 from atoll.drivers.local import install_program
+from atoll.drivers.local.paths import EXECUTOR, INSIDE, PACKAGES
 from atoll.drivers.local.spawner import (
     CALLBACK_FD,
     INFO_FD,
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 UID = 1000
 LAYERED = "layered:"
-EXECUTOR = "/run/atoll/executor.pyz"
-INSIDE = "/run/atoll/inside"
-PACKAGES = "/opt/atoll/packages"
-"""All package environments of the node: to be entered by who knows a name, not listed."""
 HIDDEN = (
     "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/cmdline",
     "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",

@@ -19,8 +19,6 @@ before it starts bubblewrap. All of that goes away with the instance, without an
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -28,26 +26,33 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from atoll.drivers.local.bounded_log import bounded_log, logged
+from atoll.drivers.local.mount_calls import (
+    MNT_DETACH,
+    MS_BIND,
+    MS_NOATIME,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_RDONLY,
+    MS_REC,
+    check,
+    libc,
+    mount,
+    mount_image,
+    mount_mapped,
+    own_mounts,
+    unescaped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MESSAGE = 256 * 1024
-TRY = "try-image"
-"""
-First argument, before an image and a directory, of a process that only tries to mount it; two uids
-more, and it is mounted with the second as owner in place of the first.
-"""
 
-MAP = "map-owner"
-"""
-First argument, before a directory and two uids, of a process that gives what is mounted there
-another owner. A process of its own, because it forks.
-"""
 
 ROOT = "root"
 """In the stage: the root file system of a template with layers."""
@@ -60,24 +65,6 @@ JOURNAL_FDS = (6, 7)
 CALLBACK_FD = 8
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
-# The same numbers on every machine.
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x0010_0000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME, _MS_BIND, _MS_REC, _MS_PRIVATE = (
-    1,
-    2,
-    4,
-    1024,
-    4096,
-    16384,
-    1 << 18,
-)
-_MS_REMOUNT = 32
-_MNT_DETACH = 2
-_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
-_LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
 
 SUPERVISOR_GROUP = "supervisor"
 """In version 2, the control group below an instance's that its supervisor is in."""
@@ -85,166 +72,6 @@ START_SECONDS = 10.0
 """The longest that bubblewrap may take to start its child once the owner is gone."""
 ORPHAN_LOOK = 15.0
 """Seconds between two looks for a server, by a spawner whose owner has ended."""
-
-LOG_SIZE = 16 * 1024
-LOG_TAIL = 1000
-"""Bytes of a log that an error quotes."""
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.restype = ctypes.c_long
-
-
-def check(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def mount(
-    source: str, target: str, kind: str | None, flags: int, options: str | None = None
-) -> None:
-    result = libc.mount(
-        source.encode(),
-        os.fsencode(target),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        options.encode() if options else None,
-    )
-    check(result, f"mounting {source} on {target}")
-
-
-def _attach_loop(image: str) -> tuple[str, int]:
-    """
-    A loop device for the image that goes when its last user goes; keep the descriptor until
-    mounted.
-    """
-    with open(image, "r+b", buffering=0) as backing, open("/dev/loop-control", "rb") as control:
-        for _ in range(64):
-            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-            path = f"/dev/loop{number}"
-            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            for flags in (_LO_AUTOCLEAR | _LO_DIRECT_IO, _LO_AUTOCLEAR):
-                info = struct.pack("=5Q4I64s64s32s2Q", *[0] * 8, flags, b"", b"", b"", 0, 0)
-                config = struct.pack("=2I", backing.fileno(), 4096) + info + bytes(64)
-                try:
-                    fcntl.ioctl(device, _LOOP_CONFIGURE, config)
-                    return path, device
-                except OSError as error:
-                    if error.errno == errno.EBUSY:
-                        break  # Somebody else was quicker; take the next one.
-                    if error.errno != errno.EINVAL:
-                        os.close(device)
-                        raise
-            os.close(device)
-    raise OSError(errno.EBUSY, "no loop device is free")
-
-
-def bounded_log() -> int:
-    """
-    A descriptor for the output of a program that others can make write: it takes `LOG_SIZE` bytes
-    and refuses more. It is memory of the kernel, so no file of the host grows by it.
-    """
-    fd = os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, LOG_SIZE)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def logged(fd: int) -> str:
-    """The end of what was written to such a descriptor."""
-    written = os.pread(fd, LOG_SIZE, 0).rstrip(b"\0")
-    return written[-LOG_TAIL:].decode(errors="replace").strip()
-
-
-def own_mounts() -> None:
-    check(libc.unshare(_CLONE_NEWNS), "unshare")
-    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-
-
-def mount_image(image: str, target: str) -> None:
-    device, keep = _attach_loop(image)
-    try:
-        mount_device(device, target)
-    finally:
-        os.close(keep)
-
-
-def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
-    """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
-    mount_image(image, target)
-    map_owner(target, owner, uid)
-
-
-def map_owner(target: str, owner: int, uid: int) -> None:
-    """Mount again what is mounted there, such that what belongs to `owner` belongs to `uid`."""
-    users = _mapping(owner, uid)
-    try:
-        path = os.fsencode(target)
-        tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, ctypes.c_uint(_OPEN_TREE_CLONE))
-        check(min(tree, 0), f"taking {target}")
-        try:
-            check(libc.umount2(path, _MNT_DETACH), f"unmounting {target}")
-            attributes = struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, users)
-            size = ctypes.c_size_t(len(attributes))
-            done = libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size)
-            check(done, f"giving {target} another owner")
-            done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
-            check(done, f"mounting on {target}")
-        finally:
-            os.close(tree)
-    finally:
-        os.close(users)
-
-
-def _mapping(inside: int, outside: int) -> int:
-    """
-    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
-    gVisor makes files as root, and gives them to their owner then.
-    """
-    ready, began = os.pipe2(os.O_CLOEXEC)
-    over, end = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        os.close(end)
-        if libc.unshare(_CLONE_NEWUSER) == 0:
-            os.write(began, b"1")
-        os.close(began)
-        os.read(over, 1)
-        os._exit(0)
-    os.close(began)
-    os.close(over)
-    try:
-        if not os.read(ready, 1):
-            raise OSError(errno.EPERM, "no user namespace can be made")
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{pid}/{name}", "w") as file:
-                file.write(f"{inside} {outside} 1\n0 0 1\n")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready)
-        os.close(end)
-        os.waitpid(pid, 0)
-
-
-def mount_view(source: str, target: str) -> None:
-    """A directory at another place, where it is read-only, without devices and setuid."""
-    mount(source, target, None, _MS_BIND)
-    flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
-    mount("none", target, None, flags)
-
-
-def mount_device(device: str, target: str) -> None:
-    mount(device, target, "ext4", _MS_NOSUID | _MS_NODEV | _MS_NOATIME, "discard")
-
-
-def unescaped(path: bytes) -> bytes:
-    """A path as the kernel lists it: blanks and the like are in octal there."""
-    head, *parts = path.split(b"\\")
-    return head + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in parts)
 
 
 def _let_go(directory: str) -> None:
@@ -257,13 +84,13 @@ def _let_go(directory: str) -> None:
         found = [unescaped(line.split()[4]) for line in file]
     for path in reversed(found):
         if path.startswith(prefix):
-            check(libc.umount2(path, _MNT_DETACH), f"unmounting {os.fsdecode(path)}")
+            check(libc.umount2(path, MNT_DETACH), f"unmounting {os.fsdecode(path)}")
 
 
 def mount_stage(stage: str) -> None:
     """A place of this process alone, which any uid can reach."""
     own_mounts()
-    mount("tmpfs", stage, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
 
 
 def mount_layers(stage: str, directories: list[str]) -> None:
@@ -273,10 +100,10 @@ def mount_layers(stage: str, directories: list[str]) -> None:
     for number, directory in enumerate(directories):
         names.append(os.path.join(stage, f"layer{number}"))
         os.mkdir(names[-1])
-        mount(directory, names[-1], None, _MS_BIND)
+        mount(directory, names[-1], None, MS_BIND)
     target = os.path.join(stage, ROOT)
     os.mkdir(target)
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOATIME
+    flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME
     mount("overlay", target, "overlay", flags, f"lowerdir={':'.join(names)}")
 
 
@@ -291,7 +118,7 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
             os.mkdir(target)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        mount(source, target, None, _MS_BIND | _MS_REC)
+        mount(source, target, None, MS_BIND | MS_REC)
     _let_go(request["mounts"])
     if request["image"]:
         target = os.path.join(stage, "workspace")
@@ -638,30 +465,8 @@ class Spawner:
 
 
 def main() -> None:
-    if sys.argv[1] == MAP:
-        try:
-            map_owner(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-        except OSError as error:
-            sys.exit(str(error))
-        return
-    if sys.argv[1] == TRY:
-        # Whether this machine can do it: mounted for this process alone, and gone with it.
-        try:
-            own_mounts()
-            image, directory, *users = sys.argv[2:]
-            if users:
-                mount_mapped(image, directory, *map(int, users))
-            else:
-                mount_image(image, directory)
-        except OSError as error:
-            sys.exit(str(error))
-        return
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Spawner(control, int(sys.argv[2]), json.loads(sys.argv[3])).run()
     # The owner waits for this end, and there is nothing that Python would have to clean up.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """
-How much is in a directory that other processes write to.
+Size and removal of directory trees that other processes write to.
 
-By descriptors, one for each level, and on one file system: a name that is swapped for a link leads
-nowhere else, and no path is too long. Blocking file work; callers use a thread.
+Trees are walked by descriptor, one for each level, and on one file system: a name that is swapped
+for a link leads nowhere else, and no path is too long. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from pathlib import Path
+import math
+from typing import TYPE_CHECKING
+
+from atoll.executor import removal
 
 MAX_DEPTH = 256
 """Directories in directories; each takes a descriptor while its own are counted."""
@@ -91,3 +96,22 @@ def deleted_size(pid: int, top: Path) -> int:
                     if regular and status.st_nlink == 0 and status.st_dev == device:
                         found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
+
+
+def remove_tree(path: Path) -> None:
+    """As the executor removes trees: what user code leaves may be of any depth and rights."""
+    try:
+        top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        while True:
+            try:
+                removal.empty(top, math.inf)
+                break
+            except FileNotFoundError:
+                continue  # Somebody else is removing it too.
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)

@@ -12,9 +12,10 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import spawner
-from atoll.drivers.local.mounts import unmount
-from atoll.drivers.local.workspaces import MIN_IMAGE, make_file_system, remove_tree
+from atoll.drivers.local import mount_calls
+from atoll.drivers.local.disk_images import MIN_IMAGE, make_file_system
+from atoll.drivers.local.mount_points import unmount
+from atoll.drivers.local.tree_size import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ class Volumes:
     def _share(image: Path, top: Path) -> None:
         """Before any tenant has written to it."""
         top.mkdir()
-        spawner.mount_image(str(image), str(top))
+        mount_calls.mount_image(str(image), str(top))
         try:
             (top / "lost+found").rmdir()
             top.chmod(0o777)

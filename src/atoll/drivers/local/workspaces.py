@@ -12,34 +12,35 @@ copy's. Blocking file work; callers use a thread.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import math
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import copies, spawner
-from atoll.errors import PermanentError, TemporaryError
+from atoll.drivers.local import copies, mount_calls
+from atoll.drivers.local.disk_images import (
+    MIN_IMAGE,
+    attached_to,
+    check_image,
+    make_file_system,
+    mount_program,
+)
+from atoll.drivers.local.tree_size import remove_tree
+from atoll.errors import TemporaryError
 from atoll.executor import removal
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Iterator
 
     from atoll.settings import LocalSettings
 
 IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
-LOOPS = Path("/sys/block")
-MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 DETACH_SECONDS = 10.0
-MIN_IMAGE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,8 @@ class Workspaces:
     def _can_map(self, image: Path, workspace: Workspace) -> bool:
         """Tried with the first image that needs it: kernels before 5.12 cannot."""
         if self._maps is None:
-            done = subprocess.run(
-                [
-                    sys.executable, "-I", "-S", spawner.__file__, spawner.TRY,
-                    str(image), str(image.parent), str(workspace.owner), str(workspace.uid),
-                ],
-                capture_output=True, timeout=60, check=False,
-            )  # fmt: skip
+            users = (workspace.owner, workspace.uid)
+            done = mount_program(mount_calls.TRY, image, image.parent, *users, timeout=60)
             self._wait_until_detached(image)
             self._maps = done.returncode == 0
         return self._maps
@@ -260,64 +256,3 @@ class Workspaces:
             temporary.replace(blank)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def make_file_system(image: Path, size: int) -> None:
-    with image.open("xb") as file:
-        file.truncate(size)
-    # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of
-    # the inode table's state is enough, so it is left for the kernel to write when it is used.
-    command = [
-        MKFS, "-q", "-F", "-m", "0", "-b", "4096",
-        "-O", "^has_journal,^resize_inode",
-        "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
-    ]  # fmt: skip
-    subprocess.run([*command, str(image)], check=True, capture_output=True, timeout=60)
-
-
-def check_image(image: Path) -> None:
-    """Repair what a write that was broken off has left; nobody may have it mounted."""
-    done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
-    if done.returncode > 2:
-        raise PermanentError(
-            f"File system image {image} is damaged and could not be repaired: "
-            f"{done.stdout.decode(errors='replace')[-500:]}",
-            code="workspace_damaged",
-        )
-
-
-def attached_to(image: Path) -> str | None:
-    """The loop device that has the image."""
-    for device in LOOPS.glob("loop*"):
-        if _backing(device) == str(image):
-            return f"/dev/{device.name}"
-    return None
-
-
-def remove_tree(path: Path) -> None:
-    """As the executor removes trees: what user code leaves may be of any depth and rights."""
-    try:
-        top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        while True:
-            try:
-                removal.empty(top, math.inf)
-                break
-            except FileNotFoundError:
-                continue  # Somebody else is removing it too.
-    finally:
-        os.close(top)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
-
-
-def _backing(device: Path) -> str | None:
-    try:
-        return (device / "loop" / "backing_file").read_text().strip()
-    except OSError as error:
-        # It is detached, before the file was opened or after.
-        if error.errno not in (errno.ENOENT, errno.ENODEV):
-            raise
-        return None

@@ -1,0 +1,105 @@
+"""
+File system images: ext4 in a file, mounted by loop device, which takes root.
+
+An image limits the bytes and inodes of a workspace, a volume or an installation by the kernel.
+Blocking file work; callers use a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from atoll.drivers.local import mount_calls
+from atoll.errors import PermanentError
+
+LOOPS = Path("/sys/block")
+MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
+MIN_IMAGE = 4 * 1024 * 1024
+
+
+def make_file_system(image: Path, size: int) -> None:
+    with image.open("xb") as file:
+        file.truncate(size)
+    # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of
+    # the inode table's state is enough, so it is left for the kernel to write when it is used.
+    command = [
+        MKFS, "-q", "-F", "-m", "0", "-b", "4096",
+        "-O", "^has_journal,^resize_inode",
+        "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0",
+    ]  # fmt: skip
+    subprocess.run([*command, str(image)], check=True, capture_output=True, timeout=60)
+
+
+def check_image(image: Path) -> None:
+    """Repair what a write that was broken off has left; nobody may have it mounted."""
+    done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
+    if done.returncode > 2:
+        raise PermanentError(
+            f"File system image {image} is damaged and could not be repaired: "
+            f"{done.stdout.decode(errors='replace')[-500:]}",
+            code="workspace_damaged",
+        )
+
+
+def attached_to(image: Path) -> str | None:
+    """The loop device that has the image."""
+    for device in LOOPS.glob("loop*"):
+        if _backing(device) == str(image):
+            return f"/dev/{device.name}"
+    return None
+
+
+def _backing(device: Path) -> str | None:
+    try:
+        return (device / "loop" / "backing_file").read_text().strip()
+    except OSError as error:
+        # It is detached, before the file was opened or after.
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return None
+
+
+def mount_program(*arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run `mount_calls` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-I", "-S", mount_calls.__file__, *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout, check=False, cwd="/",
+    )  # fmt: skip
+
+
+def image_trouble(directory: Path) -> str | None:
+    """
+    Why workspaces in this directory cannot be file system images; none when they can. A small one
+    is made and mounted to know, once for each file system.
+    """
+    if os.geteuid() != 0:
+        return "only root can mount them"
+    for program in (MKFS, E2FSCK):
+        if not Path(program).exists():
+            return f"{program} is not there"
+    while not directory.is_dir():
+        directory = directory.parent
+    device = directory.stat().st_dev
+    if device not in _image_troubles:
+        _image_troubles[device] = _try_image(directory)
+    return _image_troubles[device]
+
+
+_image_troubles: dict[int, str | None] = {}
+
+
+def _try_image(directory: Path) -> str | None:
+    try:
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
+            image, target = Path(place, "image"), Path(place, "target")
+            target.mkdir()
+            make_file_system(image, MIN_IMAGE)
+            done = mount_program(mount_calls.TRY, image, target, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stderr.strip()[-500:] or "it failed" if done.returncode else None

@@ -1,0 +1,193 @@
+"""
+The kernel's mount interface: file system images, read-only views, and mounts with mapped owners.
+
+Standard library alone, because the spawner imports it. It is a program as well, for what needs a
+process of its own: a trial mount, which leaves no trace, and the mapping of owners, which forks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import sys
+
+TRY = "try-image"
+"""
+Program argument, followed by an image and a directory: check that the image can be mounted there.
+Two uids may follow: mount it such that files of the first belong to the second.
+"""
+MAP = "map-owner"
+"""
+Program argument, followed by a mount point and two uids: mount it again such that files of the
+first uid belong to the second.
+"""
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
+# The same numbers on every machine.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x0010_0000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 32, 1024
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
+_LO_AUTOCLEAR, _LO_DIRECT_IO = 4, 16
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+def check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(
+    source: str, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    result = libc.mount(
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() if options else None,
+    )
+    check(result, f"mounting {source} on {target}")
+
+
+def _attach_loop(image: str) -> tuple[str, int]:
+    """
+    A loop device for the image that goes when its last user goes; keep the descriptor until
+    mounted.
+    """
+    with open(image, "r+b", buffering=0) as backing, open("/dev/loop-control", "rb") as control:
+        for _ in range(64):
+            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            path = f"/dev/loop{number}"
+            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            for flags in (_LO_AUTOCLEAR | _LO_DIRECT_IO, _LO_AUTOCLEAR):
+                info = struct.pack("=5Q4I64s64s32s2Q", *[0] * 8, flags, b"", b"", b"", 0, 0)
+                config = struct.pack("=2I", backing.fileno(), 4096) + info + bytes(64)
+                try:
+                    fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+                    return path, device
+                except OSError as error:
+                    if error.errno == errno.EBUSY:
+                        break  # Somebody else was quicker; take the next one.
+                    if error.errno != errno.EINVAL:
+                        os.close(device)
+                        raise
+            os.close(device)
+    raise OSError(errno.EBUSY, "no loop device is free")
+
+
+def own_mounts() -> None:
+    check(libc.unshare(_CLONE_NEWNS), "unshare")
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+
+def mount_image(image: str, target: str) -> None:
+    device, keep = _attach_loop(image)
+    try:
+        mount_device(device, target)
+    finally:
+        os.close(keep)
+
+
+def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
+    """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
+    mount_image(image, target)
+    map_owner(target, owner, uid)
+
+
+def map_owner(target: str, owner: int, uid: int) -> None:
+    """Mount again what is mounted there, such that what belongs to `owner` belongs to `uid`."""
+    users = _mapping(owner, uid)
+    try:
+        path = os.fsencode(target)
+        tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, ctypes.c_uint(_OPEN_TREE_CLONE))
+        check(min(tree, 0), f"taking {target}")
+        try:
+            check(libc.umount2(path, MNT_DETACH), f"unmounting {target}")
+            attributes = struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, users)
+            size = ctypes.c_size_t(len(attributes))
+            done = libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size)
+            check(done, f"giving {target} another owner")
+            done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
+            check(done, f"mounting on {target}")
+        finally:
+            os.close(tree)
+    finally:
+        os.close(users)
+
+
+def _mapping(inside: int, outside: int) -> int:
+    """
+    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
+    gVisor makes files as root, and gives them to their owner then.
+    """
+    ready, began = os.pipe2(os.O_CLOEXEC)
+    over, end = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        if libc.unshare(_CLONE_NEWUSER) == 0:
+            os.write(began, b"1")
+        os.close(began)
+        os.read(over, 1)
+        os._exit(0)
+    os.close(began)
+    os.close(over)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(errno.EPERM, "no user namespace can be made")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{inside} {outside} 1\n0 0 1\n")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.close(end)
+        os.waitpid(pid, 0)
+
+
+def mount_view(source: str, target: str) -> None:
+    """A directory at another place, where it is read-only, without devices and setuid."""
+    mount(source, target, None, MS_BIND)
+    flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV
+    mount("none", target, None, flags)
+
+
+def mount_device(device: str, target: str) -> None:
+    mount(device, target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, "discard")
+
+
+def unescaped(path: bytes) -> bytes:
+    """A path as the kernel lists it: blanks and the like are in octal there."""
+    head, *parts = path.split(b"\\")
+    return head + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in parts)
+
+
+def main() -> None:
+    command, *arguments = sys.argv[1:]
+    try:
+        if command == MAP:
+            map_owner(arguments[0], int(arguments[1]), int(arguments[2]))
+            return
+        # In a mount namespace of this process: the mount ends with it.
+        own_mounts()
+        image, directory, *users = arguments
+        if users:
+            mount_mapped(image, directory, *map(int, users))
+        else:
+            mount_image(image, directory)
+    except OSError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What is mounted beneath a directory of the node, and how it is unmounted."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+from atoll.drivers.local import mount_calls
+from atoll.errors import TemporaryError
+
+
+def mount_points(beneath: Path) -> list[str]:
+    """Those in this process's mount namespace, the last one first."""
+    prefix = f"{beneath}/"
+    with open("/proc/self/mountinfo", "rb") as file:
+        found = [os.fsdecode(mount_calls.unescaped(line.split()[4])) for line in file]
+    return [path for path in reversed(found) if path.startswith(prefix)]
+
+
+def unmount(path: Path) -> None:
+    """All that is mounted there; what is still open goes when it is closed."""
+    for flags in (0, mount_calls.MNT_DETACH):
+        while mount_calls.libc.umount2(os.fsencode(path), flags) == 0:
+            continue
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOENT):
+            return
+    raise TemporaryError(f"{path} stays mounted: {os.strerror(number)}.", code="volume_busy")
+
+
+def unmount_all(node: Path) -> None:
+    """Before a node's directory is removed, all of it: what is mounted there is not its own."""
+    for path in mount_points(node):
+        unmount(Path(path))
