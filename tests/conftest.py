@@ -116,7 +116,7 @@ def no_settings_of_the_machine() -> Iterator[None]:
 def nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Of containers that an engine has taken with it, the workspaces are mounted still."""
     yield
-    from atoll.drivers.local.mount_points import unmount_all
+    from atoll.drivers.shared.mount_points import unmount_all
 
     unmount_all(tmp_path_factory.getbasetemp())
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from atoll.drivers import bundle
+from atoll.drivers.shared import executor_bundle
 from atoll.link.client import Link
 from atoll.settings import LinkSettings
 
@@ -111,7 +111,7 @@ def executor(
         fd = os.open(home / "callback.json", os.O_RDONLY)
         config["callback"] = {"fd": fd, "instance": callback["instance"]}
         fds.append(fd)
-    boot = bundle.BOOT.format(path=str(bundle.write(home)))
+    boot = executor_bundle.BOOT.format(path=str(executor_bundle.write(home)))
     process = subprocess.Popen(
         [
             bubblewrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers import variables
+from atoll.drivers.shared import variables
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server

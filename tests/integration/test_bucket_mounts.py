@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local import cgroups
-from atoll.drivers.local.buckets import GROUP, OPEN_FILES, PROCESSES
+from atoll.drivers.shared import cgroups
+from atoll.drivers.shared.volumes.bucket_mounts import GROUP, OPEN_FILES, PROCESSES
 from atoll.settings import LocalSettings
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
 from tests.harness import Server

@@ -34,8 +34,8 @@ from atoll.blobs.choice import choose
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.leases import Leases
-from atoll.drivers import known_nodes
 from atoll.drivers.local.driver import NODE
+from atoll.drivers.shared import data_directories
 from atoll.model.instance import Callback
 from atoll.reconcile.attendance import Attendance
 from atoll.reconcile.builds import BuildLoop, LayerSweep
@@ -145,7 +145,7 @@ async def application(
             lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=shared)
             stack.callback(lock.close)
         presence = await asyncio.to_thread(
-            known_nodes.Presence, settings.data_dir, temporary=embedded
+            data_directories.Presence, settings.data_dir, temporary=embedded
         )
         stack.callback(presence.close)
         await asyncio.to_thread(mimetypes.init)

@@ -20,8 +20,8 @@ import structlog
 
 from atoll.drivers.local import host
 from atoll.drivers.local.driver import NODE
-from atoll.drivers.local.mount_points import unmount_all
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.mount_points import unmount_all
 from atoll.errors import Conflict, TemporaryError
 
 if TYPE_CHECKING:

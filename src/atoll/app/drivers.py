@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local.buckets import Bucket
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.shared.volumes.bucket_mounts import Bucket
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver

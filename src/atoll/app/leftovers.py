@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers import known_nodes
 from atoll.drivers.local import leftovers as local
 from atoll.drivers.local.driver import NODE
+from atoll.drivers.shared import data_directories
 from atoll.errors import AtollError, PermanentError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.known_nodes import Note
+    from atoll.drivers.shared.data_directories import Note
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -39,11 +39,11 @@ class Leftovers:
 async def collect(settings: Settings, *, dry_run: bool = False) -> list[Leftovers]:
     """What was removed, or with `dry_run` would be."""
     found = []
-    for note in await asyncio.to_thread(known_nodes.known):
+    for note in await asyncio.to_thread(data_directories.known):
         instances = containers = 0
         error = None
         try:
-            with known_nodes.removed(note, forget=not dry_run) as gone:
+            with data_directories.removed(note, forget=not dry_run) as gone:
                 if not gone:
                     continue
                 node = note.data_dir / NODE

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local import collector
-from atoll.drivers.local.wheel_files import MAX_DEPTH, NotKept
+from atoll.drivers.shared.packages import collector
+from atoll.drivers.shared.packages.wheel_files import MAX_DEPTH, NotKept
 from tests.servers.index import wheel
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.drivers.local import processes
-from atoll.drivers.local.cgroups import NoGroups
-from atoll.drivers.local.confinement import Confinement
+from atoll.drivers.shared import processes
+from atoll.drivers.shared.cgroups import NoGroups
+from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import TemporaryError
 from atoll.link.client import Link, LinkLost
 from atoll.protocol import frames

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import disk_images, host, mount_calls
+from atoll.drivers.local import host
+from atoll.drivers.shared import disk_images, mount_calls
 from atoll.settings import LocalSettings
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_image_troubles", {})
+    monkeypatch.setattr(disk_images, "_image_troubles", {})
 
 
 def failing(path: Path, words: str) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers import known_nodes
-from atoll.drivers.known_nodes import Note, Presence
 from atoll.drivers.local.spawner import unserved
+from atoll.drivers.shared import data_directories
+from atoll.drivers.shared.data_directories import Note, Presence
 
 
 @pytest.fixture(autouse=True)
@@ -26,66 +26,66 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def served(data_dir: Path) -> bool:
-    with unserved([str(path) for path in known_nodes.lock_files(data_dir)]) as alone:
+    with unserved([str(path) for path in data_directories.lock_files(data_dir)]) as alone:
         return not alone
 
 
 def is_removed(note: Note, *, forget: bool = True) -> bool:
-    with known_nodes.removed(note, forget=forget) as gone:
+    with data_directories.removed(note, forget=forget) as gone:
         return gone
 
 
 def test_a_data_directory_is_served_while_any_server_has_it(data_dir: Path) -> None:
     first, second = (Presence(data_dir, temporary=False) for _ in range(2))
-    assert known_nodes.known() == [Note(data_dir)]
+    assert data_directories.known() == [Note(data_dir)]
     first.close()
     assert served(data_dir)
     second.close()
     assert not served(data_dir)
-    assert known_nodes.known() == [Note(data_dir)]
+    assert data_directories.known() == [Note(data_dir)]
 
 
 def test_it_counts_as_removed_without_its_lock_file_and_without_a_server(data_dir: Path) -> None:
     presence = Presence(data_dir, temporary=False)
-    (data_dir / known_nodes.LOCK_FILE).unlink()
+    (data_dir / data_directories.LOCK_FILE).unlink()
     assert not is_removed(Note(data_dir)), "its server lives"
     presence.close()
     assert is_removed(Note(data_dir), forget=False)
-    assert known_nodes.known() == [Note(data_dir)]
+    assert data_directories.known() == [Note(data_dir)]
     assert is_removed(Note(data_dir))
-    assert known_nodes.known() == []
+    assert data_directories.known() == []
 
 
 def test_a_note_stays_when_what_is_left_could_not_be_removed(data_dir: Path) -> None:
     Presence(data_dir, temporary=False).close()
-    (data_dir / known_nodes.LOCK_FILE).unlink()
-    with suppress(OSError), known_nodes.removed(Note(data_dir), forget=True):
+    (data_dir / data_directories.LOCK_FILE).unlink()
+    with suppress(OSError), data_directories.removed(Note(data_dir), forget=True):
         raise OSError("busy")
-    assert known_nodes.known() == [Note(data_dir)]
+    assert data_directories.known() == [Note(data_dir)]
 
 
 def test_the_note_keeps_the_engine_that_it_was_told(data_dir: Path) -> None:
     presence = Presence(data_dir, temporary=False)
-    known_nodes.note_engine(data_dir, "unix:///run/docker.sock", "0123")
+    data_directories.note_engine(data_dir, "unix:///run/docker.sock", "0123")
     presence.close()
     Presence(data_dir, temporary=False).close()
-    assert known_nodes.known() == [Note(data_dir, "unix:///run/docker.sock", "0123")]
+    assert data_directories.known() == [Note(data_dir, "unix:///run/docker.sock", "0123")]
 
 
 def test_a_lock_file_that_cannot_be_opened_counts_as_held(data_dir: Path) -> None:
-    (data_dir / known_nodes.LOCK_FILE).symlink_to(known_nodes.LOCK_FILE)
+    (data_dir / data_directories.LOCK_FILE).symlink_to(data_directories.LOCK_FILE)
     assert served(data_dir)
 
 
 def test_one_that_goes_with_its_process_leaves_no_note(data_dir: Path) -> None:
     Presence(data_dir, temporary=True).close()
-    assert known_nodes.known() == []
+    assert data_directories.known() == []
 
 
 def test_a_note_that_cannot_be_read_is_passed_over(data_dir: Path, state: Path) -> None:
     Presence(data_dir, temporary=False).close()
     (state / "atoll" / "nodes" / "other").write_text("{")
-    assert known_nodes.known() == [Note(data_dir)]
+    assert data_directories.known() == [Note(data_dir)]
 
 
 def test_a_server_starts_without_a_place_for_notes(
@@ -97,9 +97,9 @@ def test_a_server_starts_without_a_place_for_notes(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(Path, "home", nowhere)
     presence = Presence(data_dir, temporary=True)
-    known_nodes.note_engine(data_dir, "unix:///run/docker.sock", "0123")
+    data_directories.note_engine(data_dir, "unix:///run/docker.sock", "0123")
     assert served(data_dir)
-    assert known_nodes.known() == []
+    assert data_directories.known() == []
     assert not is_removed(Note(data_dir))
     presence.close()
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers import relay
 from atoll.drivers.local.mirror import Mirror
+from atoll.drivers.shared import http_forwarding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +137,7 @@ async def test_what_talks_something_else_is_left() -> None:
 
 
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(http_forwarding, "READ_TIMEOUT", 0.05)
     mirror = Mirror([])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local import bounded_log
 from atoll.drivers.local.nursery import Home, Nursery
+from atoll.drivers.shared import bounded_log
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import below, living

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import processes
+from atoll.drivers.shared import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local.tree_size import MAX_DEPTH, TooDeep, deleted_size, tree_size
+from atoll.drivers.shared.file_trees import MAX_DEPTH, TooDeep, deleted_size, tree_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import atoll.executor.inside
-from atoll.drivers import bundle
+from atoll.drivers.shared import executor_bundle
 from atoll.executor import conversations
 from atoll.executor.inside import atoll_session
 from atoll.link.client import ExecutorError, Link, LinkLost
@@ -104,7 +104,7 @@ async def box(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Box]:
         "listen_fd": listener.fileno(), "root": str(tmp_path / "workspace"), "hooks": False,
         "inside": name,
     }  # fmt: skip
-    boot = bundle.BOOT.format(path=str(bundle.write(tmp_path)))
+    boot = executor_bundle.BOOT.format(path=str(executor_bundle.write(tmp_path)))
     process = subprocess.Popen(  # noqa: ASYNC220 - a fixture, with nothing beside it
         [
             bubblewrap, "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared.file_trees import remove_tree
 from atoll.executor import rights
 from atoll.executor.files import FileError
 

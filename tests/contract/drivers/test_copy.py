@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import copies
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.shared import tree_copy
 from atoll.errors import TemporaryError
 from atoll.model.instance import State
 from tests.contract.drivers.conftest import Node, printed, spec, started
@@ -208,7 +208,7 @@ async def test_a_copy_that_fails_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "copy_file_range", fail)
-        patch.setattr(copies, "shared", lambda *_: False)
+        patch.setattr(tree_copy, "shared", lambda *_: False)
         with pytest.raises(TemporaryError) as caught:
             await driver.copy(workspace, "copy")
     assert caught.value.code == code

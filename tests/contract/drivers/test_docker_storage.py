@@ -13,10 +13,10 @@ import pytest
 
 from atoll.drivers.docker import container_config
 from atoll.drivers.docker.directory_storage import EXECUTOR_SIZE
-from atoll.drivers.local.disk_images import make_file_system
-from atoll.drivers.local.mount_calls import mount_image
-from atoll.drivers.local.mount_points import mount_points
-from atoll.drivers.local.workspaces import IMAGE
+from atoll.drivers.shared.disk_images import make_file_system
+from atoll.drivers.shared.mount_calls import mount_image
+from atoll.drivers.shared.mount_points import mount_points
+from atoll.drivers.shared.workspaces import IMAGE
 from atoll.errors import PermanentError
 from atoll.model.instance import Handle
 from atoll.model.volume import LOCAL, Volume, VolumeMount

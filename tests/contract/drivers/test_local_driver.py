@@ -17,10 +17,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.drivers.local import driver as local
-from atoll.drivers.local import workspaces
-from atoll.drivers.local.cgroups import NoGroups
 from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.local.sandbox import Tree
+from atoll.drivers.shared import disk_images
+from atoll.drivers.shared.cgroups import NoGroups
 from atoll.errors import TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import State
@@ -32,7 +32,7 @@ from tests.standstill import go_on, stand_still
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.drivers.local.workspaces import Workspace
+    from atoll.drivers.shared.workspaces import Workspace
     from atoll.model.instance import InstanceSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
@@ -125,7 +125,7 @@ async def test_a_file_system_that_cannot_be_made_leaves_nothing(
     broken = tmp_path / "mkfs"
     broken.write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(workspaces, "MKFS", str(broken))
+    monkeypatch.setattr(disk_images, "MKFS", str(broken))
     with pytest.raises(TemporaryError, match="no such luck") as caught:
         await driver.ensure(spec())
     assert caught.value.code == "instance_not_started"

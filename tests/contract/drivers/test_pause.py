@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import cgroups
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.shared import cgroups
 from atoll.errors import Conflict, TemporaryError
 from atoll.link.client import LinkLost
 from atoll.model.instance import Handle, State

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import cgroups, sandbox, seccomp
+from atoll.drivers.local import sandbox
 from atoll.drivers.local.layers import Ground, Layers
+from atoll.drivers.shared import cgroups, seccomp
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.template import Layer
 from atoll.settings import LocalSettings, PackageSettings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from atoll.drivers.local.installation import uv_binary
+from atoll.drivers.shared.packages.installation import uv_binary
 from tests.e2e.hostile.conftest import VARIANTS, attackable
 from tests.rootfs import build_rootfs, put_libraries
 from tests.servers.index import Index

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers import variables
+from atoll.drivers.shared import variables
 from tests import drivers
 from tests.e2e.hostile.conftest import SECRET, either_variant
 from tests.e2e.hostile.host import MiB, resident, strict_json

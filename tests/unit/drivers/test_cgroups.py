@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import cgroups
+from atoll.drivers.shared import cgroups
 from atoll.model.resources import Resources
 
 MiB = 1024 * 1024

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import cgroups, delegation
+from atoll.drivers.local import delegation
 from atoll.drivers.local.delegation import Decision, Surroundings
+from atoll.drivers.shared import cgroups
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 APP = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/atoll-7-ab.scope\n"

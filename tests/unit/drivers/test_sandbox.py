@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers import variables
-from atoll.drivers.local import install_program, paths, sandbox, trees
+from atoll.drivers.local import sandbox, trees
+from atoll.drivers.shared import paths, variables
+from atoll.drivers.shared.packages import install_program
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template

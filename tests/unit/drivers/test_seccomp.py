@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from atoll.drivers.local import seccomp
+from atoll.drivers.shared import seccomp
 
 ALLOW, KILL = 0x7FFF_0000, 0x8000_0000
 NEW_USER, NEW_NET, NEW_NS = 0x1000_0000, 0x4000_0000, 0x2_0000

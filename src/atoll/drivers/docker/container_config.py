@@ -11,10 +11,10 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers import variables
-from atoll.drivers.bundle import BOOT, SOCKET
-from atoll.drivers.local import install_program
-from atoll.drivers.local.paths import EXECUTOR, INSIDE, PACKAGES
+from atoll.drivers.shared import variables
+from atoll.drivers.shared.executor_bundle import BOOT, SOCKET
+from atoll.drivers.shared.packages import install_program
+from atoll.drivers.shared.paths import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from atoll.model.resources import Resources

@@ -21,23 +21,22 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from atoll import ids
-from atoll.drivers import bundle
 from atoll.drivers.docker import container_config, executor_journal, portable_interpreter
 from atoll.drivers.docker.storage import InstanceFiles, translated
 from atoll.drivers.docker.workspace_upgrade import moved, unmount_interrupted_move
-from atoll.drivers.local import copies
-from atoll.drivers.local.disk_images import attached_to
-from atoll.drivers.local.mounts import Place
-from atoll.drivers.local.places import Places
-from atoll.drivers.local.tree_size import remove_tree
-from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
+from atoll.drivers.shared import executor_bundle, tree_copy
+from atoll.drivers.shared.disk_images import attached_to
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.volumes.mounts import Place
+from atoll.drivers.shared.volumes.node_volumes import Places
+from atoll.drivers.shared.workspaces import IMAGE, Workspace, Workspaces
 from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.local.buckets import Bucket
+    from atoll.drivers.shared.volumes.bucket_mounts import Bucket
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
     from atoll.model.volume import Volume, VolumeMount
@@ -85,7 +84,9 @@ class DirectoryStorage:
         self._workspaces.open()
         self.places.open(images=self._trouble)
         self._shared = container_config.shared(
-            str(bundle.write(self._node)), str(bundle.write_inside(self._node)), str(self._packages)
+            str(executor_bundle.write(self._node)),
+            str(executor_bundle.write_inside(self._node)),
+            str(self._packages),
         )
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
@@ -300,7 +301,7 @@ def _copy_journal(source: Path, target: Path) -> None:
     with open(fd, "rb") as file, target.open("xb") as copy:
         about = os.fstat(fd)
         if stat.S_ISREG(about.st_mode) and about.st_size <= JOURNAL_FILE_SIZE:
-            copies.copy_content(file.fileno(), copy.fileno(), about.st_size, threading.Event())
+            tree_copy.copy_content(file.fileno(), copy.fileno(), about.st_size, threading.Event())
 
 
 def _place(workspace: str) -> str:

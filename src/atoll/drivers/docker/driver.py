@@ -26,7 +26,6 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll import ids
-from atoll.drivers import known_nodes
 from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
 from atoll.drivers.docker.container_memory import ContainerMemory
@@ -41,12 +40,12 @@ from atoll.drivers.docker.scratch_containers import ScratchContainers
 from atoll.drivers.docker.storage_probe import image_obstacle, obstacle
 from atoll.drivers.docker.templates import TemplateImages
 from atoll.drivers.docker.volume_storage import VolumeStorage
-from atoll.drivers.local import cgroups, seccomp
-from atoll.drivers.local.confinement import Confinement
-from atoll.drivers.local.environments import LocalEnvironments
-from atoll.drivers.local.installation import uv_binary
-from atoll.drivers.local.paths import EXECUTOR
-from atoll.drivers.machine import Machine
+from atoll.drivers.shared import cgroups, data_directories, seccomp
+from atoll.drivers.shared.machine_load import Machine
+from atoll.drivers.shared.packages.environments import LocalEnvironments
+from atoll.drivers.shared.packages.installation import uv_binary
+from atoll.drivers.shared.paths import EXECUTOR
+from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.storage import InstanceFiles, Storage
-    from atoll.drivers.local.buckets import Bucket
+    from atoll.drivers.shared.volumes.bucket_mounts import Bucket
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
@@ -156,7 +155,7 @@ class DockerDriver:
         self._node.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._name = _kept(self._node / NAME, lambda: secrets.token_hex(8))
         self._key = bytes.fromhex(_kept(self._node / KEY, lambda: secrets.token_hex(32)))
-        known_nodes.note_engine(self._node.parent, self._engine.url, self._name)
+        data_directories.note_engine(self._node.parent, self._engine.url, self._name)
 
     async def _chosen_storage(self) -> Storage:
         scratch = ScratchContainers(self._engine, self._name)

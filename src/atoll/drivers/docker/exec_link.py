@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.bundle import EXECUTOR
 from atoll.drivers.docker.engine import API, translated
 from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.drivers.docker.labels import Label
+from atoll.drivers.shared.executor_bundle import EXECUTOR
 from atoll.errors import AtollError, TemporaryError
 from atoll.link.client import Link, LinkLost
 

@@ -23,13 +23,19 @@ from atoll.drivers.docker import container_config, portable_interpreter
 from atoll.drivers.docker.engine import end, translated
 from atoll.drivers.docker.installer_stream import InstallerStream
 from atoll.drivers.docker.labels import Label
-from atoll.drivers.local import install_program
-from atoll.drivers.local.disk_images import MIN_IMAGE, make_file_system
-from atoll.drivers.local.install_answers import InstallFailed
-from atoll.drivers.local.installation import Made, is_abandoned, not_started, outgrown, own
-from atoll.drivers.local.mount_calls import mount_image
-from atoll.drivers.local.mount_points import unmount
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.mount_calls import mount_image
+from atoll.drivers.shared.mount_points import unmount
+from atoll.drivers.shared.packages import install_program
+from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages.installation import (
+    Made,
+    is_abandoned,
+    not_started,
+    outgrown,
+    own,
+)
 from atoll.errors import AtollError, PermanentError, TemporaryError
 
 if TYPE_CHECKING:

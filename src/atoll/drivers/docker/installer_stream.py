@@ -17,14 +17,23 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.docker.engine import translated
-from atoll.drivers.local.install_answers import (
+from atoll.drivers.shared.packages.install_answers import (
     ANSWER_LIMIT,
     ENDED,
     TOO_LONG,
     InstallFailed,
     decoded,
 )
-from atoll.drivers.local.install_program import ANSWER, DATA, END, FRAME, GONE, OPEN, ORDER, PIECE
+from atoll.drivers.shared.packages.install_program import (
+    ANSWER,
+    DATA,
+    END,
+    FRAME,
+    GONE,
+    OPEN,
+    ORDER,
+    PIECE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -17,9 +17,9 @@ from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.container_config import bind
 from atoll.drivers.docker.engine import translated
-from atoll.drivers.local.disk_images import MIN_IMAGE, image_trouble, make_file_system
-from atoll.drivers.local.mount_calls import mount_image
-from atoll.drivers.local.mount_points import unmount
+from atoll.drivers.shared.disk_images import MIN_IMAGE, image_trouble, make_file_system
+from atoll.drivers.shared.mount_calls import mount_image
+from atoll.drivers.shared.mount_points import unmount
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers import bundle
 from atoll.drivers.docker import container_config, portable_interpreter
 from atoll.drivers.docker.engine import translated
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, owned_directory
 from atoll.drivers.docker.storage import InstanceFiles
-from atoll.drivers.local.paths import EXECUTOR, INSIDE
+from atoll.drivers.shared import executor_bundle
+from atoll.drivers.shared.paths import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 
@@ -121,7 +121,10 @@ class VolumeStorage:
             self.quota = await self._has_quota()
 
     def _packed(self) -> bytes:
-        executor, inside = bundle.write(self._place), bundle.write_inside(self._place)
+        executor, inside = (
+            executor_bundle.write(self._place),
+            executor_bundle.write_inside(self._place),
+        )
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w") as archive:
             archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_plain)

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import copies, mount_calls
-from atoll.drivers.local.mount_points import unmount
-from atoll.drivers.local.tree_size import remove_tree
-from atoll.drivers.local.workspaces import DIRECTORY, IMAGE
+from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.mount_points import unmount
+from atoll.drivers.shared.workspaces import DIRECTORY, IMAGE
 from atoll.executor import removal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.local.workspaces import Workspace, Workspaces
+    from atoll.drivers.shared.workspaces import Workspace, Workspaces
 
 FILES, TOP, LOCK = "files", "top", "move.lock"
 """Beside a workspace's record: its directory, where its image is mounted meanwhile, the lock."""
@@ -99,5 +99,5 @@ def _fill(image: Path, top: Path, files: Path, uid: int | None) -> None:
         for directory in (files, top, links):
             fds.append(os.open(directory, removal.DIRECTORY))
             held.callback(os.close, fds[-1])
-        copies.TreeCopy(fds[0], fds[1], uid, fds[2], threading.Event()).run()
+        tree_copy.TreeCopy(fds[0], fds[1], uid, fds[2], threading.Event()).run()
     remove_tree(links)

@@ -25,8 +25,9 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
-from atoll.drivers.local import mount_calls, spawner
-from atoll.drivers.local.mount_calls import libc, mount
+from atoll.drivers.local import spawner
+from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared.mount_calls import libc, mount
 
 PORT = 3142
 """Of the sandbox's own loopback."""

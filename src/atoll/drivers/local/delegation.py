@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import cgroups
+from atoll.drivers.shared import cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

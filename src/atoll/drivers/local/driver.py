@@ -26,20 +26,27 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.drivers import bundle, known_nodes
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.local import cgroups, disk_images, host, processes, sandbox, seccomp, trees
+from atoll.drivers.local import host, sandbox, trees
 from atoll.drivers.local import layers as layering
-from atoll.drivers.local.bounded_log import LOG_TAIL
-from atoll.drivers.local.confinement import Confinement
-from atoll.drivers.local.environments import LocalEnvironments
-from atoll.drivers.local.installation import uv_binary
 from atoll.drivers.local.installer import Ground, Installer
 from atoll.drivers.local.nursery import Home, Nursery
-from atoll.drivers.local.places import Places
 from atoll.drivers.local.spawner import ROOT
-from atoll.drivers.local.workspaces import IMAGE, Workspace, Workspaces
-from atoll.drivers.machine import Machine
+from atoll.drivers.shared import (
+    cgroups,
+    data_directories,
+    disk_images,
+    executor_bundle,
+    processes,
+    seccomp,
+)
+from atoll.drivers.shared.bounded_log import LOG_TAIL
+from atoll.drivers.shared.machine_load import Machine
+from atoll.drivers.shared.packages.environments import LocalEnvironments
+from atoll.drivers.shared.packages.installation import uv_binary
+from atoll.drivers.shared.volumes.node_volumes import Places
+from atoll.drivers.shared.workspaces import IMAGE, Workspace, Workspaces
+from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -61,7 +68,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Material
-    from atoll.drivers.local.buckets import Bucket
+    from atoll.drivers.shared.volumes.bucket_mounts import Bucket
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources
@@ -109,7 +116,7 @@ class LocalDriver:
         )
         home = Home(
             str(data_dir.resolve()),
-            [str(path) for path in known_nodes.lock_files(data_dir)],
+            [str(path) for path in data_directories.lock_files(data_dir)],
             link.unattended_limit.total_seconds(),
         )
         self._nursery = Nursery(link.start_timeout, home)
@@ -150,8 +157,8 @@ class LocalDriver:
         self.places.open(images=trouble)
         self._groups = cgroups.find_groups(self._settings, self._node)
         self._etc = trees.write_etc(self._node)
-        self._executor = bundle.write(self._node)
-        self._inside = bundle.write_inside(self._node)
+        self._executor = executor_bundle.write(self._node)
+        self._inside = executor_bundle.write_inside(self._node)
         program = seccomp.program()
         self._seccomp = self._node / "seccomp.bpf"
         if program is not None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import cgroups, disk_images, seccomp
-from atoll.drivers.local.buckets import FUSE, GROUP
-from atoll.drivers.local.cgroups import find_groups
-from atoll.drivers.local.disk_images import image_trouble
+from atoll.drivers.shared import cgroups, disk_images, seccomp
+from atoll.drivers.shared.cgroups import find_groups
+from atoll.drivers.shared.disk_images import image_trouble
+from atoll.drivers.shared.volumes.bucket_mounts import FUSE, GROUP
 from atoll.executor import kernel_memory
 
 if TYPE_CHECKING:

@@ -23,18 +23,26 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.local import cgroups, install_program, processes, sandbox
-from atoll.drivers.local.disk_images import MIN_IMAGE, attached_to, make_file_system
-from atoll.drivers.local.install_answers import (
+from atoll.drivers.local import sandbox
+from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.shared import cgroups, processes
+from atoll.drivers.shared.disk_images import MIN_IMAGE, attached_to, make_file_system
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.packages import install_program
+from atoll.drivers.shared.packages.install_answers import (
     ANSWER_LIMIT,
     ENDED,
     TOO_LONG,
     InstallFailed,
     decoded,
 )
-from atoll.drivers.local.installation import Made, is_abandoned, not_started, outgrown, own
-from atoll.drivers.local.spawner import ROOT
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared.packages.installation import (
+    Made,
+    is_abandoned,
+    not_started,
+    outgrown,
+    own,
+)
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers import program
-from atoll.drivers.local import builder, disk_images, sources, tree_size
+from atoll.drivers.local import builder, sources
 from atoll.drivers.local.builder import SCRATCH
-from atoll.drivers.local.cgroups import BusyGroup, emptied, enter
 from atoll.drivers.local.mirror import Mirror
+from atoll.drivers.shared import disk_images, file_trees, program
+from atoll.drivers.shared.cgroups import BusyGroup, emptied, enter
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.packages import INSTALL_CPU, INSTALL_PROCESSES
 from atoll.model.resources import Resources
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from atoll.drivers.local.cgroups import Groups
+    from atoll.drivers.shared.cgroups import Groups
     from atoll.model.template import Layer
     from atoll.settings import LocalSettings, PackageSettings
 
@@ -134,7 +134,7 @@ class Layers:
         # It fails when there is none, or when one is away already; then it goes the next time.
         with contextlib.suppress(OSError):
             (self._directory / name).rename(away / "gone" if away.is_dir() else away)
-        tree_size.remove_tree(away)
+        file_trees.remove_tree(away)
 
     async def build(
         self,
@@ -182,7 +182,7 @@ class Layers:
         return Resources(INSTALL_CPU, settings.memory, settings.disk, INSTALL_PROCESSES)
 
     def _prepare(self, making: Path) -> None:
-        tree_size.remove_tree(making)
+        file_trees.remove_tree(making)
         making.mkdir(mode=0o700)
         disk_images.make_file_system(making / "image", self._settings.disk)
 
@@ -305,7 +305,7 @@ class Layers:
     def _clear(self, ground: Ground, name: str, making: Path) -> None:
         # Its processes end a moment after it; what does not, `open` finds.
         emptied(ground.groups, name, END_SECONDS)
-        tree_size.remove_tree(making)
+        file_trees.remove_tree(making)
 
 
 def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | PermanentError:

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from atoll.drivers import relay
-from atoll.drivers.relay import PIECE, Refused
+from atoll.drivers.shared import http_forwarding
+from atoll.drivers.shared.http_forwarding import PIECE, Refused
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import h11
 
-    from atoll.drivers.relay import Peer
+    from atoll.drivers.shared.http_forwarding import Peer
 
 CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,3})/([!-~]*)")
@@ -46,12 +46,15 @@ class Mirror:
     @contextlib.asynccontextmanager
     async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
         listener.setblocking(False)
-        async with relay.client(trust_env=False) as client:
+        async with http_forwarding.client(trust_env=False) as client:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 async with self._free:
-                    await relay.converse(
-                        reader, writer, partial(self._answer, client), idle=relay.READ_TIMEOUT
+                    await http_forwarding.converse(
+                        reader,
+                        writer,
+                        partial(self._answer, client),
+                        idle=http_forwarding.READ_TIMEOUT,
                     )
 
             server = await asyncio.start_server(answer, sock=listener)
@@ -79,7 +82,7 @@ class Mirror:
             if name in _ASKED
         }
         try:
-            async with relay.ask(client, method, f"{address}/{path}", headers) as found:
+            async with http_forwarding.ask(client, method, f"{address}/{path}", headers) as found:
                 await self._pass_on(peer, found)
         except httpx.HTTPError as error:
             self.trouble = f"{urlsplit(address).hostname}: {error or type(error).__name__}"

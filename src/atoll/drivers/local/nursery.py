@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from atoll.drivers import program
-from atoll.drivers.local import processes, spawner
+from atoll.drivers.local import spawner
+from atoll.drivers.shared import processes, program
 from atoll.errors import InstanceNotStarted
 
 if TYPE_CHECKING:

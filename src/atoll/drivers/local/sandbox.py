@@ -12,10 +12,6 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from atoll.drivers import variables
-from atoll.drivers.bundle import BOOT, SOCKET
-from atoll.drivers.local import install_program
-from atoll.drivers.local.paths import EXECUTOR, INSIDE, PACKAGES
 from atoll.drivers.local.spawner import (
     CALLBACK_FD,
     INFO_FD,
@@ -23,6 +19,10 @@ from atoll.drivers.local.spawner import (
     LISTEN_FD,
     SECCOMP_FD,
 )
+from atoll.drivers.shared import variables
+from atoll.drivers.shared.executor_bundle import BOOT, SOCKET
+from atoll.drivers.shared.packages import install_program
+from atoll.drivers.shared.paths import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from atoll.drivers.local.bounded_log import bounded_log, logged
-from atoll.drivers.local.mount_calls import (
+from atoll.drivers.shared.bounded_log import bounded_log, logged
+from atoll.drivers.shared.mount_calls import (
     MNT_DETACH,
     MS_BIND,
     MS_NOATIME,

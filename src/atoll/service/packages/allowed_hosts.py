@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from atoll.drivers.relay import CONNECT_TIMEOUT, Refused, Way, origin
+from atoll.drivers.shared.http_forwarding import CONNECT_TIMEOUT, Refused, Way, origin
 from atoll.service.http_target import PORTS, HttpTarget, UnknownHost
 from atoll.service.public_addresses import is_public
 

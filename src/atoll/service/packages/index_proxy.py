@@ -20,8 +20,8 @@ import httpx
 import structlog
 from packaging.utils import canonicalize_name
 
-from atoll.drivers import relay
-from atoll.drivers.relay import PIECE, Refused
+from atoll.drivers.shared import http_forwarding
+from atoll.drivers.shared.http_forwarding import PIECE, Refused
 from atoll.service.packages.allowed_hosts import AllowedHosts
 from atoll.service.packages.index import ACCEPT
 from atoll.service.packages.index_files import IndexFiles, UnreadablePage
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import h11
 
     from atoll.drivers.base import Wheel
-    from atoll.drivers.relay import Peer, Way
+    from atoll.drivers.shared.http_forwarding import Peer, Way
     from atoll.service.packages.index import Index
     from atoll.service.packages.wheel_downloads import WheelDownload
     from atoll.settings import PackageSettings
@@ -84,7 +84,7 @@ class IndexProxy:
     async def __aenter__(self) -> IndexProxy:
         # What is trusted is read from disk.
         tls = await asyncio.to_thread(self._index.tls)
-        self._client = relay.client(tls=tls, trust_env=True)
+        self._client = http_forwarding.client(tls=tls, trust_env=True)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -108,7 +108,7 @@ class IndexProxy:
             return
         self._serving.add(task)
         try:
-            await relay.converse(reader, writer, self._answer)
+            await http_forwarding.converse(reader, writer, self._answer)
         except asyncio.CancelledError:
             # The installation is over. Who made this task has no use for how it ended.
             pass
@@ -241,7 +241,7 @@ class IndexProxy:
         self, method: str, url: str, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[httpx.Response]:
         assert self._client is not None
-        return relay.ask(
+        return http_forwarding.ask(
             self._client,
             method,
             url,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from pathlib import Path
 import math
 from typing import TYPE_CHECKING
 

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import atoll
+
 if TYPE_CHECKING:
     from types import ModuleType
 
-_SOURCE = Path(__file__).parents[2]
+_SOURCE = Path(atoll.__file__).parents[1]
 
 
 def command(module: ModuleType) -> list[str]:

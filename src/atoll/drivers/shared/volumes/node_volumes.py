@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from atoll.drivers.local.buckets import PROCESSES, Buckets
-from atoll.drivers.local.cgroups import find_groups
-from atoll.drivers.local.mounts import Mounts, Place
-from atoll.drivers.local.volumes import Volumes
-from atoll.drivers.local.workspaces import BUCKET
+from atoll.drivers.shared.cgroups import find_groups
+from atoll.drivers.shared.volumes.bucket_mounts import PROCESSES, Buckets
+from atoll.drivers.shared.volumes.disks import Volumes
+from atoll.drivers.shared.volumes.mounts import Mounts, Place
+from atoll.drivers.shared.workspaces import BUCKET
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.model.resources import Resources
 from atoll.model.volume import S3
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from atoll.drivers.local.buckets import Bucket
-    from atoll.drivers.local.workspaces import Workspace
+    from atoll.drivers.shared.volumes.bucket_mounts import Bucket
+    from atoll.drivers.shared.workspaces import Workspace
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
     from atoll.settings import LocalSettings

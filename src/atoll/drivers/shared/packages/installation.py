@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import processes
-from atoll.drivers.local.install_answers import (
+from atoll.drivers.shared import processes
+from atoll.drivers.shared.file_trees import TooDeep, deleted_size, tree_size
+from atoll.drivers.shared.packages.install_answers import (
     InstallFailed,
 )
-from atoll.drivers.local.tree_size import TooDeep, deleted_size, tree_size
 from atoll.errors import InstanceNotStarted
 
 if TYPE_CHECKING:

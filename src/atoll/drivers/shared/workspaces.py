@@ -21,21 +21,21 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import copies, mount_calls
-from atoll.drivers.local.disk_images import (
+from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
     attached_to,
     check_image,
     make_file_system,
     mount_program,
 )
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared.file_trees import remove_tree
 from atoll.errors import TemporaryError
 from atoll.executor import removal
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterator
+    from pathlib import Path
 
     from atoll.settings import LocalSettings
 
@@ -144,7 +144,7 @@ class Workspaces:
         self, source: Path, target: Path, workspace: Workspace, abandoned: threading.Event
     ) -> None:
         with source.open("rb") as file, target.open("xb") as copy:
-            copies.copy_content(file.fileno(), copy.fileno(), workspace.size, abandoned)
+            tree_copy.copy_content(file.fileno(), copy.fileno(), workspace.size, abandoned)
         if workspace.owner is not None and not self._can_map(target, workspace):
             raise _NotMapped
 
@@ -158,7 +158,7 @@ class Workspaces:
                     directory.mkdir(mode=0o700)
                 fds.append(os.open(directory, removal.DIRECTORY))
                 held.callback(os.close, fds[-1])
-            copies.TreeCopy(fds[0], fds[1], uid, fds[2], abandoned).run()
+            tree_copy.TreeCopy(fds[0], fds[1], uid, fds[2], abandoned).run()
         shutil.rmtree(links)
 
     def _can_map(self, image: Path, workspace: Workspace) -> bool:
@@ -247,7 +247,7 @@ class Workspaces:
         if not blank.exists():
             self._make_blank(size, blank)
         with blank.open("rb") as source, target.open("xb") as copy:
-            copies.copy_content(source.fileno(), copy.fileno(), size, threading.Event())
+            tree_copy.copy_content(source.fileno(), copy.fileno(), size, threading.Event())
 
     def _make_blank(self, size: int, blank: Path) -> None:
         temporary = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")

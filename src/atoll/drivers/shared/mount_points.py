@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from atoll.drivers.local import mount_calls
+from atoll.drivers.shared import mount_calls
 from atoll.errors import TemporaryError
 
 

@@ -21,11 +21,12 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from atoll.drivers.local import install_answers, paths
-from atoll.drivers.local.collection import collect
-from atoll.drivers.local.install_answers import InstallFailed
-from atoll.drivers.local.installation import own
-from atoll.drivers.local.tree_size import remove_tree, tree_size
+from atoll.drivers.shared import paths
+from atoll.drivers.shared.file_trees import remove_tree, tree_size
+from atoll.drivers.shared.packages import install_answers
+from atoll.drivers.shared.packages.collection import collect
+from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages.installation import own
 from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Answer, InstallSpec
-    from atoll.drivers.local.installation import Made
+    from atoll.drivers.shared.packages.installation import Made
     from atoll.model.packages import Interpreter
     from atoll.model.template import Template
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import cgroups
+from atoll.drivers.shared import cgroups
 
 if TYPE_CHECKING:
     from datetime import timedelta

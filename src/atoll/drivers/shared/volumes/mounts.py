@@ -29,23 +29,23 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.base import NotEmptied
-from atoll.drivers.local import bounded_log, mount_calls, processes
-from atoll.drivers.local.disk_images import (
+from atoll.drivers.shared import bounded_log, mount_calls, processes
+from atoll.drivers.shared.disk_images import (
     attached_to,
     check_image,
     make_file_system,
     mount_program,
 )
-from atoll.drivers.local.mount_points import mount_points, unmount
+from atoll.drivers.shared.mount_points import mount_points, unmount
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from pathlib import Path
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
+    from pathlib import Path
 
-    from atoll.drivers.local.buckets import Buckets
+    from atoll.drivers.shared.volumes.bucket_mounts import Buckets
 
 LOCKS = 64
 POLL_SECONDS = 0.01

@@ -13,15 +13,16 @@ import structlog
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from atoll.drivers import program
-from atoll.drivers.local import collector
-from atoll.drivers.local.install_answers import InstallFailed
-from atoll.drivers.local.wheel_files import INFO
+from atoll.drivers.shared import program
+from atoll.drivers.shared.packages import collector
+from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages.wheel_files import INFO
 
 if TYPE_CHECKING:
     from pathlib import Path
+
     from atoll.drivers.base import InstallSpec, Wheel
-    from atoll.drivers.local.installation import Made
+    from atoll.drivers.shared.packages.installation import Made
 
 COLLECT_SECONDS = 600.0
 """For what was installed to be checked and copied, on a slow disk too."""

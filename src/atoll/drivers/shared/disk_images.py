@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from atoll.drivers.local import mount_calls
+from atoll.drivers.shared import mount_calls
 from atoll.errors import PermanentError
 
 LOOPS = Path("/sys/block")

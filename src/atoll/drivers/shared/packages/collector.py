@@ -28,8 +28,8 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import mount_calls
-from atoll.drivers.local.wheel_files import (
+from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared.packages.wheel_files import (
     GENERATED,
     HASHES,
     INFO,

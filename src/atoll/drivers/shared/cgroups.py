@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.drivers.local import processes
+from atoll.drivers.shared import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import cgroups
+from atoll.drivers.shared import cgroups
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings

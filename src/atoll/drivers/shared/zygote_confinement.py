@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import processes
+from atoll.drivers.shared import processes
 from atoll.errors import AtollError, TemporaryError
 from atoll.link.client import ExecutorError, LinkLost
 
 if TYPE_CHECKING:
-    from atoll.drivers.local.cgroups import Groups
+    from atoll.drivers.shared.cgroups import Groups
     from atoll.link.client import Link
 
 log = structlog.get_logger(__name__)

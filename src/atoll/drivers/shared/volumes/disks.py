@@ -12,10 +12,10 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import mount_calls
-from atoll.drivers.local.disk_images import MIN_IMAGE, make_file_system
-from atoll.drivers.local.mount_points import unmount
-from atoll.drivers.local.tree_size import remove_tree
+from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
+from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.mount_points import unmount
 
 if TYPE_CHECKING:
     from pathlib import Path
