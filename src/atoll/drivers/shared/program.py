@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import atoll
-
 if TYPE_CHECKING:
     from types import ModuleType
 
-_SOURCE = Path(atoll.__file__).parents[1]
+_SOURCE = Path(__file__).parents[3]
 
 
 def command(module: ModuleType) -> list[str]:
