@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.link.client import ExecutorError, Link
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError
 from atoll.settings import LinkSettings
 from tests import drivers
 from tests.e2e.api import V1, answer, eventually, until

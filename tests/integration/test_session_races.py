@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.errors import Conflict, PermanentError, SpoolFull, TemporaryError
-from atoll.link.client import ExecutorError
+from atoll.link.errors import RequestRefused
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
@@ -259,7 +259,7 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
     monkeypatch.setattr(parts.transitions, "_remote", True)
 
     async def refused(*_: Any, **__: Any) -> None:
-        raise ExecutorError("no", code="no_memory")
+        raise RequestRefused("no", code="no_memory")
 
     monkeypatch.setattr(parts.autosave._checkpoints, "take", refused)
     stopped = await parts.lifecycle.stop(session.id, wait=10)

@@ -142,12 +142,14 @@ class Contexts:
 
     def _create(self, stream: Stream, request: dict[str, Any]) -> None:
         if request["language"] not in LANGUAGES:
-            message = "%s has no contexts; %s has" % (request["language"], ", ".join(LANGUAGES))
-            raise Refusal("language_unsupported", message)
+            message = "%s has no contexts; only %s has."
+            raise Refusal(
+                "language_unsupported", message % (request["language"], ", ".join(LANGUAGES))
+            )
         known = self._contexts.get(request["id"])
         if known is None:
             if len(self._contexts) >= request["most"]:
-                message = "the session has %d contexts; delete one" % len(self._contexts)
+                message = "The session has %d contexts; delete one." % len(self._contexts)
                 raise Refusal("too_many_contexts", message)
             known = self._contexts[request["id"]] = Context(request)
             self._limit(request.get("watch", {}))
@@ -189,7 +191,7 @@ class Contexts:
     def _get(self, context_id: str) -> Context:
         context = self._contexts.get(context_id)
         if context is None:
-            raise Refusal("context_not_found", "no context has the id %s" % context_id)
+            raise Refusal("context_not_found", "Context %s does not exist." % context_id)
         return context
 
     def _answer(self, context: Context, stream: Stream) -> None:
@@ -298,7 +300,7 @@ class Contexts:
         if not context.born:
             self._contexts.pop(context.id, None)
         for stream in waiting:
-            stream.error(*(host.problem or ("context_failed", "the context did not start")))
+            stream.error(*(host.problem or ("context_failed", "The context did not start.")))
         calls, context.on_dead = context.on_dead, []
         for call in calls:
             call()
@@ -307,7 +309,8 @@ class Contexts:
     def _too_late(self, host: Host) -> None:
         self._see_taken()
         if host.context.host is host and not host.ready:
-            host.problem = ("context_failed", "it did not start in %d seconds" % START_SECONDS)
+            message = "The context did not start within %d seconds." % START_SECONDS
+            host.problem = ("context_failed", message)
             self._kill(host)
             if not host.pid and host.context.host is host:
                 self._given_up.add(host.number)
@@ -332,9 +335,9 @@ class Contexts:
         """The context that is to run something, if it can."""
         context = self._get(context_id)
         if context.state == "dead":
-            raise Refusal("context_dead", "context %s has ended; restart it" % context_id)
+            raise Refusal("context_dead", "Context %s has ended; restart it." % context_id)
         if context.state == "busy":
-            raise Refusal("context_busy", "context %s is running something" % context_id)
+            raise Refusal("context_busy", "Context %s is running something." % context_id)
         return context
 
     def begin(self, context: Context, run: Run) -> None:
@@ -351,7 +354,8 @@ class Contexts:
             self._runs.park(run)
             # It does not read what it is sent, or there is nobody to.
             self._kill(host)
-            raise Refusal("context_dead", "context %s: %s" % (context.id, error)) from None
+            message = "Context %s cannot be reached: %s." % (context.id, error)
+            raise Refusal("context_dead", message) from None
         finally:
             for fd in theirs:
                 os.close(fd)

@@ -271,7 +271,7 @@ class Link(asyncio.Protocol):
         elif kind == frames.CREDIT:
             self._credited(stream, frames.decode_credit(payload))
         elif kind == frames.ERROR:
-            self._fail(stream, messages.refusal(validation.decoded(payload)))
+            self._fail(stream, messages.refused(stream.op, validation.decoded(payload)))
         else:
             raise ProtocolViolation(f"The executor sent a frame of kind {kind} for a request.")
 
@@ -329,7 +329,7 @@ class Link(asyncio.Protocol):
         if kind == frames.HELLO and not greeted:
             self._greeting.set_result(messages.hello(validation.decoded(payload)))
         elif kind == frames.ERROR and not greeted:
-            self._greeting.set_exception(messages.refusal(validation.decoded(payload)))
+            self._greeting.set_exception(messages.refused("hello", validation.decoded(payload)))
         elif kind == frames.EVENT and len(payload) <= messages.SHORT_EVENT:
             self._events.count()
             zygote = messages.zygote(validation.decoded(payload))

@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from atoll.link import validation as check
-from atoll.link.errors import ExecutorError, ProtocolViolation
+from atoll.link.errors import ExecutorError, ProtocolViolation, refusal
 from atoll.model.manifest import told
 from atoll.model.times import MOST as MOST_NANOSECONDS
 from atoll.protocol import frames
@@ -123,9 +123,9 @@ def zygote(raw: dict[str, Any]) -> int | None:
     return check.integer(raw.get("pid"), "pid", least=1, most=MAX_PID)
 
 
-def refusal(raw: dict[str, Any]) -> ExecutorError:
+def refused(operation: str, raw: dict[str, Any]) -> ExecutorError:
     message = check.shortened(raw.get("message"), "message")
-    return ExecutorError(message, code=check.code(raw.get("code")))
+    return refusal(operation, check.code(raw.get("code")), message)
 
 
 # Runs

@@ -18,7 +18,8 @@ from atoll.drivers.shared import processes
 from atoll.drivers.shared.cgroups import NoGroups
 from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import TemporaryError
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 

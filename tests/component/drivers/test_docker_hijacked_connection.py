@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.link import client
-from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.client import Link
+from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.fuzz.hostile import ANSWERS, HELLO

@@ -20,7 +20,8 @@ import atoll.executor.inside
 from atoll.drivers.shared import executor_bundle
 from atoll.executor import conversations
 from atoll.executor.inside import atoll_session
-from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames, limits
 from atoll.settings import LinkSettings
 

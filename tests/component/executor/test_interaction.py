@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.link.messages import RunResult
 from atoll.protocol import frames
 from atoll.settings import LinkSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.link.client import ExecutorError
+from atoll.link.errors import ExecutorError
 from tests.executors import Heard, executor, job
 
 pytestmark = pytest.mark.anyio

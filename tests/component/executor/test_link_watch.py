@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from atoll.link.client import ExecutorError, LinkCrowded, LinkLost, Piece
+from atoll.link.client import Piece
+from atoll.link.errors import ExecutorError, LinkCrowded, LinkLost
 from atoll.protocol import frames
 from tests.component.executor.test_interaction import Output, ready, start, text
 from tests.executors import Executor, job

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 from tests.component.executor.test_interaction import Output
 from tests.e2e.hostile.host import eventually
 from tests.executors import Executor, job

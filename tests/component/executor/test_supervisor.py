@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.executor import pipes
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames
 from tests import executors
 from tests.component.executor.test_interaction import Output

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.link.client import LinkLost
+from atoll.link.errors import LinkLost
 from atoll.settings import LinkSettings
 from tests.component.executor.test_interaction import Output
 from tests.executors import executor, job

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from atoll.executor.packing import MAX_IN_ZIP
-from atoll.link.client import ExecutorError, Link
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError
 from tests.executors import Executor
 
 pytestmark = pytest.mark.anyio
@@ -582,7 +583,7 @@ async def test_a_watch_ends_with_its_directory_and_with_its_reader(
 async def test_only_so_many_are_under_way_at_once(link: Link, root: Path) -> None:
     watches = [await link.fetch("follow", path="", recursive=False) for _ in range(16)]
 
-    assert await refused(link.fetch("follow", path="", recursive=False)) == "executor_busy"
+    assert await refused(link.fetch("follow", path="", recursive=False)) == "session_crowded"
     assert await tree(link) == []
     assert len(watches) == 16
 

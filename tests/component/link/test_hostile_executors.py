@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.link import client, credit, messages, output, validation
-from atoll.link.client import Link, LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.client import Link
+from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job

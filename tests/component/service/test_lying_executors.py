@@ -12,7 +12,8 @@ import pytest
 
 from atoll.blobs.objects import LocalObjects
 from atoll.errors import AtollError
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 from atoll.protocol import frames
 from atoll.service.checkpoints.chunks import ChunkStore
 from atoll.service.checkpoints.writer import CheckpointWriter

@@ -15,7 +15,8 @@ import pytest
 from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.errors import PermanentError, TemporaryError
-from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import Handle, Observation, State
 from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings

@@ -15,7 +15,7 @@ import pytest
 from atoll import ids
 from atoll.drivers.docker.driver import NAME, DockerDriver
 from atoll.errors import PermanentError
-from atoll.link.client import LinkLost
+from atoll.link.errors import LinkLost
 from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import (

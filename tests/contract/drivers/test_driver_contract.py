@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.errors import InvalidRequest, NotFound, PermanentError
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import Handle, Observation, State
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS

@@ -22,7 +22,7 @@ from atoll.drivers.local.sandbox import Tree
 from atoll.drivers.shared import disk_images
 from atoll.drivers.shared.cgroups import NoGroups
 from atoll.errors import TemporaryError
-from atoll.link.client import LinkLost
+from atoll.link.errors import LinkLost
 from atoll.model.instance import State
 from atoll.settings import LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import opened, printed, spec, started, template

@@ -16,7 +16,7 @@ import pytest
 from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.shared import cgroups
 from atoll.errors import Conflict, TemporaryError
-from atoll.link.client import LinkLost
+from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
 from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
 from tests.contract.drivers.test_driver_contract import until

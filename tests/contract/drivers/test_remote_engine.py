@@ -20,7 +20,8 @@ from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.executor.connection import Connection
 from atoll.executor.loop import Loop
-from atoll.link.client import ExecutorError, Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import State
 from atoll.model.volume import LOCAL, S3, Volume
 from atoll.protocol import frames

@@ -22,7 +22,7 @@ from atoll.errors import (
     TooLarge,
     Unauthenticated,
 )
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import LinkLost, RequestRefused
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -38,7 +38,7 @@ STATUSES: dict[str, tuple[AtollError, int]] = {
     "permanent": (PermanentError("x"), 500),
     "any request": (RequestError("x"), 400),
     "link lost": (LinkLost("x"), 503),
-    "executor": (ExecutorError("x", code="odd"), 422),
+    "executor": (RequestRefused("x", code="odd"), 422),
     "bad path": (InvalidRequest("x", code="bad_path"), 400),
     "bad JSON": (InvalidRequest("x", code="bad_json"), 400),
     "bad cursor": (InvalidRequest("x", code="bad_cursor"), 400),

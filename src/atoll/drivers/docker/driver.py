@@ -53,7 +53,7 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.link.client import Link, LinkLost
+from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.storage import InstanceFiles, Storage
     from atoll.drivers.shared.volumes.bucket_mounts import Bucket
+    from atoll.link.client import Link
     from atoll.model.image import ImageInfo
     from atoll.model.node import NodeMetrics
     from atoll.model.resources import Resources

@@ -23,7 +23,8 @@ from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.shared.executor_bundle import EXECUTOR
 from atoll.errors import AtollError, TemporaryError
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 
 if TYPE_CHECKING:
     from datetime import timedelta

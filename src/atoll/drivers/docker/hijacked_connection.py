@@ -16,7 +16,7 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.engine import RawConnection
-from atoll.link.client import ProtocolViolation
+from atoll.link.errors import ProtocolViolation
 
 if TYPE_CHECKING:
     from atoll.link.client import Link

@@ -6,7 +6,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 
 if TYPE_CHECKING:
     from datetime import timedelta

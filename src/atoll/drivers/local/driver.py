@@ -55,7 +55,8 @@ from atoll.errors import (
     TemporaryError,
     WorkspaceLost,
 )
-from atoll.link.client import Link, LinkLost
+from atoll.link.client import Link
+from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS

@@ -15,7 +15,7 @@ import structlog
 
 from atoll.drivers.shared import processes
 from atoll.errors import AtollError, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import LinkLost, ZygoteReplaced
 
 if TYPE_CHECKING:
     from atoll.drivers.shared.cgroups import Groups
@@ -47,8 +47,8 @@ class Confinement:
                 except AtollError as error:
                     if self._newest != zygote:
                         continue
-                    if isinstance(error, ExecutorError) and error.code == "zygote_replaced":
-                        # By one that was told of before anybody listened.
+                    if isinstance(error, ZygoteReplaced):
+                        # Its successor was reported before this object subscribed.
                         raise LinkLost(f"{self._instance_id} has another zygote.") from error
                     raise
                 if self._newest == zygote:

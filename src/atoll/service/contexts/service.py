@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound
-from atoll.link.client import ExecutorError
+from atoll.link.errors import ContextNotFound, StaleSession
 from atoll.model.execution import Language
 from atoll.model.session import SessionStatus
 from atoll.service.executions.attempt import inside
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from atoll.model.execution import Request
     from atoll.service.sessions.connections import Connection, Connections
     from atoll.service.sessions.provisioning import Provisioning
-
-_CONFLICTS = {"context_busy", "context_dead", "too_many_contexts", "context_failed"}
 
 MAX_CONTEXTS = 16
 """Contexts of one session."""
@@ -86,9 +84,7 @@ class Contexts:
                     edition=connection.session.version,
                 )
                 break
-            except InvalidRequest as error:
-                if error.code != "stale":
-                    raise
+            except StaleSession:
                 # The session has been changed since this replica read it.
                 await self._connections.renew(connection)
         return _context(session_id, answer["context"])
@@ -153,12 +149,8 @@ class Contexts:
 async def _call(connection: Connection, operation: str, **fields: Any) -> dict[str, Any]:
     try:
         return await connection.link.call(operation, **fields)
-    except ExecutorError as error:
-        if error.code == "context_not_found":
-            raise _not_found(connection.session.id, fields["id"]) from None
-        if error.code in _CONFLICTS:
-            raise Conflict(_sentence(error.message), code=error.code) from None
-        raise InvalidRequest(_sentence(error.message), code=error.code) from None
+    except ContextNotFound:
+        raise _not_found(connection.session.id, fields["id"]) from None
 
 
 def _not_found(session_id: str, context_id: str) -> NotFound:
@@ -166,10 +158,6 @@ def _not_found(session_id: str, context_id: str) -> NotFound:
         f"Session {session_id} has no context {context_id}; contexts go with the instance.",
         code="context_not_found",
     )
-
-
-def _sentence(message: str) -> str:
-    return f"{message[:1].upper()}{message[1:]}."
 
 
 def _context(session_id: str, item: dict[str, Any]) -> Context:

@@ -32,7 +32,16 @@ from atoll.errors import (
     SessionNotRunning,
     TemporaryError,
 )
-from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
+from atoll.link.errors import (
+    ContextUnavailable,
+    ExecutorError,
+    ExecutorLeaving,
+    LinkLost,
+    ProtocolViolation,
+    RunOver,
+    SessionOccupied,
+    StaleSession,
+)
 from atoll.link.values import parse_value
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
@@ -68,8 +77,6 @@ REATTACH_SECONDS = 0.5
 LASTING_SECONDS = 1.0
 LEAVING_SECONDS = 10.0
 """The longest that an executor takes to end when it was told to."""
-CONTEXT_CODES = frozenset({"context_not_found", "context_dead", "context_busy"})
-"""Why a context cannot run it; another try would not change that."""
 
 
 class Superseded(Exception):
@@ -233,27 +240,27 @@ class Attempts:
             raise
         except LinkLost:
             return await self._after_loss(run, connection, deadline)
+        except RunOver as error:
+            raise Superseded from error
+        except SessionOccupied as error:
+            run.execution = dataclasses.replace(run.execution, started_at=None)
+            if not run.stopped:
+                run.in_line = True
+                await self._let_end(connection, str(error.message))
+            return None
+        except ContextUnavailable as error:
+            return _without(error)
+        except StaleSession:
+            # Not begun: the session has been changed since this replica read it.
+            run.execution = dataclasses.replace(run.execution, started_at=None)
+            await self._connections.renew(connection)
+            return None
+        except ExecutorLeaving:
+            # Not begun, and the instance goes: the one that takes its place runs it.
+            run.execution = dataclasses.replace(run.execution, started_at=None)
+            await asyncio.wait([connection.link.closed], timeout=LEAVING_SECONDS)
+            return None
         except ExecutorError as error:
-            if error.code == "run_is_over":
-                raise Superseded from error
-            if error.code == "busy":
-                run.execution = dataclasses.replace(run.execution, started_at=None)
-                if not run.stopped:
-                    run.in_line = True
-                    await self._let_end(connection, str(error.message))
-                return None
-            if error.code in CONTEXT_CODES:
-                return _without(error)
-            if error.code == "stale":
-                # Not begun: the session has been changed since this replica read it.
-                run.execution = dataclasses.replace(run.execution, started_at=None)
-                await self._connections.renew(connection)
-                return None
-            if error.code == "leaving":
-                # Not begun, and the instance goes: the one that takes its place runs it.
-                run.execution = dataclasses.replace(run.execution, started_at=None)
-                await asyncio.wait([connection.link.closed], timeout=LEAVING_SECONDS)
-                return None
             return lost(
                 ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
             )

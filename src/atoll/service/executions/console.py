@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.errors import AtollError, Conflict, Forbidden, NotFound, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost, Piece
+from atoll.link.client import Piece
+from atoll.link.errors import LinkLost, RunNotActive, StdinFull
 from atoll.model.execution import Execution, ExecutionStatus
 from atoll.protocol import frames
 from atoll.service.executions import event_log
@@ -55,7 +56,6 @@ FULL_SECONDS = 0.05
 STALLED_SECONDS = 5.0
 """How long a run that is recorded as ended may be silent and still be listened to."""
 _ATTEMPT = 32
-_NOT_RUNNING = frozenset({"unknown_run", "not_running"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +358,8 @@ class Console:
             try:
                 await self._call("stdin", data=text, eof=eof)
                 return
-            except ExecutorError as error:
-                if error.code != "stdin_full":
-                    raise
+            except StdinFull:
+                pass
             await asyncio.sleep(FULL_SECONDS)
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -398,9 +397,8 @@ class Console:
                 "The line to the sandbox broke: this may or may not have arrived.",
                 code="link_lost",
             ) from error
-        except ExecutorError as error:
-            if error.code not in _NOT_RUNNING:
-                raise
+        except RunNotActive:
+            pass
         raise Conflict(
             f"Execution {self._execution.id} does not run now.",
             code="execution_not_running",

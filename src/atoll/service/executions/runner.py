@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import BackendUnavailable, Conflict, LeaseLost, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model import retry
 from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus

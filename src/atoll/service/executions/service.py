@@ -24,7 +24,7 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.link.client import ExecutorError
+from atoll.link.errors import QueueFull, RunNotActive, StdinClosed
 from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.model.stream_event import StreamEvent
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
 
 CANCEL_MARGIN = 3.0
 """Seconds that a cancellation waits beyond the grace for the end to be recorded."""
-_CONFLICTS = {
-    "unknown_run": "execution_not_running",
-    "not_running": "execution_not_running",
-    "stdin_closed": "stdin_closed",
-}
-"""What an executor refuses, and what that is called here."""
 
 
 class Overtaken(Conflict):
@@ -402,15 +396,15 @@ class Executions:
             raise _not_running(execution)
         try:
             await connection.link.call(operation, id=execution_id, **content)
-        except ExecutorError as error:
-            if error.code in _CONFLICTS:
-                raise _not_running(await self.get(execution_id), _CONFLICTS[error.code]) from error
-            if error.code in ("queue_full", "stdin_full"):
-                raise TemporaryError(
-                    f"Execution {execution_id} has not read what it was given before.",
-                    code="queue_full",
-                ) from error
-            raise
+        except RunNotActive as error:
+            raise _not_running(await self.get(execution_id)) from error
+        except StdinClosed as error:
+            raise _not_running(await self.get(execution_id), "stdin_closed") from error
+        except QueueFull as error:
+            raise TemporaryError(
+                f"Execution {execution_id} has not read its earlier input. Retry in a few seconds.",
+                code="queue_full",
+            ) from error
 
     async def resume(
         self, execution_id: str, answer: dict[str, Any], *, approval: str | None

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from atoll.errors import (
     AtollError,
-    Conflict,
-    InvalidRequest,
     NodeUnreachable,
-    NotFound,
     SessionEnded,
     SessionNotReady,
-    TemporaryError,
-    TooLarge,
     WorkspaceLost,
 )
-from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, ProtocolViolation
 from atoll.link.messages import MAX_NOTICE, FileEntry, notice
 from atoll.model.page import Page
 from atoll.model.times import moment
@@ -48,16 +43,6 @@ TREE_SECONDS = 5.0
 """For a page of a tree; a page that is not full then is not the last."""
 SEARCH_SECONDS = 10.0
 
-_NOT_FOUND = {"file_not_found"}
-_CONFLICTS = {
-    "is_directory",
-    "not_directory",
-    "file_exists",
-    "not_empty",
-    "not_a_file",
-    "disk_full",
-    "precondition_failed",
-}
 _CHANGES = {"mkdir", "move", "chmod", "remove"}
 _AWAY = (SessionEnded, NodeUnreachable, SessionNotReady, WorkspaceLost, LinkLost)
 """Errors of a session whose files are not to be had where they were."""
@@ -161,8 +146,7 @@ class Files:
         What happens below a directory, from now on: `type`, `path`, and `from` of what was moved.
         """
         connection = await self._connections.get(session_id)
-        fetch = connection.link.fetch("follow", path=path, recursive=recursive)
-        _, content = await _translated(fetch)
+        _, content = await connection.link.fetch("follow", path=path, recursive=recursive)
         return _notices(connection.link, content)
 
     # Content
@@ -175,8 +159,8 @@ class Files:
             connection = await self._connections.get(session_id)
             asked = None if part is None else (part.first, part.last)
             if_range = None if part is None else part.if_range
-            entry, content = await _translated(
-                connection.link.read(path, part=asked, if_range=if_range, head=head)
+            entry, content = await connection.link.read(
+                path, part=asked, if_range=if_range, head=head
             )
         except AtollError as error:
             found = await self._read_kept(session_id, path, part, head, error)
@@ -229,7 +213,7 @@ class Files:
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
         """A directory as an archive, made while it is taken."""
         connection = await self._connections.get(session_id)
-        _, content = await _translated(connection.link.fetch("pack", path=path, form=form))
+        _, content = await connection.link.fetch("pack", path=path, form=form)
         found: AsyncIterator[bytes] = content
         return found
 
@@ -286,32 +270,16 @@ class Files:
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
         connection = await self._connections.get(session_id)
         call = connection.link.call(op, **request)
-        answer: dict[str, Any] = await (
-            self._changing(session_id, call) if op in _CHANGES else _translated(call)
-        )
-        return answer
+        if op not in _CHANGES:
+            return await call
+        return cast("dict[str, Any]", await self._changing(session_id, call))
 
     async def _changing(self, session_id: str, call: Awaitable[Any]) -> Any:
         try:
-            return await _translated(call)
+            return await call
         finally:
             # Also when it failed: a part of it may have been done.
             self.changed(session_id)
-
-
-async def _translated(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except ExecutorError as error:
-        if error.code in _NOT_FOUND:
-            raise NotFound(error.message, code=error.code) from None
-        if error.code in _CONFLICTS:
-            raise Conflict(error.message, code=error.code) from None
-        if error.code == "too_large":
-            raise TooLarge(error.message, code=error.code) from None
-        if error.code == "executor_busy":
-            raise TemporaryError(error.message, code="session_crowded") from None
-        raise InvalidRequest(error.message, code=error.code) from None
 
 
 async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:

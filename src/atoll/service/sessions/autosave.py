@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError, CheckpointNotFound, Conflict, NodeUnreachable, TemporaryError
-from atoll.link.client import ExecutorError, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import State
 from atoll.model.session import Cause, Durability, SessionStatus, Warning, WorkspaceMode
 from atoll.service.backoff import Backoff

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from atoll import ids
 from atoll.errors import CheckpointNotFound
-from atoll.link.client import ExecutorError
+from atoll.link.errors import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, WorkspaceMode
 from atoll.service.sessions.connections import instance_lease, workspace_lease

@@ -37,7 +37,7 @@ from atoll.errors import (
     TemporaryError,
     WorkspaceLost,
 )
-from atoll.link.client import ExecutorError, LinkLost, ProtocolViolation
+from atoll.link.errors import ExecutorError, LinkLost, ProtocolViolation
 from atoll.model.event import session_event
 from atoll.model.instance import State
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode

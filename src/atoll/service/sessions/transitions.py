@@ -31,7 +31,7 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.link.client import ExecutorError
+from atoll.link.errors import ExecutorError
 from atoll.model import plan
 from atoll.model.event import session_event
 from atoll.model.instance import State
