@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.blobs.objects import LocalObjects
@@ -20,6 +21,7 @@ from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.contexts.service import Contexts
+from atoll.service.events.service import Feed
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.attempt import Attempts
 from atoll.service.executions.completion import Completions
@@ -28,6 +30,7 @@ from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
 from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
+from atoll.service.replica import Replica
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Clones
@@ -38,6 +41,7 @@ from atoll.service.sessions.secrets import Secrets
 from atoll.service.sessions.service import Sessions
 from atoll.service.sessions.transitions import Transitions
 from atoll.service.templates.build_inputs import BuildInputs
+from atoll.service.templates.build_logs import BuildLogs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
@@ -47,9 +51,11 @@ from atoll.stores.sql.store import SqlStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
+    from atoll.blobs.base import Blobs
     from atoll.clock import Clock
+    from atoll.drivers.base import Driver
+    from atoll.model.template import Template
 
 ME = "replica-me"
 NODE = "local"
@@ -57,6 +63,7 @@ NODE = "local"
 
 @dataclass
 class Parts:
+    replica: Replica
     settings: Settings
     store: RecallingStore
     driver: LocalDriver
@@ -90,6 +97,51 @@ class Parts:
         await self.store.close()
 
 
+def replica_on(
+    store: SqlStore,
+    leases: Leases,
+    clock: Clock,
+    node_id: str = NODE,
+    coordination: MemoryCoordination | None = None,
+) -> Replica:
+    """A replica whose store is wrapped, for a test that has its own."""
+    settings = Settings()
+    recalling = RecallingStore(store, clock, settings.recall)
+    if coordination is None:
+        coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
+    return Replica(node_id, recalling, coordination, leases, BackgroundTasks(), clock)
+
+
+def templates_on(replica: Replica, driver: Driver, blobs: Blobs, settings: Settings) -> Templates:
+    feed = Feed(replica.store, replica.coordination, replica.clock)
+    return Templates(
+        replica, driver, BuildInputs(blobs, Encryption()), BuildLogs(blobs), feed, settings
+    )
+
+
+def checkpoints_on(
+    store: SqlStore,
+    blobs: Blobs,
+    leases: Leases,
+    clock: Clock,
+    node_id: str = NODE,
+    *,
+    backups: int = 2,
+) -> Checkpoints:
+    """Those of a node without mounted workspaces."""
+    settings = Settings()
+    driver = LocalDriver(Path("/nonexistent"), settings.local, settings.link)
+    volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
+    return Checkpoints(replica_on(store, leases, clock, node_id), blobs, volumes, backups=backups)
+
+
+class NothingToBuild:
+    """Every template can be used as it is."""
+
+    async def provide(self, template: Template) -> None:
+        pass
+
+
 def put_together(
     place: Path,
     clock: Clock,
@@ -109,11 +161,14 @@ def put_together(
         coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     driver = driver or LocalDriver(place, settings.local, settings.link)
     leases = Leases(coordination, leases_clock or clock, settings.coordination)
-    pool = Pool(store, driver, clock, NODE, leases.replica, ephemeral=False, settings=settings.pool)
     blobs = LocalObjects(place / "blobs")
-    build_inputs = BuildInputs(blobs, Encryption())
-    templates = Templates(store, driver, build_inputs, coordination, clock, settings)
-    checkpoints = Checkpoints(store, blobs, leases, clock, NODE)
+    replica = Replica(NODE, store, coordination, leases, background, clock)
+    templates = templates_on(replica, driver, blobs, settings)
+    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
+    builds = Builds(replica, driver, templates, packages, settings.template)
+    pool = Pool(replica, driver, builds)
+    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
+    checkpoints = Checkpoints(replica, blobs, volumes)
     connections = Connections(
         store,
         driver,
@@ -126,9 +181,7 @@ def put_together(
         NODE,
         checkpoints,
     )
-    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
     secrets = Secrets(Encryption())
-    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
     provisioning = Provisioning(secrets, volumes, packages)
     sessions = Sessions(
         store,
@@ -193,10 +246,6 @@ def put_together(
         settings.execution,
         NODE,
     )
-    builds = Builds(
-        store, driver, templates, packages, build_inputs, leases, background, blobs, clock,
-        settings.template, NODE,
-    )  # fmt: skip
     autosave = Autosave(
         checkpoints, store, driver, connections, background, clock, settings.workspace, remote=False
     )
@@ -219,6 +268,7 @@ def put_together(
         settings,
     )
     return Parts(
+        replica=replica,
         settings=settings,
         store=store,
         driver=driver,

@@ -25,12 +25,12 @@ from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.orphaned_blobs import OrphanSweep
 from atoll.service.checkpoints.chunks import data_of
-from atoll.service.checkpoints.service import Checkpoints
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
 from tests.e2e.api import V1, Api, answer
 from tests.harness import Server
+from tests.parts import checkpoints_on
 
 if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
@@ -142,7 +142,7 @@ async def collect(place: Path, session_id: str, remote: Blobs | None) -> None:
     try:
         clock.time = time.time() + timedelta(days=2).total_seconds()
         await leases.start()
-        checkpoints = Checkpoints(store, blobs, leases, clock, "node")
+        checkpoints = checkpoints_on(store, blobs, leases, clock, "node")
         sweep = OrphanSweep(
             store,
             blobs,

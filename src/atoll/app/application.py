@@ -85,6 +85,7 @@ from atoll.service.packages.service import Packages
 from atoll.service.placement.admission import Admission
 from atoll.service.placement.service import Placement
 from atoll.service.pool.service import Pool
+from atoll.service.replica import Replica
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Clones
@@ -96,6 +97,7 @@ from atoll.service.sessions.secrets import Secrets, SessionSecrets
 from atoll.service.sessions.service import Sessions
 from atoll.service.sessions.transitions import Transitions
 from atoll.service.templates.build_inputs import BuildInputs
+from atoll.service.templates.build_logs import BuildLogs
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
@@ -175,41 +177,23 @@ async def application(
         feed = Feed(store, coordination, clock)
         store.told = feed.written
         encryption = _encryption(settings, own=own)
+        replica = Replica(node_id, store, coordination, leases, background, clock)
         build_inputs = BuildInputs(blobs, encryption)
-        templates = Templates(store, driver, build_inputs, coordination, clock, settings)
-        templates.told = feed.written
+        templates = Templates(replica, driver, build_inputs, BuildLogs(blobs), feed, settings)
         await templates.ensure_default()
+        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
+        builds = Builds(replica, driver, templates, packages, settings.template)
         tokens = None if embedded else await _tokens(store, clock, settings)
         pool = Pool(
-            store,
+            replica,
             driver,
-            clock,
-            node_id,
-            leases.replica,
+            builds,
             ephemeral=embedded,
-            settings=settings.pool,
             callback=None if tokens is None else _callbacks(tokens, settings),
         )
-        packages = Packages(driver, leases, clock, settings.packages, await store.secret(), node_id)
-        builds = Builds(
-            store,
-            driver,
-            templates,
-            packages,
-            build_inputs,
-            leases,
-            background,
-            blobs,
-            clock,
-            settings.template,
-            node_id,
-        )
-        pool.provide = builds.provide
         build_loop = BuildLoop(store, builds, leases, clock, settings.template)
-
-        checkpoints = Checkpoints(
-            store, blobs, leases, clock, node_id, backups=settings.workspace.backups
-        )
+        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
+        checkpoints = Checkpoints(replica, blobs, volumes, backups=settings.workspace.backups)
         connections = Connections(
             store,
             driver,
@@ -224,7 +208,6 @@ async def application(
         )
         sealed = Secrets(encryption)
         sender = WebhookSender(encryption, clock, settings.event)
-        volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
         provisioning = Provisioning(sealed, volumes, packages)
         sessions = Sessions(
             store,
@@ -315,21 +298,11 @@ async def application(
         )
         sessions.autosave = autosave
         autosave.resting = transitions.save_resting
-        checkpoints.discard_mounted = volumes.discard_mounted
         autosave.busy = runner.sessions
         runner.saved = autosave.before_result
         keys = ApiKeys(store, clock, settings.recall)
-        nodes = Nodes(
-            store,
-            driver,
-            builds,
-            coordination,
-            clock,
-            settings,
-            node_id,
-            url or f"unix://{settings.data_dir / NODE}",
-            pool.on_node,
-        )
+        own_url = url or f"unix://{settings.data_dir / NODE}"
+        nodes = Nodes(replica, driver, builds, pool, settings, own_url)
         placements = Placement(store, templates, clock, settings.node, node_id, pool.sizes)
         migrations = Migrations(store, placements, coordination, clock)
         admission = Admission(store, clock, settings.node, node_id)
@@ -351,12 +324,8 @@ async def application(
         departed = Departed(store, driver, connections, runner, node_id)
         report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
 
-        def changed() -> None:
-            pool.renew()
-            build_loop.changed.set()
-            report.changed.set()
-
-        templates.changed = changed
+        for observer in (pool, build_loop, report):
+            templates.subscribe(observer)
         contexts = Contexts(connections, driver, provisioning)
         executions = Executions(
             store,
@@ -377,7 +346,7 @@ async def application(
             driver,
             checkpoint_files=CheckpointFiles(checkpoints, autosave.left),
         )
-        files.changed = autosave.touched
+        files.subscribe(autosave)
         found = Services(
             sessions=sessions,
             lifecycle=lifecycle,
@@ -418,7 +387,7 @@ async def application(
             placements=placements,
             peers=peers,
             feed=feed,
-            webhooks=Webhooks(store, feed, sender, encryption, coordination, clock, settings.event),
+            webhooks=Webhooks(replica, feed, sender, encryption, settings.event),
             pool=pool,
             store=store,
             blobs=blobs,

@@ -58,6 +58,9 @@ class BuildLoop:
         self._others: dict[str, float] = {}
         """Builds that others have, or that were cut off, and when they are looked at again."""
 
+    def templates_changed(self) -> None:
+        self.changed.set()
+
     async def run(self) -> None:
         try:
             while True:

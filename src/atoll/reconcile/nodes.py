@@ -72,8 +72,10 @@ class Report:
         self._due = float("-inf")
         self._lost = True
         """Whether others may have taken this node for lost, and its sessions away."""
-        self.changed = asyncio.Event()
-        """Set when templates have changed."""
+        self._templates_changed = False
+
+    def templates_changed(self) -> None:
+        self._templates_changed = True
 
     async def run(self) -> None:
         while True:
@@ -91,8 +93,8 @@ class Report:
     async def once(self, *, told: bool) -> None:
         """`told` is whether others have decided something about this node."""
         now = self._clock.monotonic()
-        if self.changed.is_set():
-            self.changed.clear()
+        if self._templates_changed:
+            self._templates_changed = False
             self._nodes.templates_changed()
             self._due = now
         if not told and now < self._due and self._pool() == self._told:

@@ -12,11 +12,11 @@ from atoll.blobs.objects import LocalObjects
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.checkpoints import CheckpointSweep
-from atoll.service.checkpoints.service import Checkpoints
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
 from tests.contract.stores.store_entities import make_checkpoint
+from tests.parts import checkpoints_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ async def test_what_one_session_left_keeps_no_other_from_being_removed(tmp_path:
         for checkpoint in (hostile, other):
             await store.checkpoints.add(checkpoint)
         blobs = Refusing(tmp_path / "blobs", hostile.id)
-        checkpoints = Checkpoints(store, blobs, leases, clock, "node_1", backups=2)
+        checkpoints = checkpoints_on(store, blobs, leases, clock, "node_1", backups=2)
         await CheckpointSweep(store, checkpoints, clock).once()
         assert await store.checkpoints.get(other.id) is None
         # It is tried again.

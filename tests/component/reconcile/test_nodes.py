@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Unauthenticated
 from atoll.model.event import Event
@@ -22,13 +21,12 @@ from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
-from atoll.service.auth.encryption import Encryption
 from atoll.service.nodes.migration import WAITS, Migrations
 from atoll.service.nodes.probe import LIFE, NodeProbe
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
 from atoll.service.placement.service import Placement
-from atoll.service.templates.build_inputs import BuildInputs
+from atoll.service.pool.service import Pool
 from atoll.service.templates.builds import Builds
 from atoll.settings import BlobSettings, Settings
 from tests.component.reconcile.test_strays import MovedClock
@@ -54,10 +52,6 @@ pytestmark = pytest.mark.anyio
 
 SECRET = "secret"
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 2**36, 0.5)
-
-
-async def nothing() -> dict[str, int]:
-    return {}
 
 
 class Machine(LocalDriver):
@@ -162,22 +156,11 @@ class Ground:
         return session
 
 
-def builds(place: Path, found: Parts, machine: Machine, clock: MovedClock) -> Builds:
-    packages = Packages(machine, found.leases, clock, found.settings.packages, SECRET, NODE)
-    blobs = LocalObjects(place / "blobs")
-    return Builds(
-        found.store,
-        machine,
-        found.templates,
-        packages,
-        BuildInputs(blobs, Encryption()),
-        found.leases,
-        found.background,
-        blobs,
-        clock,
-        found.settings.template,
-        NODE,
+def builds(found: Parts, machine: Machine) -> Builds:
+    packages = Packages(
+        machine, found.leases, found.replica.clock, found.settings.packages, SECRET, NODE
     )
+    return Builds(found.replica, machine, found.templates, packages, found.settings.template)
 
 
 @asynccontextmanager
@@ -190,17 +173,9 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         await found.open()
         blob = BlobSettings(url="s3://bucket/x") if shared else BlobSettings()
         settings = found.settings.model_copy(update={"blob": blob})
-        nodes = Nodes(
-            found.store,
-            machine,
-            builds(place, found, machine, clock),
-            found.coordination,
-            clock,
-            settings,
-            NODE,
-            "http://127.0.0.1:1",
-            nothing,
-        )
+        building = builds(found, machine)
+        pool = Pool(found.replica, machine, building)
+        nodes = Nodes(found.replica, machine, building, pool, settings, "http://127.0.0.1:1")
         placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Migrations(found.store, placements, found.coordination, clock)
         probing = NodeProbe(SECRET, clock, timedelta(seconds=60))
@@ -537,7 +512,7 @@ async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Pat
         assert not await told_at()
         pool["python"] = 1
         assert await told_at()
-        report.changed.set()
+        report.templates_changed()
         assert await told_at()
         assert not await told_at()
         found.clock.time += timedelta(seconds=9)

@@ -28,7 +28,7 @@ from atoll.model.session import SessionStatus
 from atoll.reconcile import orphaned_blobs as orphans
 from atoll.reconcile.orphaned_blobs import OWNER, OrphanSweep
 from atoll.service.checkpoints.chunks import data_of, digest, manifest_of
-from atoll.service.checkpoints.service import Checkpoints, lease_of
+from atoll.service.checkpoints.service import lease_of
 from atoll.settings import BlobSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
@@ -38,6 +38,7 @@ from tests.contract.stores.store_entities import (
     make_session,
     make_template,
 )
+from tests.parts import checkpoints_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,7 +60,7 @@ class Ground:
         self.blobs = blobs
         self.leases = leases
         self.clock = clock
-        self.checkpoints = Checkpoints(store, blobs, leases, clock, "node_1")
+        self.checkpoints = checkpoints_on(store, blobs, leases, clock, "node_1")
         self.sweep = self.another(cluster)
 
     def another(self, cluster: str) -> OrphanSweep:

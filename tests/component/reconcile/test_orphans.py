@@ -21,18 +21,18 @@ from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
+from atoll.service.replica import Replica
 from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.secrets import Secrets
 from atoll.service.sessions.service import Sessions
-from atoll.service.templates.build_inputs import BuildInputs
-from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
 from atoll.settings import Settings
 from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
 from tests.component.reconcile.test_strays import MovedClock
 from tests.contract.stores.store_entities import make_instance, make_session
+from tests.parts import NothingToBuild, templates_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -98,9 +98,9 @@ async def ground(
     )
     coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
-    pool = Pool(store, used, clock, "local", ME, ephemeral=False, settings=settings.pool)
-    materials = BuildInputs(LocalObjects(place / "blobs"), Encryption())
-    templates = Templates(store, used, materials, coordination, clock, settings)
+    replica = Replica("local", store, coordination, leases, tasks, clock)
+    pool = Pool(replica, used, NothingToBuild())
+    templates = templates_on(replica, used, LocalObjects(place / "blobs"), settings)
     lives = Connections(
         store, used, pool, templates, leases, tasks, clock, settings.session, "local"
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from atoll.coordination.leases import Leases
+from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import TemporaryError
 from atoll.model.demand import Limit
@@ -21,6 +23,7 @@ from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
 from tests.component.reconcile.test_strays import MovedClock
 from tests.contract.stores.store_entities import make_instance, make_template
+from tests.parts import NothingToBuild, replica_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,7 +107,7 @@ class Ground:
     async def add(self, **fields: Any) -> Template:
         template = make_template(**fields)
         await self.store.templates.add(template)
-        self.pool.renew()
+        self.pool.templates_changed()
         return template
 
     async def settle(self) -> float | None:
@@ -144,7 +147,12 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database
     )
     await store.open()
-    pool = Pool(store, node, clock, "local", ME, ephemeral=False, settings=settings.pool)
+    leases = Leases(
+        MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock),
+        clock,
+        settings.coordination,
+    )
+    pool = Pool(replica_on(store, leases, clock, "local"), node, NothingToBuild())
     refill = PoolRefill(pool, store, node, settings.pool, clock)
     try:
         yield Ground(node, store, clock, pool, refill)
@@ -347,7 +355,7 @@ async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made
         await found.refill.turn()
         assert found.pool.starting[template.edition] == 1
         changed = await found.store.templates.supersede(template, replace(template, name="new"))
-        found.pool.renew()
+        found.pool.templates_changed()
         assert found.pool.take(changed, changed.default_resources) is None
         await found.refill.turn()
         assert found.pool.size(template) == 0
@@ -368,7 +376,7 @@ async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Pa
         await found.settle()
         smaller = replace(template, pool_size=1)
         changed = await found.store.templates.supersede(template, smaller)
-        found.pool.renew()
+        found.pool.templates_changed()
         await found.settle()
         assert found.pool.sizes() == {template.id: 3}
         assert found.outlook(changed).minimum == 1

@@ -17,16 +17,17 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.template import Build, Layer, Template, TemplateStatus
 from atoll.reconcile.builds import YOUNG, BuildLoop, LayerSweep
-from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
-from atoll.service.templates.build_inputs import BuildInputs
+from atoll.service.replica import Replica
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.settings import Settings
+from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
 from tests.contract.stores.store_entities import make_session
+from tests.parts import templates_on
 from tests.servers.index import Index
 
 if TYPE_CHECKING:
@@ -90,13 +91,12 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     await leases.start()
     await driver.open()
     blobs = LocalObjects(place / "blobs")
-    materials = BuildInputs(blobs, Encryption())
-    templates = Templates(store, driver, materials, coordination, clock, settings)
+    replica = Replica(
+        "local", RecallingStore(store, clock, settings.recall), coordination, leases, tasks, clock
+    )
+    templates = templates_on(replica, driver, blobs, settings)
     packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")
-    builds = Builds(
-        store, driver, templates, packages, materials, leases, tasks, blobs, clock,
-        settings.template, "local",
-    )  # fmt: skip
+    builds = Builds(replica, driver, templates, packages, settings.template)
     loop = BuildLoop(store, builds, leases, clock, settings.template)
     sweep = LayerSweep(store, driver, builds, leases, clock, settings.template, "local")
     try:

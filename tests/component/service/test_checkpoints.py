@@ -38,6 +38,7 @@ from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests import executors
 from tests.clock import MovedClock
+from tests.parts import checkpoints_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -119,7 +120,7 @@ async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterat
     await coordination.open()
     await leases.start()
     blobs = Breaking(place / "blobs")
-    checkpoints = Checkpoints(store, blobs, leases, clock, "node_1", backups=backups)
+    checkpoints = checkpoints_on(store, blobs, leases, clock, "node_1", backups=backups)
     ground = Ground(place, bubblewrap, checkpoints, blobs)
     try:
         yield ground

@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.blobs.base import Blobs
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Lease, Leases
+    from atoll.coordination.leases import Lease
     from atoll.link.client import Link
-    from atoll.model.session import Session
-    from atoll.stores.base import Store
+    from atoll.service.replica import Replica
+    from atoll.service.volumes.service import Volumes
 
 log = structlog.get_logger(__name__)
 
@@ -78,32 +77,25 @@ def lease_of(session_id: str) -> str:
     return f"checkpoint:{session_id}"
 
 
-async def _nothing(session: Session) -> None:
-    """No workspace is mounted here."""
-
-
 class Checkpoints:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         blobs: Blobs,
-        leases: Leases,
-        clock: Clock,
-        node_id: str,
+        volumes: Volumes,
         *,
         backups: int = 2,
     ) -> None:
-        """`backups` is how many settled ones are kept at least."""
-        self._store = store
+        """`backups` is the number of settled checkpoints that are kept at least."""
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
+        self._node_id = replica.node_id
         self._blobs = blobs
-        self._leases = leases
-        self._clock = clock
-        self._node_id = node_id
+        self._volumes = volumes
         self._backups = backups
         self._taking = asyncio.Semaphore(AT_ONCE)
         self._restoring = asyncio.Semaphore(AT_ONCE)
-        self.discard_mounted: Callable[[Session], Awaitable[None]] = _nothing
-        """Removes what an ended session has in a workspace that was mounted."""
 
     # Taking
 
@@ -461,5 +453,5 @@ class Checkpoints:
             await self._blobs.remove_all(f"{kind}/{session_id}/")
         session = await self._store.sessions.get(session_id)
         if session is not None:
-            await self.discard_mounted(session)
+            await self._volumes.discard_mounted(session)
         await self._store.checkpoints.remove(session_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from atoll.errors import (
     AtollError,
@@ -29,7 +29,7 @@ from atoll.service import cursors
 from atoll.service.files.types import ByteRange, Download, FileInfo, SearchMatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
@@ -51,6 +51,11 @@ WORK_TIMEOUT = timedelta(minutes=10)
 """How long an executor may take to copy files, or to unpack an archive that it was sent."""
 
 
+class WorkspaceObserver(Protocol):
+    def workspace_changed(self, session_id: str) -> None:
+        """Files of the session may have changed. The call must neither block nor raise."""
+
+
 class Files:
     def __init__(
         self,
@@ -64,8 +69,10 @@ class Files:
         self._driver = driver
         self._work_timeout = work_timeout
         self._checkpoint_files = checkpoint_files
-        self.changed: Callable[[str], None] = lambda session_id: None
-        """Told of each session whose files may be others now."""
+        self._observers: list[WorkspaceObserver] = []
+
+    def subscribe(self, observer: WorkspaceObserver) -> None:
+        self._observers.append(observer)
 
     # Looking
 
@@ -279,7 +286,8 @@ class Files:
             return await call
         finally:
             # Also when it failed: a part of it may have been done.
-            self.changed(session_id)
+            for observer in self._observers:
+                observer.workspace_changed(session_id)
 
 
 async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:

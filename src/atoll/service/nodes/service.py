@@ -19,16 +19,13 @@ from atoll.model.session import WITH_INSTANCE, SessionStatus
 from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
     from atoll.model.node import NodeMetrics
     from atoll.model.template import Template
+    from atoll.service.pool.service import Pool
+    from atoll.service.replica import Replica
     from atoll.service.templates.builds import Builds
     from atoll.settings import Settings
-    from atoll.stores.recall import RecallingStore
 
 FRESH_SECONDS = 1.0
 """How old the numbers of this node may be; between two looks at the CPU time must pass."""
@@ -47,24 +44,21 @@ def node_topic(node_id: str) -> str:
 class Nodes:
     def __init__(
         self,
-        store: RecallingStore,
+        replica: Replica,
         driver: Driver,
         builds: Builds,
-        coordination: Coordination,
-        clock: Clock,
+        pool: Pool,
         settings: Settings,
-        node_id: str,
         url: str,
-        pool: Callable[[], Awaitable[dict[str, int]]],
     ) -> None:
-        """`url` is where this control plane answers; `pool` tells what is ready on this node."""
-        self._store = store
+        """`url` is the address of this replica, unless the settings name another."""
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._clock = replica.clock
+        self.id = replica.node_id
         self._driver = driver
         self._builds = builds
-        self._coordination = coordination
-        self._clock = clock
         self._settings = settings
-        self.id = node_id
         self._url = settings.node.url or url
         self._pool = pool
         self._metrics: tuple[float, NodeMetrics] | None = None
@@ -103,7 +97,7 @@ class Nodes:
             sessions=await self.sessions(self.id),
             templates=await self._cached(),
             building=tuple(versioned_name(*key) for key in self._builds.building),
-            pool=await self._pool(),
+            pool=await self._pool.on_node(),
             shared_blobs=self._settings.blob.url is not None,
             seen_at=self._clock.now(),
             problem=await self.problem(),

@@ -13,17 +13,16 @@ import bisect
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from atoll import ids
 from atoll.model.instance import Instance, InstanceSpec
 from atoll.service.pool.stats import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from datetime import datetime
 
-    from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.demand import Limit
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from atoll.model.session import Warning
     from atoll.model.template import Template
     from atoll.model.volume import Volume, VolumeMount
-    from atoll.settings import PoolSettings
-    from atoll.stores.base import Store
+    from atoll.service.replica import Replica
 
     Edition = tuple[str, datetime, int]
 
@@ -92,38 +90,42 @@ class PoolStatus:
     oldest_seconds: float | None
 
 
+class TemplateProvider(Protocol):
+    async def provide(self, template: Template) -> None:
+        """
+        Return if this node has all that the template's instances need. Otherwise begin to build it,
+        and raise `TemporaryError`.
+        """
+
+
 class Pool:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
-        clock: Clock,
-        node_id: str,
-        replica: str,
+        builds: TemplateProvider,
         *,
-        ephemeral: bool,
-        settings: PoolSettings,
+        ephemeral: bool = False,
         callback: Callable[[str], Callback] | None = None,
     ) -> None:
-        self._store = store
+        """`callback` gives the address to which the executor of an instance reports, if any."""
+        self._store = replica.store
+        self._clock = replica.clock
+        self._node_id = replica.node_id
+        self._replica = replica.id
         self._driver = driver
-        self._clock = clock
-        self._node_id = node_id
-        self._replica = replica
+        self._builds = builds
         self._ephemeral = ephemeral
         self._callback = callback
-        """Where the executor of an instance is to report, if anywhere."""
         self._ready: dict[Edition, list[ReadyInstance]] = {}
         """Oldest first."""
         self._kept: set[Edition] = set()
         self._dead: list[ReadyInstance] = []
-        self.demand = PoolStats(clock, RATE_WINDOW)
+        self.demand = PoolStats(self._clock, RATE_WINDOW)
         self.plans: dict[str, PoolPlan] = {}
         """By template; how the refill sees them."""
         self.starting: Counter[Edition] = Counter()
         """Instances that the refill is making."""
-        self.provide: Callable[[Template], Awaitable[None]] = _as_it_is
-        """Sees to it that the node has what the template's instances need, or raises."""
         self.changed = asyncio.Event()
         """Set when there may be something to refill."""
         self.stale = True
@@ -152,7 +154,7 @@ class Pool:
         waiting = self._ready.setdefault(template.edition, [])
         bisect.insort(waiting, ready, key=lambda other: other.made_at)
 
-    def renew(self) -> None:
+    def templates_changed(self) -> None:
         """A template was made, changed or removed."""
         self.stale = True
         self.changed.set()
@@ -267,7 +269,7 @@ class Pool:
             volumes,
             prefix,
         )
-        await self.provide(template)
+        await self._builds.provide(template)
         begun = self._clock.monotonic()
         handle = await self._driver.ensure(spec)
         try:
@@ -336,7 +338,3 @@ class Pool:
         async with asyncio.TaskGroup() as group:
             for ready in self.keep([]):
                 group.create_task(end(ready))
-
-
-async def _as_it_is(template: Template) -> None:
-    """The node has it, or the driver says that it does not."""

@@ -109,7 +109,7 @@ class Autosave:
 
     # What happens in sessions
 
-    def touched(self, session_id: str) -> None:
+    def workspace_changed(self, session_id: str) -> None:
         """Something in its workspace may have changed."""
         self._activity[session_id] = self._activity.get(session_id, 0) + 1
         if self._remote:
@@ -149,7 +149,7 @@ class Autosave:
 
     async def before_result(self, connection: Connection) -> None:
         """What durability `execution` promises; a failure is told in the session."""
-        self.touched(connection.session.id)
+        self.workspace_changed(connection.session.id)
         session = connection.session
         if session.durability is not Durability.EXECUTION or (
             session.workspace_mode is not WorkspaceMode.SYNC

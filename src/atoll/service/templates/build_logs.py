@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 1.0
+MAX_SIZE = 256 * 1024
+"""Bytes kept of the end of a log."""
 MAX_READ = 16 * 1024 * 1024
 """Bytes of a log that are read, unless more are kept: the setting may have been larger before."""
 _STORED = re.compile(rb"(\d{1,15})\n(.*)", re.DOTALL)
@@ -60,7 +62,7 @@ class BuildLog:
 
 
 class BuildLogs:
-    def __init__(self, blobs: Blobs, most: int) -> None:
+    def __init__(self, blobs: Blobs, most: int = MAX_SIZE) -> None:
         self._blobs = blobs
         self._most = most
         self._open: dict[tuple[str, int], BuildLog] = {}

@@ -29,24 +29,18 @@ from atoll.errors import (
 from atoll.model.event import template_event
 from atoll.model.stream_event import StreamEvent
 from atoll.model.template import TemplateStatus
-from atoll.service.templates.build_logs import BuildLogs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from atoll.blobs.base import Blobs
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.event import Event
     from atoll.model.template import Build, Layer, Template
-    from atoll.service.background import BackgroundTasks
     from atoll.service.packages.service import Packages
-    from atoll.service.templates.build_inputs import BuildInputs
+    from atoll.service.replica import Replica
     from atoll.service.templates.build_logs import BuildLog
     from atoll.service.templates.service import Templates
     from atoll.settings import TemplateSettings
-    from atoll.stores.base import Store
 
 UNEXPECTED = "Something went wrong that was not foreseen; the log of the server has it."
 
@@ -59,43 +53,33 @@ FAILED_SECONDS = 10.0
 FOLLOW_SECONDS = 1.0
 """Time between two looks at a build that another replica runs."""
 
-MAX_LOG_SIZE = 256 * 1024
-"""Bytes kept of the end of a build's log."""
-
 
 class Builds:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
         templates: Templates,
         packages: Packages,
-        build_inputs: BuildInputs,
-        leases: Leases,
-        background: BackgroundTasks,
-        blobs: Blobs,
-        clock: Clock,
         settings: TemplateSettings,
-        node_id: str,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._leases = replica.leases
+        self._background = replica.background
+        self._clock = replica.clock
+        self._node_id = replica.node_id
         self._driver = driver
         self._templates = templates
+        self._inputs = templates.build_inputs
+        self._logs = templates.build_logs
         self._packages = packages
-        self._build_inputs = build_inputs
-        self._leases = leases
-        self._background = background
-        self._clock = clock
         self._settings = settings
-        self._node_id = node_id
-        self._logs = BuildLogs(blobs, MAX_LOG_SIZE)
         self._here: set[tuple[str, int]] = set()
         """Versions that are being built because this node lacks them."""
         self._tried_here: set[tuple[str, int]] = set()
         """Versions that are being built for the first time."""
         self._failed_here: dict[tuple[str, int], tuple[float, AtollError]] = {}
         """Why the last of these failed, and how long that is told in place of another try."""
-        templates.removed = self._logs.forget
 
     @property
     def building(self) -> list[tuple[str, int]]:
@@ -200,7 +184,7 @@ class Builds:
             template,
             timeout=self._settings.build_timeout,
             say=say,
-            material=await self._build_inputs.of(template),
+            material=await self._inputs.of(template),
         )
 
     def _layer(self, layer: Layer, template: Template) -> Any:
@@ -250,7 +234,7 @@ class Builds:
             self._failed_here[key] = (until, error)
             raise
         self._failed_here.pop(key, None)
-        self._templates.changed()
+        self._templates.notify()
 
     # What is told of it
 

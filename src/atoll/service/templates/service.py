@@ -33,17 +33,17 @@ from atoll.service import cursors
 from atoll.service.templates.node_limits import NodeLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable
 
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver, RegistryAuth
     from atoll.model.event import Event
     from atoll.model.page import Page
+    from atoll.service.events.service import Feed
+    from atoll.service.replica import Replica
     from atoll.service.templates.build_inputs import BuildInputs
+    from atoll.service.templates.build_logs import BuildLogs
+    from atoll.service.templates.observers import TemplateObserver
     from atoll.settings import Settings
-    from atoll.stores.base import Store
-
 
 log = structlog.get_logger(__name__)
 
@@ -54,32 +54,32 @@ CHANGED = "templates"
 class Templates:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
         build_inputs: BuildInputs,
-        coordination: Coordination,
-        clock: Clock,
+        build_logs: BuildLogs,
+        feed: Feed,
         settings: Settings,
     ) -> None:
-        self._store = store
-        self._build_inputs = build_inputs
-        self._coordination = coordination
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._clock = replica.clock
         self._driver = driver
-        self._clock = clock
+        self.build_inputs = build_inputs
+        self.build_logs = build_logs
+        self._feed = feed
         self._settings = settings
-        self._node_limits = NodeLimits(store, clock, self.base_resources)
+        self._node_limits = NodeLimits(self._store, self._clock, self.base_resources)
+        self._observers: list[TemplateObserver] = []
         self._known: dict[str, Template] = {}
         """
         The newest that are ready: read at every creation of a session, and forgotten when any
         replica changes one.
         """
         self._changes = 0
-        self.changed: Callable[[], None] = lambda: None
-        """Told when a template was made, changed or removed."""
-        self.told: Callable[[], None] = lambda: None
-        """Told when that was done here, after it was stored."""
-        self.removed: Callable[[str], Awaitable[None]] = _nothing
-        """Told the id of a template that was removed."""
+
+    def subscribe(self, observer: TemplateObserver) -> None:
+        self._observers.append(observer)
 
     @property
     def base_resources(self) -> Resources:
@@ -126,7 +126,7 @@ class Templates:
     async def tell(self) -> None:
         """One was made, changed or removed: here and to the other replicas."""
         self.forget()
-        self.told()
+        self._feed.written()
         try:
             await self._coordination.tell(CHANGED)
         except TemporaryError as error:
@@ -137,7 +137,11 @@ class Templates:
         """Read what is needed anew: something was changed."""
         self._changes += 1
         self._known.clear()
-        self.changed()
+        self.notify()
+
+    def notify(self) -> None:
+        for observer in self._observers:
+            observer.templates_changed()
 
     async def get(self, template_id: str) -> Template:
         """Its newest version, as far as that has come."""
@@ -240,9 +244,9 @@ class Templates:
         self, template: Template, credentials: RegistryAuth | None, old: Template | None
     ) -> Template:
         """With what its image is made from beside it."""
-        await self._build_inputs.check(template)
+        await self.build_inputs.check(template)
         before = None if old is None else old.registry
-        registry = await self._build_inputs.sealed(template, credentials, before)
+        registry = await self.build_inputs.sealed(template, credentials, before)
         return dataclasses.replace(template, registry=registry)
 
     async def _settled(self, template: Template, *, fresh: str = "") -> Template:
@@ -372,7 +376,7 @@ class Templates:
             raise _not_found(template_id)
         await self.tell()
         try:
-            await self.removed(template_id)
+            await self.build_logs.forget(template_id)
         except TemporaryError as error:
             log.warning("template.log_left", template_id=template_id, error=error.message)
 
@@ -431,10 +435,6 @@ def _requirements(inherited: Iterable[str], own: Iterable[str]) -> tuple[str, ..
         words = error.message.replace("dependencies:", "python_packages:")
         raise InvalidRequest(words, field="python_packages") from error
     return tuple(each.requirement for each in merged)
-
-
-async def _nothing(template_id: str) -> None:
-    """Nobody has to be told."""
 
 
 def _not_found(template_id: str) -> NotFound:

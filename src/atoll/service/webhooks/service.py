@@ -24,13 +24,11 @@ from atoll.service.webhooks.delivery import SECRET, sealed_about
 from atoll.service.webhooks.url import parse, resolve
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
     from atoll.service.auth.encryption import Encryption
     from atoll.service.events.service import Feed
+    from atoll.service.replica import Replica
     from atoll.service.webhooks.delivery import DeliveryResult, WebhookSender
     from atoll.settings import EventSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -43,20 +41,18 @@ _RACES = 10
 class Webhooks:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         feed: Feed,
         sender: WebhookSender,
         encryption: Encryption,
-        coordination: Coordination,
-        clock: Clock,
         settings: EventSettings,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._clock = replica.clock
         self._feed = feed
         self._sender = sender
         self._encryption = encryption
-        self._coordination = coordination
-        self._clock = clock
         self._settings = settings
 
     async def create(
