@@ -66,7 +66,7 @@ async def test_long_labels_of_one_image_hide_the_end_of_no_other_instance(tmp_pa
     async with engine(tmp_path, *events) as found:
         memory = ContainerMemory(found, "node", tmp_path)
         for instance_id in ("inst_1", "inst_2"):
-            memory.note(instance_id, "no container", 1)
+            memory.add(instance_id, "no container", 1)
         memory.open()
         try:
             assert await memory.killed("inst_2")

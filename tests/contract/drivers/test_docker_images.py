@@ -16,8 +16,8 @@ import pytest
 
 from atoll.drivers.base import BuildContext, Material, RegistryAuth
 from atoll.drivers.docker.engine import Engine
-from atoll.drivers.docker.images import Images
-from atoll.drivers.docker.templates import TemplateImages
+from atoll.drivers.docker.image_build import ImageBuild
+from atoll.drivers.docker.template_images import TemplateImages
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.model.template import Build, Layer
 from atoll.settings import DockerSettings
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from atoll.drivers.docker.image_pull import ImagePuller
+    from atoll.drivers.docker.images import Images
     from atoll.model.template import Template
     from tests.servers.docker import Dockerd
     from tests.servers.registry import Registry
@@ -40,9 +42,16 @@ SIZE = 3_000_000
 
 
 class Ground(NamedTuple):
-    images: Images
     templates: TemplateImages
     said: list[bytes]
+
+    @property
+    def images(self) -> Images:
+        return self.templates.images
+
+    @property
+    def puller(self) -> ImagePuller:
+        return self.templates.puller
 
     @property
     def text(self) -> str:
@@ -51,13 +60,13 @@ class Ground(NamedTuple):
 
 @pytest.fixture
 async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
-    settings = DockerSettings(url=dockerd.url, image=PYTHON)
+    settings = DockerSettings(url=dockerd.url, image=PYTHON, build_args={"WORD": "something"})
     engine = Engine(settings)
     await engine.open()
-    images = Images(engine, settings, NODE)
-    yield Ground(images, TemplateImages(engine, images, settings, tmp_path), [])
-    for name in await images.names_held():
-        await images.let_go(name)
+    templates = TemplateImages(engine, settings, NODE, tmp_path)
+    yield Ground(templates, [])
+    for name in await templates.images.names_held():
+        await templates.images.let_go(name)
     await engine.close()
 
 
@@ -149,10 +158,13 @@ async def test_the_interpreter_is_found_without_running_the_image(
     assert python is not None
     assert shell is not None
 
-    assert (await ground.images.python(python) or "").rpartition("/")[2] in ("python3", "python")
-    assert await ground.images.python(python, "/no/python") is None
-    assert await ground.images.python(python, "/usr") is None
-    assert await ground.images.python(shell) is None
+    assert (await ground.templates.pythons.find(python) or "").rpartition("/")[2] in (
+        "python3",
+        "python",
+    )
+    assert await ground.templates.pythons.find(python, "/no/python") is None
+    assert await ground.templates.pythons.find(python, "/usr") is None
+    assert await ground.templates.pythons.find(shell) is None
     assert dockerd.containers(label=["atoll.probe"]) == []
 
 
@@ -162,13 +174,13 @@ async def test_a_search_that_is_cancelled_leaves_no_container(
     image = await ground.images.find(PYTHON)
     assert image is not None
     for turns in range(0, 40, 4):
-        looking = asyncio.ensure_future(ground.images.python(image, f"/not/there/{turns}"))
+        looking = asyncio.ensure_future(ground.templates.pythons.find(image, f"/not/there/{turns}"))
         for _ in range(turns):
             await asyncio.sleep(0)
         looking.cancel()
         await asyncio.wait([looking])
 
-    await ground.images.remove_probes()
+    await ground.templates.pythons.remove_probes()
     assert dockerd.containers(label=["atoll.probe"]) == []
 
 
@@ -178,7 +190,7 @@ async def test_a_search_that_is_cancelled_leaves_no_container(
 async def test_a_pull_brings_an_image_and_leaves_no_other_name(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
-    found = await ground.images.bring(
+    found = await ground.puller.pull_and_hold(
         pulled, "abc", right(registry), timeout=LONG, say=ground.said.append
     )
 
@@ -206,7 +218,7 @@ async def test_a_pull_that_cannot_be_says_why(
 ) -> None:
     auth = None if password is None else right(registry, password)
     with refused(PermanentError, code) as caught:
-        await ground.images.pull(
+        await ground.puller.pull(
             f"{registry.server}/{name}", auth, timeout=LONG, say=ground.said.append
         )
     assert PASSWORD not in str(caught.value)
@@ -217,7 +229,7 @@ async def test_credentials_are_for_their_server_and_no_other(
 ) -> None:
     """They are right, and the registry would take them."""
     with refused(PermanentError, "image_denied"):
-        await ground.images.pull(
+        await ground.puller.pull(
             pulled,
             RegistryAuth("elsewhere.example.com", USER, PASSWORD),
             timeout=LONG,
@@ -230,9 +242,11 @@ async def test_a_registry_that_is_gone_may_come_back(
 ) -> None:
     registry.stop()
     with refused(TemporaryError, "registry_unavailable"):
-        await ground.images.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+        await ground.puller.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
     registry.start()
-    await ground.images.bring(pulled, "a", right(registry), timeout=LONG, say=ground.said.append)
+    await ground.puller.pull_and_hold(
+        pulled, "a", right(registry), timeout=LONG, say=ground.said.append
+    )
 
 
 async def test_a_pull_ends_when_it_is_cancelled_or_takes_too_long(
@@ -241,9 +255,9 @@ async def test_a_pull_ends_when_it_is_cancelled_or_takes_too_long(
     registry.pause()
     short = timedelta(milliseconds=200)
     with refused(PermanentError, "build_failed"):
-        await ground.images.pull(pulled, right(registry), timeout=short, say=ground.said.append)
+        await ground.puller.pull(pulled, right(registry), timeout=short, say=ground.said.append)
     pulling = asyncio.ensure_future(
-        ground.images.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+        ground.puller.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
     )
     await asyncio.sleep(0.2)
     pulling.cancel()
@@ -256,13 +270,12 @@ async def test_a_pull_ends_when_it_is_cancelled_or_takes_too_long(
 # Builds
 
 
-def building(ground: Ground, dockerfile: str, data: bytes | None = None, **given: Any) -> Any:
-    options: dict[str, Any] = {
-        "args": {}, "auth": None, "anew": False, "timeout": LONG, "say": ground.said.append,
-        "scratch": ground.templates._scratch,
-    }  # fmt: skip
-    context = None if data is None else context_of(data)
-    return ground.images.build(dockerfile, context, "built", **options | given)
+def building(
+    ground: Ground, dockerfile: str, context: BuildContext | None = None, **given: Any
+) -> Any:
+    build = ImageBuild(dockerfile, "built", Material(context=context), fresh=False)
+    options: dict[str, Any] = {"timeout": LONG, "say": ground.said.append}
+    return ground.templates.builder.build(build, **options | given)
 
 
 async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
@@ -277,8 +290,7 @@ async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
     await building(
         ground,
         f"FROM {SHELL}\nARG WORD\nCOPY . /x/\nRUN {look}\nENTRYPOINT []\nCMD ls\n",
-        data,
-        args={"WORD": "something"},
+        context_of(data),
     )
 
     found = await ground.images.held("built")
@@ -382,17 +394,14 @@ async def test_a_context_that_reaches_out_is_refused(
     ground: Ground, hostile: Callable[[], bytes]
 ) -> None:
     with refused(PermanentError, "build_context_invalid"):
-        await building(ground, f"FROM {SHELL}\nCOPY . /x\n", hostile())
+        await building(ground, f"FROM {SHELL}\nCOPY . /x\n", context_of(hostile()))
 
 
 async def test_a_context_that_is_not_what_was_stored_is_not_built(ground: Ground) -> None:
     given = context_of(tar_of({"a": b""}))
     wrong = BuildContext("0" * 64, given.open)
     with refused(TemporaryError, "blobs_unavailable"):
-        await ground.images.build(
-            f"FROM {SHELL}\n", wrong, "built", args={}, auth=None, anew=False,
-            scratch=ground.templates._scratch, timeout=LONG, say=ground.said.append,
-        )  # fmt: skip
+        await building(ground, f"FROM {SHELL}\n", wrong)
 
 
 # Templates
@@ -426,7 +435,7 @@ async def test_a_template_keeps_its_image_when_the_name_goes(
     template = settled(ground, make_template(image=tiny))
     before = await ground.templates.find(template)
     dockerd.ask("DELETE", f"/images/{tiny}")
-    ground.images._known.clear()
+    ground.images._cache.clear()
 
     assert (await ground.templates.find(template)).id == before.id
 
@@ -486,7 +495,7 @@ async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
     assert other.id != first.id
     assert (await ground.templates.image(one)).digest == info.digest
     # After a restart too it is known what the second is, though the engine forgot it with the name.
-    anew = TemplateImages(ground.templates._engine, ground.images, DockerSettings(), tmp_path)
+    anew = TemplateImages(ground.templates._engine, DockerSettings(), NODE, tmp_path)
     told = (await anew.image(two)).digest
     assert told not in (None, info.digest)
     assert await anew.layers() == [one.layers[-1].name]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.drivers.docker.progress import MOST_LINES, Progress
+from atoll.drivers.docker.progress import MAX_LINES, ProgressLines
 
 
 def told(*messages: dict[str, Any]) -> list[str]:
-    progress = Progress()
+    progress = ProgressLines()
     return [text for message in messages if (text := progress.text(message))]
 
 
@@ -34,9 +34,9 @@ def test_what_is_printed_comes_as_it_is() -> None:
 
 
 def test_there_are_no_more_lines_than_somebody_reads() -> None:
-    messages = [{"id": f"{number}", "status": "Waiting"} for number in range(MOST_LINES * 2)]
+    messages = [{"id": f"{number}", "status": "Waiting"} for number in range(MAX_LINES * 2)]
 
-    assert len(told(*messages)) == MOST_LINES
+    assert len(told(*messages)) == MAX_LINES
 
 
 def test_what_is_not_as_it_should_be_is_left_out() -> None:

@@ -1,8 +1,8 @@
 """
-What the kernel says of containers' memory: how much they have, and whom it ended for want of it.
+Memory usage of containers, and processes that the kernel killed because memory ran out.
 
-On the engine's own machine that is read from the container's control group, at once. Elsewhere the
-engine tells: how much when it is asked, and whom it ended by an event, which comes a moment later.
+If the engine is on this machine, both are read from the container's control group. Otherwise the
+engine reports them: usage on request, and a kill by an event that arrives a moment later.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.docker.engine import lines, translated
+from atoll.drivers.docker.engine import lines
+from atoll.drivers.docker.errors import translated
 from atoll.drivers.docker.labels import Label
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.drivers.docker.engine import Engine
 
-RECONNECT_SECONDS = 1.0
-EVENT_SECONDS = 0.5
-"""The longest that an event of a process that was ended is waited for."""
+RECONNECT_DELAY = 1.0
+EVENT_TIMEOUT = 0.5
+"""Seconds to wait for the event of a process that was killed a moment ago."""
 
 log = structlog.get_logger(__name__)
 
 
 class ContainerMemory:
     def __init__(self, engine: Engine, node: str, cgroup_root: Path) -> None:
-        """`node` is the label of the containers that are ours."""
+        """`node` is the value of `Label.NODE` on this node's containers."""
         self._engine = engine
         self._node = node
-        self._root = cgroup_root
-        self._groups: dict[str, Path | None] = {}
-        """Control groups by instance; none where they cannot be read."""
-        self._told: dict[str, int] = {}
-        """Kills of which there were events."""
-        self._seen: dict[str, int] = {}
-        """Kills that were asked about."""
-        self._heard = asyncio.Event()
+        self._cgroup_root = cgroup_root
+        self._cgroups: dict[str, Path | None] = {}
+        """By instance; null where the control group cannot be read."""
+        self._kill_events: dict[str, int] = {}
+        """Number of events, by instance."""
+        self._reported: dict[str, int] = {}
+        """Number of kills that `killed` has reported, by instance."""
+        self._event_received = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -52,88 +53,89 @@ class ContainerMemory:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def note(self, instance_id: str, container: str, pid: int) -> None:
-        """An instance with its first process, as the engine's machine numbers it."""
-        self._groups[instance_id] = self._group(container, pid) if self._engine.is_local else None
+    def add(self, instance_id: str, container: str, pid: int) -> None:
+        """`pid` is the container's first process, in the PID namespace of the engine."""
+        self._cgroups[instance_id] = self._cgroup(container, pid) if self._engine.is_local else None
 
     def instances(self) -> set[str]:
-        """Those that were noted, and not forgotten."""
-        return set(self._groups)
+        return set(self._cgroups)
 
     def forget(self, instance_id: str) -> None:
-        for known in (self._groups, self._told, self._seen):
-            known.pop(instance_id, None)
+        for by_instance in (self._cgroups, self._kill_events, self._reported):
+            by_instance.pop(instance_id, None)
 
-    def _group(self, container: str, pid: int) -> Path | None:
+    def _cgroup(self, container: str, pid: int) -> Path | None:
         """
-        The control group that counts a container's memory. Its name has the container's: where this
-        process is in a container itself, the number is that of another process.
+        The control group that accounts for the container's memory. Its path must contain the id of
+        the container: if Atoll runs in a container itself, the PID may be that of another process.
         """
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-                _, names, path = line.split(":", 2)
+                _, controllers, path = line.split(":", 2)
                 if container not in path:
                     continue
-                if "memory" in names.split(","):
-                    place = self._root / "memory" / path.lstrip("/")
-                elif not names:
-                    place = self._root / path.lstrip("/")
-                    if not (place / "memory.events").exists():
+                if "memory" in controllers.split(","):
+                    cgroup = self._cgroup_root / "memory" / path.lstrip("/")
+                elif not controllers:
+                    cgroup = self._cgroup_root / path.lstrip("/")
+                    if not (cgroup / "memory.events").exists():
                         continue
                 else:
                     continue
-                if place.is_dir():
-                    return place
+                if cgroup.is_dir():
+                    return cgroup
         return None
 
     async def killed(self, instance_id: str) -> bool:
-        """Whether the kernel ended a process since this was last asked."""
+        """Whether the kernel has killed a process for memory since the last call."""
         kills = self._kills(instance_id)
         if kills is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVENT_SECONDS):
-                    while self._told.get(instance_id, 0) <= self._seen.get(instance_id, 0):
-                        self._heard.clear()
-                        await self._heard.wait()
-            kills = self._told.get(instance_id, 0)
-        before = self._seen.get(instance_id, 0)
-        if instance_id in self._groups:  # Not forgotten meanwhile.
-            self._seen[instance_id] = kills
+                async with asyncio.timeout(EVENT_TIMEOUT):
+                    while self._kill_events.get(instance_id, 0) <= self._reported.get(
+                        instance_id, 0
+                    ):
+                        self._event_received.clear()
+                        await self._event_received.wait()
+            kills = self._kill_events.get(instance_id, 0)
+        before = self._reported.get(instance_id, 0)
+        if instance_id in self._cgroups:  # It may have been forgotten during the wait.
+            self._reported[instance_id] = kills
         return kills > before
 
     def _kills(self, instance_id: str) -> int | None:
-        group = self._groups.get(instance_id)
-        if group is None:
+        cgroup = self._cgroups.get(instance_id)
+        if cgroup is None:
             return None
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError, ValueError):
-                for line in (group / name).read_text().splitlines():
-                    word, _, count = line.partition(" ")
-                    if word == "oom_kill":
+                for line in (cgroup / name).read_text().splitlines():
+                    key, _, count = line.partition(" ")
+                    if key == "oom_kill":
                         return int(count)
         return None
 
     async def used(self, instance_id: str, container: str) -> int | None:
-        """Bytes, without what the kernel only keeps of files."""
-        group = self._groups.get(instance_id)
-        if group is not None:
-            return _used(group)
+        """Bytes in use without inactive page cache; null if they are not known."""
+        cgroup = self._cgroups.get(instance_id)
+        if cgroup is not None:
+            return _used(cgroup)
         try:
             with translated():
-                async with self._engine.query(
-                    f"containers/{container}/stats", params={"stream": "0", "one-shot": "1"}
-                ) as response:
-                    stats: dict[str, Any] = (await response.json()).get("memory_stats", {})
+                answer = await self._engine.call(
+                    "GET",
+                    f"containers/{container}/stats",
+                    params={"stream": "0", "one-shot": "1"},
+                )
         except AtollError as error:
             log.info("instance.memory_not_known", instance_id=instance_id, error=error.message)
             return None
-        usage = stats.get("usage")
+        memory: dict[str, Any] = json.loads(answer).get("memory_stats", {})
+        usage, stats = memory.get("usage"), memory.get("stats", {})
         if usage is None:
             return None
-        kept = stats.get("stats", {})
-        return max(
-            0, int(usage) - int(kept.get("inactive_file", kept.get("total_inactive_file", 0)))
-        )
+        cache = stats.get("inactive_file", stats.get("total_inactive_file", 0))
+        return max(0, int(usage) - int(cache))
 
     async def _listen(self) -> None:
         filters = {
@@ -148,28 +150,28 @@ class ContainerMemory:
                         "events", params={"filters": json.dumps(filters)}, timeout=None
                     ) as response:
                         async for line in lines(response):
-                            self._hear(json.loads(line))
+                            self._count(json.loads(line))
             except (AtollError, ValueError) as error:
                 log.info("engine.events_lost", error=str(error))
-            await asyncio.sleep(RECONNECT_SECONDS)
+            await asyncio.sleep(RECONNECT_DELAY)
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        name = event.get("Actor", {}).get("Attributes", {}).get(Label.INSTANCE)
-        if name in self._groups:
-            self._told[name] = self._told.get(name, 0) + 1
-            self._heard.set()
+    def _count(self, event: dict[str, Any]) -> None:
+        instance_id = event.get("Actor", {}).get("Attributes", {}).get(Label.INSTANCE)
+        if instance_id in self._cgroups:
+            self._kill_events[instance_id] = self._kill_events.get(instance_id, 0) + 1
+            self._event_received.set()
 
 
-def _used(group: Path) -> int | None:
-    for name, kept in (
+def _used(cgroup: Path) -> int | None:
+    for usage, cache in (
         ("memory.current", "inactive_file"),
         ("memory.usage_in_bytes", "total_inactive_file"),
     ):
         with contextlib.suppress(OSError, ValueError):
-            used = int((group / name).read_text())
-            for line in (group / "memory.stat").read_text().splitlines():
-                word, _, count = line.partition(" ")
-                if word == kept:
+            used = int((cgroup / usage).read_text())
+            for line in (cgroup / "memory.stat").read_text().splitlines():
+                key, _, count = line.partition(" ")
+                if key == cache:
                     used -= int(count)
             return max(0, used)
     return None

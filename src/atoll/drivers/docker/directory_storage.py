@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import ids
 from atoll.drivers.docker import container_config, executor_journal, portable_interpreter
-from atoll.drivers.docker.storage import InstanceFiles, translated
+from atoll.drivers.docker.storage import (
+    InstanceFiles,
+    WorkspaceNotCopied,
+    WorkspaceNotRemoved,
+    file_errors,
+)
 from atoll.drivers.docker.workspace_upgrade import moved, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle, tree_copy
 from atoll.drivers.shared.disk_images import attached_to
@@ -90,7 +95,7 @@ class DirectoryStorage:
         )
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
-        with translated(spec.instance_id):
+        with file_errors(spec.instance_id):
             return await self.places.run(self.places.waits_for(spec), self._prepare, spec)
 
     def _prepare(self, spec: InstanceSpec) -> InstanceFiles:
@@ -116,7 +121,7 @@ class DirectoryStorage:
             bind(str(journal), container_config.JOURNAL, read_only=False),
             *(self._volume(volume, mount) for volume, mount in spec.volumes),
         ]
-        return InstanceFiles(mounts, uid, disk_held=workspace.kind == IMAGE)
+        return InstanceFiles(mounts, uid, size_is_limited=workspace.kind == IMAGE)
 
     def _workspace(self, spec: InstanceSpec) -> Workspace:
         name = spec.workspace or spec.instance_id
@@ -211,7 +216,7 @@ class DirectoryStorage:
     async def interpreter(self) -> dict[str, Any]:
         async with self._lending:
             if self._lent is None:
-                with translated("the interpreter"):
+                with file_errors("the interpreter"):
                     self._lent = await asyncio.to_thread(portable_interpreter.write, self._node)
         return container_config.bind(str(self._lent), portable_interpreter.PLACE, read_only=True)
 
@@ -235,7 +240,7 @@ class DirectoryStorage:
         return self._instances / instance_id / "link"
 
     async def clear(self, instance_id: str) -> None:
-        with translated(instance_id):
+        with file_errors(instance_id):
             await self.places.run(self.places.waits(instance_id), self._clear, instance_id)
 
     def _clear(self, instance_id: str) -> None:
@@ -245,11 +250,11 @@ class DirectoryStorage:
             remove_tree(self._instances / instance_id)
 
     async def instances(self) -> list[str]:
-        with translated("this node"):
+        with file_errors("this node"):
             return await asyncio.to_thread(lambda: sorted(os.listdir(self._instances)))
 
     async def discard(self, workspace: str) -> None:
-        with translated(workspace, "workspace_not_removed"):
+        with file_errors(workspace, WorkspaceNotRemoved):
             await asyncio.to_thread(self._discard, workspace)
 
     def _discard(self, workspace: str) -> None:
@@ -273,7 +278,7 @@ class DirectoryStorage:
         source = self._workspaces.get(workspace)
         if source is None:
             return False
-        with translated(workspace, "workspace_not_copied"):
+        with file_errors(workspace, WorkspaceNotCopied):
             self._settle(source)
             return self._workspaces.copy(source, name, abandoned)
 

@@ -30,15 +30,23 @@ from atoll.drivers.base import NO_MATERIAL
 from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
 from atoll.drivers.docker.container_memory import ContainerMemory
 from atoll.drivers.docker.directory_storage import DirectoryStorage
-from atoll.drivers.docker.engine import BUSY, NOT_THERE, Engine, end, translated
+from atoll.drivers.docker.engine import Engine, close_stream
 from atoll.drivers.docker.engine_load import EngineLoad
+from atoll.drivers.docker.errors import (
+    CONFLICT,
+    NOT_FOUND,
+    NOT_MODIFIED,
+    EngineRefused,
+    InterpreterMissing,
+    ignored,
+    translated,
+)
 from atoll.drivers.docker.exec_link import ExecLinks
-from atoll.drivers.docker.images import Images
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
 from atoll.drivers.docker.scratch_containers import ScratchContainers
-from atoll.drivers.docker.storage_probe import image_obstacle, obstacle
-from atoll.drivers.docker.templates import TemplateImages
+from atoll.drivers.docker.storage_probe import directory_obstacle, image_obstacle
+from atoll.drivers.docker.template_images import TemplateImages
 from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.shared import cgroups, data_directories, seccomp
 from atoll.drivers.shared.machine_load import Machine
@@ -50,6 +58,7 @@ from atoll.errors import (
     AtollError,
     InstanceNotStarted,
     InvalidRequest,
+    NodeFull,
     PermanentError,
     TemporaryError,
 )
@@ -91,7 +100,6 @@ MAX_BEFORE_READY = 1024 * 1024
 """Bytes that it may write before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-IS_SO_ALREADY = 304
 CANNOT_UPDATE = "Cannot update container"
 """Said of one that has more memory already than it shall have, with the status of a fault."""
 
@@ -140,8 +148,7 @@ class DockerDriver:
         await self._engine.open()
         self._storage = await self._chosen_storage()
         await self._storage.open()
-        images = Images(self._engine, self._settings, self._name)
-        self._templates = TemplateImages(self._engine, images, self._settings, self._node)
+        self._templates = TemplateImages(self._engine, self._settings, self._name, self._node)
         await self._templates.open()
         await self._open_environments()
         self._memory = ContainerMemory(self._engine, self._name, self._local.cgroup_root)
@@ -162,7 +169,7 @@ class DockerDriver:
         scratch = ScratchContainers(self._engine, self._name)
         wanted, why = self._settings.storage, "the settings say so"
         if wanted == "auto":
-            trouble = await obstacle(self._engine, scratch, self._node)
+            trouble = await directory_obstacle(self._engine, scratch, self._node)
             wanted = "directories" if trouble is None else "volumes"
             why = trouble or "the engine is here, and sees them"
         log.info("storage.chosen", storage=wanted, why=why)
@@ -170,10 +177,9 @@ class DockerDriver:
             self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
             return VolumeStorage(self._engine, scratch, self._name, self._node, self._uids())
         if os.geteuid() != 0:
-            raise PermanentError(
-                "Workspaces in directories take root: run Atoll as root, or set "
-                "ATOLL_DOCKER__STORAGE=volumes.",
-                code="engine_refused",
+            raise EngineRefused(
+                "Workspaces in directories need root: run Atoll as root, or set "
+                "ATOLL_DOCKER__STORAGE=volumes."
             )
         trouble = await image_obstacle(scratch, self._node)
         if trouble is not None:
@@ -184,8 +190,7 @@ class DockerDriver:
 
     def _uids(self) -> range:
         """From which workspaces get the uids of their own, as the engine numbers them inside."""
-        options = self._engine.info.get("SecurityOptions") or []
-        if any("name=userns" in option or "name=rootless" in option for option in options):
+        if self._engine.has_security_option("userns", "rootless"):
             return REMAPPED_UIDS
         return range(self._local.uid_base, self._local.uid_base + self._local.uid_count)
 
@@ -210,12 +215,11 @@ class DockerDriver:
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
-        options = info.get("SecurityOptions") or []
         has = {
             "cgroup_memory": bool(info.get("MemoryLimit")),
             "cgroup_cpu": bool(info.get("CpuCfsQuota")),
             "cgroup_pids": bool(info.get("PidsLimit")),
-            "seccomp": any("name=seccomp" in option for option in options),
+            "seccomp": self._engine.has_security_option("seccomp"),
             "disk_quota": self._storage.quota,
             "own_uid": True,
         }
@@ -227,7 +231,7 @@ class DockerDriver:
 
     async def close(self) -> None:
         for stream in self._held.values():
-            await end(stream)
+            await close_stream(stream)
         for name in ("_memory", "_relays"):
             if hasattr(self, name):
                 await getattr(self, name).close()
@@ -279,10 +283,9 @@ class DockerDriver:
     async def ensure(self, spec: InstanceSpec) -> Handle:
         try:
             return await self._ensure(spec)
-        except TemporaryError as error:
-            # Others are of one template or of one volume, or are asked for each time.
-            if error.code in ("node_full", "instance_not_started"):
-                self._failure = error.message
+        except (NodeFull, InstanceNotStarted) as error:
+            # Other errors concern one template or volume, or `health` asks for them each time.
+            self._failure = error.message
             raise
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:
@@ -331,14 +334,14 @@ class DockerDriver:
             await asyncio.shield(self._give_up(spec.instance_id))
             raise
         self._failure = None
-        self._memory.note(spec.instance_id, found["Id"], int(found["State"]["Pid"]))
+        self._memory.add(spec.instance_id, found["Id"], int(found["State"]["Pid"]))
         self._new.add(spec.instance_id)
         return self._handle(found)
 
     async def _give_up(self, instance_id: str) -> None:
         stream = self._held.pop(instance_id, None)
         if stream is not None:
-            await end(stream)
+            await close_stream(stream)
         try:
             await self._remove(instance_id)
             await self._storage.clear(instance_id)
@@ -353,17 +356,16 @@ class DockerDriver:
         image = await self._templates.find(template)
         path = image.env.get("PATH", container_config.PATH)
         runtime = template.runtime or self._settings.runtime
-        own_kernel = self._is_gvisor(runtime)
+        own_kernel = self._engine.is_gvisor(runtime)
         python = await self._templates.python(template)
         if python is not None:
             return container_config.Base(
                 image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
             )
         if template.python:
-            raise PermanentError(
+            raise InterpreterMissing(
                 f"The image of template {template.id} has no {template.python}, which the template "
-                "names as its interpreter.",
-                code="interpreter_missing",
+                "names as its interpreter."
             )
         return container_config.Base(
             image.id,
@@ -386,7 +388,7 @@ class DockerDriver:
             Label.WORKSPACE: spec.workspace or spec.instance_id,
             Label.LINK: LinkKind.RELAY if relayed else LinkKind.SOCKET,
             Label.UID: str(prepared.uid),
-            Label.DISK: DiskLimit.FILE_SYSTEM if prepared.disk_held else DiskLimit.EXECUTOR,
+            Label.DISK: DiskLimit.FILE_SYSTEM if prepared.size_is_limited else DiskLimit.EXECUTOR,
         }
         return container_config.Container(
             base=base,
@@ -399,12 +401,6 @@ class DockerDriver:
             tmp_size=self._settings.tmp_size,
             open_files=self._settings.open_files,
         )
-
-    def _is_gvisor(self, runtime: str) -> bool:
-        """Whether its kernel is its own: sockets are not shared with us then."""
-        name = runtime or self._engine.info.get("DefaultRuntime", "")
-        about = (self._engine.info.get("Runtimes") or {}).get(name) or {}
-        return any("runsc" in str(word) for word in (name, *about.values()))
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
@@ -452,12 +448,12 @@ class DockerDriver:
                         f"The executor of instance {spec.instance_id} did not answer in {patience}."
                     ) from None
         except BaseException:
-            await end(stream)
+            await close_stream(stream)
             raise
         if spec.ephemeral:
             self._held[spec.instance_id] = stream
         else:
-            await end(stream)
+            await close_stream(stream)
 
     async def _await_ready(self, instance_id: str, stream: Stream) -> None:
         said, size = b"", 0
@@ -473,8 +469,8 @@ class DockerDriver:
                     code="instance_failed",
                 )
         # Of an engine that hung up this is not known, and asking it says so.
-        with contextlib.suppress(_Settled):
-            await self._call(f"containers/{_name(instance_id)}/wait")
+        with ignored(NOT_FOUND, CONFLICT, NOT_MODIFIED):
+            await self._engine.call("POST", f"containers/{_name(instance_id)}/wait")
         words = said.decode(errors="replace").strip()
         raise PermanentError(
             f"Instance {instance_id} ended at its start: {words or 'it said nothing'}",
@@ -505,14 +501,10 @@ class DockerDriver:
     async def _inspect(self, name: str) -> dict[str, Any] | None:
         """A container; none when it is not there, or of another node on this engine."""
         with translated():
-            try:
-                found = dict(await self._engine.docker.containers.container(name).show())
-            except DockerError as error:
-                if error.status == NOT_THERE:
-                    return None
-                raise
-        is_ours = (found["Config"]["Labels"] or {}).get(Label.NODE) == self._name
-        return found if is_ours else None
+            found = await self._engine.inspect(name)
+        if found is None or (found["Config"]["Labels"] or {}).get(Label.NODE) != self._name:
+            return None
+        return found
 
     async def observe(self, handle: Handle) -> Observation:
         try:
@@ -537,7 +529,7 @@ class DockerDriver:
         if observed.state is not State.RUNNING:
             raise LinkLost(f"Instance {handle.instance_id} is {observed.state.value}.")
         # Another driver may have made it.
-        self._memory.note(handle.instance_id, found["Id"], int(found["State"]["Pid"]))
+        self._memory.add(handle.instance_id, found["Id"], int(found["State"]["Pid"]))
         link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
@@ -573,7 +565,7 @@ class DockerDriver:
         if not await self._storage.fits(self.workspace_of(handle), resources):
             return False
         found, _ = await self._looked_at(handle)
-        if found and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
+        if found and self._engine.is_gvisor(found["HostConfig"].get("Runtime", "")):
             return False  # Its own kernel was told its limits at its start.
         container = handle.data["container"]
         relays = exec_link.MAX_RELAYS * (handle.data["link"] == LinkKind.RELAY)
@@ -587,7 +579,7 @@ class DockerDriver:
                     self._load.forget(str(container))
                     return True
             except DockerError as error:
-                if error.status in (NOT_THERE, BUSY) or CANNOT_UPDATE in str(error.message):
+                if error.status in (NOT_FOUND, CONFLICT) or CANNOT_UPDATE in str(error.message):
                     log.info(
                         "instance.not_resized", instance_id=handle.instance_id, error=str(error)
                     )
@@ -627,8 +619,8 @@ class DockerDriver:
         await self._ask(handle, "unpause")
 
     async def _ask(self, handle: Handle, verb: str) -> None:
-        """Nothing happens when it is so already, or gone."""
-        asking = asyncio.ensure_future(self._post(handle, verb))
+        """Nothing happens if the instance is in that state already, or gone."""
+        asking = asyncio.ensure_future(self._change(handle, verb))
         try:
             await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -636,23 +628,16 @@ class DockerDriver:
             await asyncio.wait([asking])
             raise
 
-    async def _post(self, handle: Handle, verb: str) -> None:
+    async def _change(self, handle: Handle, verb: str) -> None:
         _, before = await self._looked_at(handle)
         if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
             return
-        with translated(), contextlib.suppress(_Settled):
-            await self._call(f"containers/{handle.data['container']}/{verb}")
+        await self._post(str(handle.data["container"]), verb)
 
-    async def _call(self, path: str, method: str = "POST", **options: Any) -> None:
-        """`_Settled` when it is so already, or gone."""
-        try:
-            async with self._engine.query(path, method=method, **options) as response:
-                # What is waited for comes with the body; the head comes at once.
-                await response.read()
-        except DockerError as error:
-            if error.status in (NOT_THERE, BUSY, IS_SO_ALREADY):
-                raise _Settled from error
-            raise
+    async def _post(self, container: str, verb: str) -> None:
+        """Nothing happens if the container is in that state already, or gone."""
+        with translated(), ignored(NOT_FOUND, CONFLICT, NOT_MODIFIED):
+            await self._engine.call("POST", f"containers/{container}/{verb}")
 
     # The end
 
@@ -671,25 +656,24 @@ class DockerDriver:
                     finally:
                         link.close()
         await self._thaw(found)
-        with translated():
-            for verb in ("kill", "wait"):
-                with contextlib.suppress(_Settled):
-                    await self._call(f"containers/{found['Id']}/{verb}")
+        for verb in ("kill", "wait"):
+            await self._post(found["Id"], verb)
 
     async def _thaw(self, found: dict[str, Any]) -> None:
         """
         Before it is killed. Another kernel is not ended by the engine while it stands still, but
         ten seconds later, if at all; with the host's the engine itself kills first and thaws then.
         """
-        if found["State"]["Paused"] and self._is_gvisor(found["HostConfig"].get("Runtime", "")):
-            with translated(), contextlib.suppress(_Settled):
-                await self._call(f"containers/{found['Id']}/unpause")
+        if found["State"]["Paused"] and self._engine.is_gvisor(
+            found["HostConfig"].get("Runtime", "")
+        ):
+            await self._post(found["Id"], "unpause")
 
     async def destroy(self, handle: Handle) -> None:
         await self._remove(handle.instance_id)
         stream = self._held.pop(handle.instance_id, None)
         if stream is not None:
-            await end(stream)
+            await close_stream(stream)
         await self._storage.clear(handle.instance_id)
         self._memory.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
@@ -717,10 +701,8 @@ class DockerDriver:
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
         wanted = [f"{Label.NODE}={self._name}", *labels]
         with translated():
-            async with self._engine.query(
-                "containers/json", params={"all": "1", "filters": json.dumps({"label": wanted})}
-            ) as response:
-                return [one for one in await response.json() if _is_instance(one)]
+            found = await self._engine.containers({"label": wanted})
+        return [container for container in found if _is_instance(container)]
 
     async def handles(self) -> list[Handle]:
         # Before the rest: what is made meanwhile is not to be forgotten.
@@ -759,10 +741,6 @@ class DockerDriver:
         if self._engine.is_local:
             return await asyncio.to_thread(self._machine.metrics)
         return await self._load.metrics()
-
-
-class _Settled(Exception):
-    """Nothing is left to do."""
 
 
 def _name(instance_id: str) -> str:

@@ -1,15 +1,15 @@
 """
-One Docker engine, and its errors as ours.
+Connection to one Docker engine.
 
-What the engine refuses is a `DockerError` with its status for callers to look at inside
-`translated`, which makes what is left of it one of ours: an engine that cannot be reached, or that
-has trouble of its own, is a `TemporaryError` with code `engine_unavailable`.
+Unless a method says otherwise it raises `DockerError` and errors of the HTTP client: it is called
+inside `errors.translated`, so that the caller can handle an HTTP status first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import ssl
 import weakref
@@ -19,40 +19,41 @@ from urllib.parse import urlsplit
 
 import aiodocker
 import aiohttp
-from aiodocker.exceptions import DockerError
 
+from atoll.drivers.docker.errors import CONFLICT, NOT_FOUND, EngineInsecure, ignored, translated
 from atoll.errors import PermanentError, TemporaryError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Mapping
+    from datetime import timedelta
 
     from aiodocker.stream import Stream
 
     from atoll.settings import DockerSettings
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
-UNAVAILABLE = "engine_unavailable"
-UNREACHABLE = 900
-"""The status by which aiodocker tells that it could not connect."""
-OLDEST_API = (1, 41)
-"""That of engine 20.10."""
-NOT_THERE, BUSY = 404, 409
-REMOVE_SECONDS = 30.0
-REMOVE_LOOK = 0.05
-API = f"v{OLDEST_API[0]}.{OLDEST_API[1]}"
+MIN_API = (1, 41)
+"""Version of the API of engine 20.10. Every later engine understands requests of this version."""
+API = f"v{MIN_API[0]}.{MIN_API[1]}"
 PORT, TLS_PORT = 2375, 2376
-NO_SPACE = "no space left on device"
-LONGEST_LINE = 4 * 1024 * 1024
-"""Bytes of one message of the engine: it has in it what a command printed, or an image's labels."""
+REMOVE_TIMEOUT = 30.0
+REMOVE_CHECK_INTERVAL = 0.05
+MAX_LINE = 4 * 1024 * 1024
+"""
+Bytes of one message of a stream of JSON messages. A message can contain a line that a command of a
+Dockerfile printed, or all labels of an image.
+"""
 
 
 class LineTooLong(ValueError):
-    """A message of the engine is longer than `LONGEST_LINE`."""
+    """A message of the engine is longer than `MAX_LINE`."""
 
 
 class RawConnection(asyncio.Protocol):
+    """A connection to the engine that is not an HTTP request and its response."""
+
     def abort(self) -> None:
-        """End the connection at once, if there is one."""
+        """Close the connection at once, if it is open."""
         raise NotImplementedError
 
 
@@ -61,18 +62,34 @@ class Engine:
         self._settings = settings
         self.url = settings.url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
         self.docker: aiodocker.Docker
-        """To be called inside `translated` only."""
         self.info: dict[str, Any] = {}
-        """What the engine told of itself when it was opened."""
-        self._context: ssl.SSLContext | None = None
-        self._dialled: weakref.WeakSet[RawConnection] = weakref.WeakSet()
+        """The engine's answer to `GET /info` when it was opened."""
+        self._tls: ssl.SSLContext | None = None
+        self._raw_connections: weakref.WeakSet[RawConnection] = weakref.WeakSet()
+
+    @property
+    def timeout(self) -> timedelta:
+        """Of an ordinary request."""
+        return self._settings.timeout
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine, as far as its address tells."""
+        """Whether the engine is reached over a unix socket, and so probably on this machine."""
         return self.url.startswith("unix://")
 
+    def has_security_option(self, *names: str) -> bool:
+        """Whether the engine has one of these, such as `seccomp` or `rootless`."""
+        options = self.info.get("SecurityOptions") or []
+        return any(f"name={name}" in option for option in options for name in names)
+
+    def is_gvisor(self, runtime: str) -> bool:
+        """Whether containers of this runtime have a kernel of their own; "" is the default one."""
+        name = runtime or self.info.get("DefaultRuntime", "")
+        details = (self.info.get("Runtimes") or {}).get(name) or {}
+        return any("runsc" in str(word) for word in (name, *details.values()))
+
     async def open(self) -> None:
+        """Raises errors of Atoll, `PermanentError` if the engine is too old or not secured."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout.total_seconds())
         if self.is_local:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
@@ -80,12 +97,11 @@ class Engine:
             )
             url = "unix://localhost"
         else:
-            context = self._context = self._tls()
+            context = self._tls = self._tls_context()
             connector = aiohttp.TCPConnector(ssl=context if context is not None else False, limit=0)
             scheme = "http" if context is None else "https"
             host, port = self._address
             url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        # The version of `OLDEST_API` is asked for, and understood by every engine since.
         self.docker = aiodocker.Docker(
             url,
             connector=connector,
@@ -96,29 +112,27 @@ class Engine:
         try:
             with translated():
                 self.info = dict(await self.docker.system.info())
-                told = await self.docker.version()
+                version = (await self.docker.version())["ApiVersion"]
         except BaseException:
             await self.close()
             raise
-        newest = tuple(int(part) for part in told["ApiVersion"].split("."))
-        if newest < OLDEST_API:
+        if tuple(int(part) for part in version.split(".")) < MIN_API:
             await self.close()
             raise PermanentError(
-                f"The Docker engine at {self.url} is too old: it has API {told['ApiVersion']}, and "
+                f"The Docker engine at {self.url} is too old: its API is version {version}, but "
                 f"{API} is needed (engine 20.10 or newer).",
                 code="engine_too_old",
             )
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         settings = self._settings
         if settings.tls_ca is None:
             host = urlsplit(self.url).hostname or ""
             if not settings.insecure and not _is_loopback(host):
-                raise PermanentError(
-                    f"The Docker engine at {self.url} would be asked without TLS. Set "
-                    "ATOLL_DOCKER__TLS_CA, ATOLL_DOCKER__TLS_CERT and ATOLL_DOCKER__TLS_KEY, or "
-                    "ATOLL_DOCKER__INSECURE=true if the network is trusted.",
-                    code="engine_insecure",
+                raise EngineInsecure(
+                    f"The connection to the Docker engine at {self.url} would not be encrypted. "
+                    "Set ATOLL_DOCKER__TLS_CA, ATOLL_DOCKER__TLS_CERT and ATOLL_DOCKER__TLS_KEY, "
+                    "or ATOLL_DOCKER__INSECURE=true if you trust the network."
                 )
             return None
         try:
@@ -126,100 +140,123 @@ class Engine:
             if settings.tls_cert is not None:
                 context.load_cert_chain(str(settings.tls_cert), settings.tls_key)
         except OSError as error:
-            raise PermanentError(
-                f"The certificates for the Docker engine cannot be used: {error}",
-                code="engine_insecure",
+            raise EngineInsecure(
+                f"Cannot load the certificates for the Docker engine: {error}"
             ) from error
         return context
 
-    async def dial(self, protocol: RawConnection) -> None:
-        """A connection of its own to the engine, for what is not a request and an answer."""
-        self._dialled.add(protocol)
-        loop = asyncio.get_running_loop()
-        if self.is_local:
-            path = self.url.removeprefix("unix://")
-            await loop.create_unix_connection(lambda: protocol, path)
-        else:
-            await loop.create_connection(lambda: protocol, *self._address, ssl=self._context)
-
     @property
     def _address(self) -> tuple[str, int]:
-        """Host and port of an engine at tcp://; the ports are those that engines have by custom."""
-        told = urlsplit(self.url)
-        return told.hostname or "", told.port or (PORT if self._context is None else TLS_PORT)
+        """Host and port of a `tcp://` URL, with Docker's default ports."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or (PORT if self._tls is None else TLS_PORT)
 
     async def close(self) -> None:
-        for protocol in list(self._dialled):
-            protocol.abort()
+        for connection in list(self._raw_connections):
+            connection.abort()
         docker = getattr(self, "docker", None)
         if docker is not None:
             await docker.session.close()
             await docker.close()
+
+    async def ping(self) -> str | None:
+        """Why the engine cannot be used at the moment; null if it can."""
+        try:
+            with translated():
+                await self.call("GET", "_ping", versioned_api=False)
+        except TemporaryError as error:
+            return error.message
+        return None
+
+    # Requests for which aiodocker has no suitable method
 
     @contextlib.asynccontextmanager
     async def query(
         self, path: str, method: str = "GET", **options: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """
-        What aiodocker has no method for, inside `translated` too. Its own way to ask leaves a
-        response that is not read to its end, and the connection with it, to the garbage collector.
+        One request. aiodocker's own methods leave a response that is not read to its end, and with
+        it the connection, to the garbage collector.
         """
         async with self.docker._query(path, method, **options) as response:
             try:
                 yield response
             finally:
-                _cut(response)
+                _abort(response)
+
+    async def call(self, method: str, path: str, **options: Any) -> bytes:
+        """The complete body of the response. Some calls, such as `wait`, end only with that."""
+        async with self.query(path, method, **options) as response:
+            return await response.read()
+
+    async def dial(self, protocol: RawConnection) -> None:
+        """Open a connection for `protocol`, which `close` aborts."""
+        self._raw_connections.add(protocol)
+        loop = asyncio.get_running_loop()
+        if self.is_local:
+            path = self.url.removeprefix("unix://")
+            await loop.create_unix_connection(lambda: protocol, path)
+        else:
+            await loop.create_connection(lambda: protocol, *self._address, ssl=self._tls)
+
+    # Containers
+
+    async def containers(
+        self, filters: Mapping[str, list[str]], *, stopped: bool = True
+    ) -> list[dict[str, Any]]:
+        """Containers as `GET /containers/json` lists them; without `stopped`, those that run."""
+        params = {"all": "1" if stopped else "0", "filters": json.dumps(dict(filters))}
+        return list(json.loads(await self.call("GET", "containers/json", params=params)))
+
+    async def inspect(self, container: str) -> dict[str, Any] | None:
+        """A container by id or name; null if it does not exist."""
+        with ignored(NOT_FOUND):
+            return dict(json.loads(await self.call("GET", f"containers/{container}/json")))
+        return None
 
     async def remove(self, container: str) -> None:
-        """A container with whatever runs in it, and until it is gone."""
-        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        path = f"containers/{container}"
+        """
+        Kill and remove a container, and wait until it is gone. Raises `TemporaryError` and errors
+        that `translated` makes.
+        """
+        deadline = asyncio.get_running_loop().time() + REMOVE_TIMEOUT
         with translated():
             while True:
-                try:
-                    async with self.query(path, method="DELETE", params={"force": "1", "v": "1"}):
-                        pass
-                    async with self.query(f"{path}/json"):
-                        pass
-                except DockerError as error:
-                    if error.status == NOT_THERE:
-                        return
-                    if error.status != BUSY:
-                        raise
-                    # Somebody else is removing it.
+                # A conflict means that another client is removing it.
+                with ignored(NOT_FOUND, CONFLICT):
+                    await self.delete_container(container)
+                if await self.inspect(container) is None:
+                    return
                 if asyncio.get_running_loop().time() > deadline:
                     raise TemporaryError(
-                        f"Container {container} is not removed by its engine.",
+                        f"The engine did not remove container {container} within "
+                        f"{REMOVE_TIMEOUT:.0f} s.",
                         code="instance_stuck",
                     )
-                await asyncio.sleep(REMOVE_LOOK)
+                await asyncio.sleep(REMOVE_CHECK_INTERVAL)
 
-    async def ping(self) -> str | None:
-        """Why the engine cannot be used at the moment; none when it can."""
-        try:
-            with translated():
-                async with self.query("_ping", versioned_api=False):
-                    return None
-        except TemporaryError as error:
-            return error.message
+    async def delete_container(self, container: str) -> None:
+        """Kill and remove a container with its anonymous volumes, without waiting."""
+        params = {"force": "1", "v": "1"}
+        await self.call("DELETE", f"containers/{container}", params=params)
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Messages of the engine, as they come. A line that is too long for aiohttp would end them."""
+    """Messages as they arrive. aiohttp's own `readline` allows only short lines."""
     rest = b""
     async for piece in response.content.iter_any():
-        *found, rest = (rest + piece).split(b"\n")
-        if len(rest) > LONGEST_LINE:
-            raise LineTooLong("the engine sends a line without end")
-        for line in found:
+        *complete, rest = (rest + piece).split(b"\n")
+        if len(rest) > MAX_LINE:
+            raise LineTooLong(f"The engine sent a message of more than {MAX_LINE} bytes.")
+        for line in complete:
             if line.strip():
                 yield line
     if rest.strip():
         yield rest
 
 
-async def end(stream: Stream) -> None:
-    """Close a stream of a container, in both directions."""
+async def close_stream(stream: Stream) -> None:
+    """Close the attached standard streams of a container, in both directions."""
     connection = stream._resp.connection if stream._resp is not None else None
     transport = connection.transport if connection is not None else None
     await stream.close()
@@ -227,34 +264,15 @@ async def end(stream: Stream) -> None:
         transport.abort()
 
 
-def _cut(response: aiohttp.ClientResponse) -> None:
-    """Over TLS the other side's goodbye would be waited for, which has more to say instead."""
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """
+    Close a response that may have more to come. A closing handshake of TLS would wait for the
+    engine, which sends data instead.
+    """
     connection = response.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
     response.close()
-
-
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """What goes wrong between us and the engine, as an error of ours."""
-    try:
-        yield
-    except DockerError as error:
-        if error.status == UNREACHABLE or error.status >= 500:
-            full = NO_SPACE in str(error.message).lower()
-            raise TemporaryError(
-                f"The Docker engine: {error.message}",
-                code="node_full" if full else UNAVAILABLE,
-            ) from error
-        raise PermanentError(
-            f"The Docker engine refused: {error.message}", code="engine_refused"
-        ) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        words = str(error) or type(error).__name__
-        raise TemporaryError(
-            f"The Docker engine does not answer: {words}", code=UNAVAILABLE
-        ) from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,16 +1,14 @@
 """
-How busy a machine is that only its engine tells of: by what the running containers of this node may
-use. What else runs there is not known.
+Load of a machine whose engine is the only source: the sum of the limits of this node's running
+containers. Other programs on that machine are not counted.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING
 
-from aiodocker.exceptions import DockerError
-
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.errors import translated
 from atoll.drivers.docker.labels import Label
 from atoll.errors import TemporaryError
 from atoll.model.node import NodeMetrics
@@ -18,33 +16,29 @@ from atoll.model.node import NodeMetrics
 if TYPE_CHECKING:
     from atoll.drivers.docker.engine import Engine
 
-NOT_THERE = 404
-NANO = 1_000_000_000
+NANO_CPUS = 1_000_000_000
 
 
 class EngineLoad:
     def __init__(self, engine: Engine, node: str) -> None:
-        """`node` is the label of the containers that are ours."""
+        """`node` is the value of `Label.NODE` on this node's containers."""
         self._engine = engine
         self._node = node
-        self._sizes: dict[str, tuple[float, int]] = {}
+        self._limits: dict[str, tuple[float, int]] = {}
         """CPUs and bytes of memory by container."""
 
     def forget(self, container: str) -> None:
-        """Its limits have changed."""
-        self._sizes.pop(container, None)
+        """Read the limits of a container again: they have changed."""
+        self._limits.pop(container, None)
 
     async def metrics(self) -> NodeMetrics:
-        """As it was, while the engine does not answer: `health` tells that."""
+        """Unchanged while the engine does not answer; the driver's health check reports that."""
         info = self._engine.info
         cpus, memory = max(1, int(info["NCPU"])), max(1, int(info["MemTotal"]))
-        try:
-            with translated():
-                await self._look()
-        except TemporaryError:
-            pass
-        used_cpus = sum(size[0] for size in self._sizes.values())
-        used_memory = sum(size[1] for size in self._sizes.values())
+        with contextlib.suppress(TemporaryError), translated():
+            await self._update()
+        used_cpus = sum(limits[0] for limits in self._limits.values())
+        used_memory = sum(limits[1] for limits in self._limits.values())
         return NodeMetrics(
             cpu_usage=min(1.0, used_cpus / cpus),
             mem_usage=min(1.0, used_memory / memory),
@@ -54,24 +48,16 @@ class EngineLoad:
             load_average=0.0,
         )
 
-    async def _look(self) -> None:
-        label = f"{Label.NODE}={self._node}"
-        filters = {"label": [label, Label.INSTANCE], "status": ["running"]}
-        async with self._engine.query(
-            "containers/json", params={"filters": json.dumps(filters)}
-        ) as response:
-            there = [str(one["Id"]) for one in await response.json()]
-        self._sizes = {
-            container: self._sizes.get(container) or await self._size(container)
-            for container in there
-        }
+    async def _update(self) -> None:
+        labels = [f"{Label.NODE}={self._node}", Label.INSTANCE]
+        running = await self._engine.containers(
+            {"label": labels, "status": ["running"]}, stopped=False
+        )
+        ids = [str(container["Id"]) for container in running]
+        self._limits = {id_: self._limits.get(id_) or await self._read(id_) for id_ in ids}
 
-    async def _size(self, container: str) -> tuple[float, int]:
-        try:
-            shown: dict[str, Any] = await self._engine.docker.containers.container(container).show()
-        except DockerError as error:
-            if error.status == NOT_THERE:
-                return 0.0, 0
-            raise
-        host = shown["HostConfig"]
-        return host["NanoCpus"] / NANO, host["Memory"]
+    async def _read(self, container: str) -> tuple[float, int]:
+        found = await self._engine.inspect(container)
+        if found is None:
+            return 0.0, 0
+        return found["HostConfig"]["NanoCpus"] / NANO_CPUS, found["HostConfig"]["Memory"]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.docker.engine import API, translated
+from atoll.drivers.docker.engine import API
+from atoll.drivers.docker.errors import translated
 from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.shared.executor_bundle import EXECUTOR
@@ -114,10 +115,8 @@ class ExecLinks:
         """Ids of running and paused containers."""
         filters = {"label": [f"{Label.NODE}={self._node}"]}
         with translated():
-            async with self._engine.query(
-                "containers/json", params={"filters": json.dumps(filters)}
-            ) as response:
-                return {str(one["Id"]) for one in await response.json()}
+            found = await self._engine.containers(filters, stopped=False)
+        return {str(container["Id"]) for container in found}
 
 
 async def _create_exec(engine: Engine, container: str, command: list[str]) -> str:
@@ -130,10 +129,8 @@ async def _create_exec(engine: Engine, container: str, command: list[str]) -> st
         "WorkingDir": "/",
         "Cmd": command,
     }
-    async with engine.query(
-        f"containers/{container}/exec", method="POST", data=json.dumps(body)
-    ) as response:
-        return str((await response.json())["Id"])
+    answer = await engine.call("POST", f"containers/{container}/exec", data=json.dumps(body))
+    return str(json.loads(answer)["Id"])
 
 
 async def _start_exec(engine: Engine, exec_id: str, link: Link) -> HijackedConnection:

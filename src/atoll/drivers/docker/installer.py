@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.docker import container_config, portable_interpreter
-from atoll.drivers.docker.engine import end, translated
+from atoll.drivers.docker.engine import close_stream
+from atoll.drivers.docker.errors import EngineUnavailable, translated
 from atoll.drivers.docker.installer_stream import InstallerStream
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
@@ -36,7 +37,7 @@ from atoll.drivers.shared.packages.installation import (
     outgrown,
     own,
 )
-from atoll.errors import AtollError, PermanentError, TemporaryError
+from atoll.errors import AtollError, PermanentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -154,7 +155,7 @@ class Installer:
             except InstallFailed as error:
                 trouble = await self._engine.ping()
                 if trouble is not None:
-                    raise TemporaryError(trouble, code="engine_unavailable") from error
+                    raise EngineUnavailable(trouble) from error
                 raise
             await self._kill(name, starting)
             yield Made(answered, place, place / "build", None, tree.executable)
@@ -211,14 +212,14 @@ class Installer:
                 await stream._init()
                 await container.start()
             except BaseException:
-                await end(stream)
+                await close_stream(stream)
                 raise
         return stream
 
     async def _kill(self, name: str, starting: asyncio.Future[Stream]) -> None:
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:
-            await end(starting.result())
+            await close_stream(starting.result())
         await asyncio.shield(self._engine.remove(_container(name)))
 
     async def _end(self, name: str) -> None:

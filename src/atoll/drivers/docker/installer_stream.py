@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.errors import translated
 from atoll.drivers.shared.packages.install_answers import (
     ANSWER_LIMIT,
     ENDED,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from aiodocker.exceptions import DockerError
-
-from atoll.drivers.docker.engine import NOT_THERE, Engine, translated
+from atoll.drivers.docker.engine import Engine
+from atoll.drivers.docker.errors import NOT_FOUND, ignored, translated
 from atoll.drivers.docker.labels import Label
 
 if TYPE_CHECKING:
@@ -15,19 +13,15 @@ if TYPE_CHECKING:
 
 
 async def containers(settings: DockerSettings, node: str, *, remove: bool) -> int:
-    """How many there are, running or not; with `remove`, they are removed."""
+    """The number of the node's containers, running or not; with `remove`, they are removed."""
     engine = Engine(settings)
     await engine.open()
     try:
         with translated():
-            filters = json.dumps({"label": [f"{Label.NODE}={node}"]})
-            found = await engine.docker.containers.list(all=1, filters=filters)
+            found = await engine.containers({"label": [f"{Label.NODE}={node}"]})
             for container in found if remove else ():
-                try:
-                    await container.delete(force=True, v=True)
-                except DockerError as error:
-                    if error.status != NOT_THERE:
-                        raise
+                with ignored(NOT_FOUND):
+                    await engine.delete_container(container["Id"])
             return len(found)
     finally:
         await engine.close()

@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from atoll.errors import PermanentError
+from atoll.drivers.docker.errors import InterpreterMissing
 
 PLACE = "/run/atoll/python"
 """Where it is bound inside."""
@@ -56,7 +56,7 @@ def is_linked(program: str) -> bool:
     """Whether a program needs `loaded`; false also where that cannot be told."""
     try:
         return bool(_linked(program, optional=True))
-    except PermanentError:
+    except InterpreterMissing:
         return False
 
 
@@ -185,9 +185,8 @@ def _run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         raise _missing(f"it does not start away from here ({error})") from error
 
 
-def _missing(why: str) -> PermanentError:
-    return PermanentError(
+def _missing(why: str) -> InterpreterMissing:
+    return InterpreterMissing(
         "The image has no Python 3.8 or newer, and the interpreter that runs Atoll cannot be lent "
         f"to it: {why}. Take an image with Python, or name it in the template's `python`.",
-        code="interpreter_missing",
     )

@@ -1,8 +1,8 @@
 """
-What an engine tells while it pulls or builds, as lines for a person.
+Progress messages of a pull or a build, as lines of a log that people read.
 
-An engine tells of each layer several times a second. Of that, a line is made when a layer is at
-something else, and at each quarter of what is counted; what commands print comes as it is.
+An engine reports each layer several times a second. A line is logged when the status of a layer
+changes, and at each quarter of a download. The output of commands is logged unchanged.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 QUARTERS = 4
-MOST_LINES = 4000
-"""Lines of one pull; more than so many layers have nobody reads."""
-LONGEST = 1000
-"""Characters of one."""
+MAX_LINES = 4000
+"""Lines of one pull. Output of commands does not count."""
+MAX_LINE = 1000
+"""Characters of one line."""
 
 
-class Progress:
+class ProgressLines:
     def __init__(self) -> None:
-        self._last: dict[str, tuple[str, int]] = {}
-        """What was last told of a layer: its status, and how many quarters of it."""
+        self._logged: dict[str, tuple[str, int]] = {}
+        """Last status and number of quarters of each layer."""
         self._lines = 0
 
     def text(self, message: dict[str, Any]) -> str:
-        """What is worth telling of a message; mostly nothing."""
-        printed = message.get("stream")
-        if isinstance(printed, str):
-            return printed
+        """What to log of a message; usually empty."""
+        output = message.get("stream")
+        if isinstance(output, str):
+            return output
         line = self._line(message)
-        if not line or self._lines >= MOST_LINES:
+        if not line or self._lines >= MAX_LINES:
             return ""
         self._lines += 1
-        return line[:LONGEST] + "\n"
+        return line[:MAX_LINE] + "\n"
 
     def _line(self, message: dict[str, Any]) -> str:
         status, layer = message.get("status"), message.get("id")
@@ -40,12 +40,12 @@ class Progress:
         if not isinstance(layer, str) or not layer:
             return status
         quarter = _quarter(message.get("progressDetail"))
-        before = self._last.get(layer)
+        before = self._logged.get(layer)
         if before is not None and before[0] == status and quarter <= before[1]:
             return ""
-        self._last[layer] = (status, quarter)
-        share = f" {quarter * 100 // QUARTERS}%" if quarter else ""
-        return f"{layer}: {status}{share}"
+        self._logged[layer] = (status, quarter)
+        percent = f" {quarter * 100 // QUARTERS}%" if quarter else ""
+        return f"{layer}: {status}{percent}"
 
 
 def _quarter(detail: Any) -> int:

@@ -1,14 +1,14 @@
 """
-Containers that are made and never started, for what an engine does to files of one that is not.
+Containers that are created and never started.
 
-They are of an image of our own that has nothing but an empty workspace.
+Through one, the engine reads and writes files of a volume, and shows whether it sees a directory of
+this machine. Their image is Atoll's own and contains only an empty workspace directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import secrets
 import tarfile
 from datetime import datetime
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker import container_config
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.errors import CONFLICT, NOT_FOUND, ignored, translated
 from atoll.drivers.docker.labels import Label
 
 if TYPE_CHECKING:
@@ -27,63 +27,54 @@ if TYPE_CHECKING:
 
 REPOSITORY, TAG = "atoll-workspace", "1"
 IMAGE = f"{REPOSITORY}:{TAG}"
-DRAFT, FILL = NAMES = ("atoll-draft-", "atoll-fill-")
-OLD_SECONDS = 600
-"""A draft of that age is nobody's any more."""
-NOT_THERE = 404
+SCRATCH, FILL = NAME_PREFIXES = ("atoll-draft-", "atoll-fill-")
+MAX_AGE = 600
+"""Seconds after which a container must belong to a process that was killed."""
 _TAR = {"Content-Type": "application/x-tar"}
 
 
 class ScratchContainers:
-    """Methods raise `DockerError`: they are to be called inside `translated`."""
+    """Methods raise `DockerError` and are called inside `translated`."""
 
     def __init__(self, engine: Engine, node: str) -> None:
-        """`node` is the label of all that is ours."""
+        """`node` is the value of `Label.NODE` on this node's containers."""
         self._engine = engine
         self._node = node
 
-    async def clear(self) -> None:
-        """Remove what was left by those who did not come to their end."""
+    async def remove_abandoned(self) -> None:
         now = datetime.fromisoformat(self._engine.info["SystemTime"][:19] + "+00:00").timestamp()
-        labels = [f"{Label.NODE}={self._node}", Label.SCRATCH]
-        for found in await self._listed(label=labels):
-            if now - found["Created"] > OLD_SECONDS:
+        for found in await self._list({"label": [f"{Label.NODE}={self._node}", Label.SCRATCH]}):
+            if now - found["Created"] > MAX_AGE:
                 await self.remove(found["Id"])
 
-    async def free(self, volume: str) -> None:
-        """Remove those that have a volume."""
-        for found in await self._listed(label=[Label.SCRATCH], volume=[volume]):
+    async def remove_users_of(self, volume: str) -> None:
+        for found in await self._list({"label": [Label.SCRATCH], "volume": [volume]}):
             await self.remove(found["Id"])
 
-    async def _listed(self, **filters: list[str]) -> list[dict[str, Any]]:
-        params = {"all": "1", "filters": json.dumps(filters)}
-        async with self._engine.query("containers/json", params=params) as response:
-            # By their names too, which are ours to give: labels come with images.
-            return [
-                one
-                for one in await response.json()
-                if any(name.removeprefix("/").startswith(NAMES) for name in one["Names"] or ())
-            ]
+    async def _list(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
+        # The names are checked too: a container of any image may have inherited the label.
+        found = await self._engine.containers(filters)
+        return [one for one in found if _is_scratch(one)]
 
     @contextlib.asynccontextmanager
-    async def made(self, *mounts: dict[str, Any], name: str | None = None) -> AsyncIterator[str]:
-        """One with these mounts, by its id."""
-        name = name or f"{DRAFT}{secrets.token_hex(8)}"
+    async def create(self, *mounts: dict[str, Any], name: str | None = None) -> AsyncIterator[str]:
+        """A container with these mounts, by its id. It is removed at the end."""
+        name = name or f"{SCRATCH}{secrets.token_hex(8)}"
         try:
             try:
-                draft = await self._create(name, mounts)
+                container = await self._create(name, mounts)
             except DockerError as error:
-                if error.status != NOT_THERE:
+                if error.status != NOT_FOUND:
                     raise
-                await self._import()
-                draft = await self._create(name, mounts)
-            yield draft
+                await self._import_image()
+                container = await self._create(name, mounts)
+            yield container
         except DockerError as error:
-            if error.status != 409:
+            if error.status != CONFLICT:
                 await self.remove(name)
             raise
         except BaseException:
-            # Also when it was cut off while it was made.
+            # After a cancellation, the engine may still have created it.
             with translated():
                 await self.remove(name)
             raise
@@ -98,65 +89,61 @@ class ScratchContainers:
             "NetworkDisabled": True,
             "HostConfig": {"Mounts": list(mounts), "NetworkMode": "none"},
         }
-        made = await self._engine.docker.containers.create(body, name=name)
-        return str(made.id)
+        container = await self._engine.docker.containers.create(body, name=name)
+        return str(container.id)
 
     async def remove(self, name: str) -> None:
-        try:
-            async with self._engine.query(
-                f"containers/{name}", method="DELETE", params={"force": "1"}
-            ):
-                return
-        except DockerError as error:
-            if error.status != NOT_THERE:
-                raise
+        with ignored(NOT_FOUND):
+            await self._engine.call("DELETE", f"containers/{name}", params={"force": "1"})
 
-    async def _import(self) -> None:
-        content = owned_directory(container_config.WORKSPACE, container_config.UID)
-        params = {"fromSrc": "-", "repo": REPOSITORY, "tag": TAG}
-        async with self._engine.query(
-            "images/create", method="POST", params=params, data=content, headers=_TAR
-        ) as response:
-            await response.read()
+    async def _import_image(self) -> None:
+        await self._engine.call(
+            "POST",
+            "images/create",
+            params={"fromSrc": "-", "repo": REPOSITORY, "tag": TAG},
+            data=directory_tar(container_config.WORKSPACE, container_config.UID),
+            headers=_TAR,
+        )
 
     # Files
 
-    async def put(self, draft: str, path: str, archive: bytes) -> None:
-        """Unpack a tar file into a directory of the draft."""
-        async with self._engine.query(
-            f"containers/{draft}/archive",
-            method="PUT",
+    async def unpack(self, container: str, path: str, archive: bytes) -> None:
+        """Unpack a tar file into a directory of the container."""
+        await self._engine.call(
+            "PUT",
+            f"containers/{container}/archive",
             params={"path": path},
             data=io.BytesIO(archive),  # Sent in pieces.
             headers=_TAR,
-        ):
-            pass
+        )
 
-    async def get(self, draft: str, path: str) -> bytes | None:
-        """A small file of the draft; none when it is not there."""
-        try:
-            async with self._engine.query(
-                f"containers/{draft}/archive", params={"path": path}
-            ) as response:
-                content = io.BytesIO(await response.read())
-        except DockerError as error:
-            if error.status == NOT_THERE:
-                return None
-            raise
-        with tarfile.open(fileobj=content) as archive:
-            for member in archive:
-                file = archive.extractfile(member)
+    async def read(self, container: str, path: str) -> bytes | None:
+        """Content of a small file of the container; null if it does not exist."""
+        archive = None
+        with ignored(NOT_FOUND):
+            archive = await self._engine.call(
+                "GET", f"containers/{container}/archive", params={"path": path}
+            )
+        if archive is None:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
                 if file is not None:
                     return file.read()
         return None
 
 
-def owned_directory(path: str, uid: int) -> bytes:
-    """A tar with nothing but a directory, for its owner alone."""
+def _is_scratch(listed: dict[str, Any]) -> bool:
+    return any(name.removeprefix("/").startswith(NAME_PREFIXES) for name in listed["Names"] or ())
+
+
+def directory_tar(path: str, uid: int) -> bytes:
+    """A tar file that contains only a directory with mode 0700."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        place = tarfile.TarInfo(path.lstrip("/"))
-        place.type, place.mode = tarfile.DIRTYPE, 0o700
-        place.uid = place.gid = uid
-        archive.addfile(place)
+        directory = tarfile.TarInfo(path.lstrip("/"))
+        directory.type, directory.mode = tarfile.DIRTYPE, 0o700
+        directory.uid = directory.gid = uid
+        archive.addfile(directory)
     return content.getvalue()

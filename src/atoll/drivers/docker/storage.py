@@ -1,4 +1,7 @@
-"""Where sessions' files are on a node with a Docker engine: what the driver asks of any place."""
+"""
+Contract of the two places where a Docker node keeps the files of sessions: directories of this
+machine (`DirectoryStorage`) and volumes of the engine (`VolumeStorage`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atoll.errors import TemporaryError
+from atoll.errors import InstanceNotStarted, NodeFull, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,22 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InstanceFiles:
-    """What a container is made with for its files."""
+    """The files that a container is created with."""
 
     mounts: list[dict[str, Any]]
     uid: int
-    """Who owns the workspace, and runs all that is in the container."""
-    disk_held: bool
-    """Whether a file system holds the size of the workspace."""
+    """The user that owns the workspace and runs everything in the container."""
+    size_is_limited: bool
+    """Whether a file system limits the size of the workspace."""
 
 
 class Storage(Protocol):
     journals: bool
-    """Whether results that nobody has taken outlive their instance."""
+    """Whether the executor's journal outlives its instance."""
     quota: bool
-    """Whether a file system holds the size of new workspaces."""
+    """Whether a file system limits the size of new workspaces."""
     copies: bool
-    """Whether there is `copy`."""
+    """Whether `copy` is supported."""
 
     @property
     def places(self) -> base.Places: ...
@@ -45,45 +48,54 @@ class Storage(Protocol):
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         """
-        Make what the instance needs, its workspace too when it names none. `NotFound`,
-        `workspace_lost`, when the one that it names is not there.
+        Make the files that the instance needs, including a workspace if the spec names none. Raises
+        `WorkspaceLost` if the workspace that it names does not exist.
         """
 
     async def interpreter(self) -> dict[str, Any]:
         """
-        What is to be mounted for an image that has no Python. `PermanentError` with code
-        `interpreter_missing` when there is no such thing here.
+        The mount of an interpreter for images without Python. Raises `InterpreterMissing` if this
+        machine's interpreter cannot be used for that.
         """
 
     async def seal(self, instance_id: str, workspace: str) -> None:
-        """The executor has opened what is its own: nobody else in the container is to."""
+        """Close the executor's own files to user code. The executor has opened them."""
 
     def socket(self, instance_id: str) -> Path | None:
-        """The directory of the socket that the executor listens on; none where it has none."""
+        """The directory of the executor's socket; null if there is none on this machine."""
 
     async def clear(self, instance_id: str) -> None:
-        """Remove all but the workspace, of an instance whose container is gone."""
+        """Remove everything but the workspace of an instance whose container is gone."""
 
     async def instances(self) -> list[str]:
-        """Those of which there is something."""
+        """Ids of the instances that have files here."""
 
     async def discard(self, workspace: str) -> None: ...
 
     async def copy(self, workspace: str, name: str) -> bool: ...
 
-    async def names(self) -> list[str]: ...
+    async def names(self) -> list[str]:
+        """Names of the workspaces."""
 
     async def fits(self, workspace: str, resources: Resources) -> bool:
-        """Whether a workspace can go on with these resources as it is."""
+        """Whether the workspace's own size allows these resources without a new instance."""
+
+
+class WorkspaceNotRemoved(TemporaryError):
+    code = "workspace_not_removed"
+
+
+class WorkspaceNotCopied(TemporaryError):
+    code = "workspace_not_copied"
 
 
 @contextlib.contextmanager
-def translated(name: str, code: str = "instance_not_started") -> Iterator[None]:
+def file_errors(name: str, kind: type[TemporaryError] = InstanceNotStarted) -> Iterator[None]:
+    """Raise errors of the file system as `NodeFull` if it is full, and as `kind` otherwise."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise TemporaryError(
-            f"The files of {name} could not be made or removed: {error}",
-            code="node_full" if full else code,
+        raise (NodeFull if full else kind)(
+            f"Cannot create or remove files of {name}: {error}"
         ) from error

@@ -1,6 +1,6 @@
 """
-Whether workspaces can be directories of ours, or have to be volumes of the engine, and whether they
-can be file system images there.
+Tests which storage an engine allows: workspaces in directories of this machine or in volumes of the
+engine, and whether a workspace directory can be a mounted file system image.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.container_config import bind
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.errors import EngineRefused, translated
 from atoll.drivers.shared.disk_images import MIN_IMAGE, image_trouble, make_file_system
 from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import unmount
-from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,74 +29,72 @@ if TYPE_CHECKING:
 
 TARGET = "/probe"
 PROBE = ".probe-"
-OLD_SECONDS = 600.0
+MAX_AGE = 600.0
+"""Seconds after which a probe must belong to a process that was killed."""
 
 
-async def obstacle(engine: Engine, scratch: ScratchContainers, node: Path) -> str | None:
-    """Why workspaces cannot be directories beneath `node`; none when they can."""
+async def directory_obstacle(engine: Engine, scratch: ScratchContainers, node: Path) -> str | None:
+    """Why workspaces cannot be directories below `node`; null if they can."""
     if not engine.is_local:
         return f"the engine at {engine.url} may be on another machine"
     if os.geteuid() != 0:
-        return "Atoll is not root, and files inside belong to another user"
-    options = engine.info.get("SecurityOptions") or []
-    for name, words in (
-        ("name=userns", "the engine gives users in containers other numbers"),
-        ("name=rootless", "the engine is not root"),
-    ):
-        if any(name in option for option in options):
-            return words
-    if not await _is_seen(scratch, node):
+        return "Atoll is not root and cannot create files for other users"
+    if engine.has_security_option("userns"):
+        return "the engine maps the users of containers to other ids"
+    if engine.has_security_option("rootless"):
+        return "the engine does not run as root"
+    if not await _is_visible(scratch, node):
         return f"the engine does not see {node} at the same path"
     return None
 
 
 async def image_obstacle(scratch: ScratchContainers, node: Path) -> str | None:
-    """Why containers cannot be given file system images that are mounted beneath `node`."""
-    trouble = await asyncio.to_thread(image_trouble, node)
-    if trouble is not None:
-        return trouble
-    place = node / f"{PROBE}{secrets.token_hex(8)}"
+    """Why containers cannot use file system images mounted below `node`; null if they can."""
+    obstacle = await asyncio.to_thread(image_trouble, node)
+    if obstacle is not None:
+        return obstacle
+    mount_point = node / f"{PROBE}{secrets.token_hex(8)}"
     try:
-        await asyncio.to_thread(_mount, node, place)
-        if not await _is_seen(scratch, place):
-            return f"the engine does not see what is mounted beneath {node}"
+        await asyncio.to_thread(_mount, node, mount_point)
+        if not await _is_visible(scratch, mount_point):
+            return f"the engine does not see file systems mounted below {node}"
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:
-        await asyncio.to_thread(_unmount, place)
+        await asyncio.to_thread(_unmount, mount_point)
     return None
 
 
-def _mount(node: Path, place: Path) -> None:
+def _mount(node: Path, mount_point: Path) -> None:
     for found in node.glob(f"{PROBE}*"):
-        # Of a process that was killed; younger ones may be another replica's, which removes them.
+        # Younger ones may belong to another replica, which removes them.
         with contextlib.suppress(OSError):
-            if time.time() - found.lstat().st_mtime > OLD_SECONDS and found.is_dir():
+            if time.time() - found.lstat().st_mtime > MAX_AGE and found.is_dir():
                 _unmount(found)
-    place.mkdir(mode=0o700)
-    image = place / "image"
+    mount_point.mkdir(mode=0o700)
+    image = mount_point / "image"
     make_file_system(image, MIN_IMAGE)
-    mount_image(str(image), str(place))
+    mount_image(str(image), str(mount_point))
 
 
-def _unmount(place: Path) -> None:
-    unmount(place)
-    (place / "image").unlink(missing_ok=True)
+def _unmount(mount_point: Path) -> None:
+    unmount(mount_point)
+    (mount_point / "image").unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        place.rmdir()
+        mount_point.rmdir()
 
 
-async def _is_seen(scratch: ScratchContainers, place: Path) -> bool:
-    """Whether the engine finds a file of ours where we have it."""
-    file, content = place / f"{PROBE}{secrets.token_hex(8)}", secrets.token_bytes(16)
+async def _is_visible(scratch: ScratchContainers, directory: Path) -> bool:
+    """Whether the engine finds a file of this machine at the same path."""
+    file, content = directory / f"{PROBE}{secrets.token_hex(8)}", secrets.token_bytes(16)
     await asyncio.to_thread(file.write_bytes, content)
     try:
         with translated():
-            async with scratch.made(bind(str(file), TARGET, read_only=True)) as draft:
-                return await scratch.get(draft, TARGET) == content
-    except PermanentError as error:
+            async with scratch.create(bind(str(file), TARGET, read_only=True)) as container:
+                return await scratch.read(container, TARGET) == content
+    except EngineRefused as error:
         if isinstance(error.__cause__, DockerError):
-            return False  # There is nothing at that path.
+            return False  # Nothing exists at that path.
         raise
     finally:
         await asyncio.to_thread(file.unlink)

@@ -1,10 +1,10 @@
 """
-Workspaces as volumes of the engine: for one on another machine, one that gives users other numbers,
-or a control plane that is not root.
+Workspaces in volumes of the engine: for an engine on another machine, one that maps user ids, or a
+control plane that is not root.
 
-The executor is in a volume too, read-only in containers and named by its content. There is no
-directory that containers share with us, so their executors are reached through the engine and keep
-no journal; nothing of the blob store's bucket can be mounted, and no volume of the node's disk.
+The executor is in a volume too, which is named after its content and mounted read-only. Containers
+share no directory with this machine. Their executors are therefore reached through the engine and
+keep no journal, and neither the bucket of the blob store nor volumes of the node can be mounted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import structlog
 from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker import container_config, portable_interpreter
-from atoll.drivers.docker.engine import translated
+from atoll.drivers.docker.errors import CONFLICT, NOT_FOUND, ignored, translated
 from atoll.drivers.docker.labels import Label
-from atoll.drivers.docker.scratch_containers import FILL, owned_directory
+from atoll.drivers.docker.scratch_containers import FILL, directory_tar
 from atoll.drivers.docker.storage import InstanceFiles
 from atoll.drivers.shared import executor_bundle
 from atoll.drivers.shared.paths import EXECUTOR, INSIDE
@@ -41,18 +41,17 @@ if TYPE_CHECKING:
     from atoll.model.volume import Volume
 
 SHARED = "/run/atoll"
-"""Directory of `EXECUTOR` and `INSIDE`."""
-WHOLE = "whole"
-"""The file that is unpacked last."""
-FILL_SECONDS, FILL_LOOK = 30.0, 0.2
+"""Parent directory of `EXECUTOR` and `INSIDE`."""
+COMPLETE = "whole"
+"""An empty file, last in a volume's archive: the volume is complete if it exists."""
+FILL_TIMEOUT, FILL_CHECK_INTERVAL = 30.0, 0.2
 PROBE_SIZE = 16 * 1024 * 1024
-NOT_THERE, TAKEN = 404, 409
 
 log = structlog.get_logger(__name__)
 
 
-class NoPlaces:
-    """Of a node where nothing can be mounted but workspaces."""
+class NoMounts:
+    """Of a node where only workspaces can be mounted."""
 
     def trouble(self) -> str | None:
         return "its workspaces are volumes of a Docker engine"
@@ -77,8 +76,8 @@ class NoPlaces:
 
 def _refusal(volume: Volume) -> InvalidRequest:
     return InvalidRequest(
-        f"Volume {volume.id} cannot be had on this node: its workspaces are volumes of a Docker "
-        "engine (ATOLL_DOCKER__STORAGE).",
+        f"Volume {volume.id} cannot be mounted on this node: its workspaces are volumes of a "
+        "Docker engine (ATOLL_DOCKER__STORAGE).",
         code="mount_unavailable" if volume.kind == S3 else "isolation_unavailable",
     )
 
@@ -88,94 +87,99 @@ class VolumeStorage:
     copies = False
 
     def __init__(
-        self, engine: Engine, scratch: ScratchContainers, node: str, place: Path, uids: range
+        self, engine: Engine, scratch: ScratchContainers, node: str, directory: Path, uids: range
     ) -> None:
         """
-        `node` is the label of all that is ours, `place` a directory for copies of our files, `uids`
-        are those of workspaces.
+        `node` is the value of `Label.NODE`, `directory` holds copies of Atoll's files, and each
+        workspace is owned by one of `uids`.
         """
         self._uids = uids
         self._engine = engine
         self._scratch = scratch
         self._node = node
-        self._place = place
+        self._directory = directory
         self.quota = False
-        self.places = NoPlaces()
-        self._lent: str | None = None
-        """The volume of the interpreter for images that have none, once it was needed."""
-        self._lending = asyncio.Lock()
-        self._whole = False
-        """Whether the volume of our files was filled to its end."""
-        self._sharing = asyncio.Lock()
-
-    # The node
+        self.places = NoMounts()
+        self._interpreter: str | None = None
+        """Volume of the portable interpreter, made when an image without Python is first used."""
+        self._interpreter_lock = asyncio.Lock()
+        self._shared_is_complete = False
+        self._shared_lock = asyncio.Lock()
 
     async def open(self) -> None:
-        self._archive = await asyncio.to_thread(self._packed)
+        self._archive = await asyncio.to_thread(self._pack)
         tag = hashlib.sha256(self._archive).hexdigest()[:16]
         self._shared = f"atoll-{self._node}-{tag}"
         with translated():
-            await self._scratch.clear()
-            await self._share()
-            await self._drop_older()
+            await self._scratch.remove_abandoned()
+            await self._make_shared()
+            await self._remove_older_shared()
             self.quota = await self._has_quota()
 
-    def _packed(self) -> bytes:
-        executor, inside = (
-            executor_bundle.write(self._place),
-            executor_bundle.write_inside(self._place),
-        )
+    # Volumes with files of Atoll
+
+    def _pack(self) -> bytes:
+        executor = executor_bundle.write(self._directory)
+        inside = executor_bundle.write_inside(self._directory)
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w") as archive:
-            archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_plain)
-            archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_plain)
-            place = tarfile.TarInfo(portable_interpreter.PLACE.removeprefix(f"{SHARED}/"))
-            # What is mounted there finds no other place in a volume that is read-only.
-            place.type, place.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(_plain(place))
-            archive.addfile(_plain(tarfile.TarInfo(WHOLE)))
+            archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_normalized)
+            archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_normalized)
+            # A mount point of its own: none can be created in a read-only volume.
+            directory = tarfile.TarInfo(portable_interpreter.PLACE.removeprefix(f"{SHARED}/"))
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(_normalized(directory))
+            archive.addfile(_normalized(tarfile.TarInfo(COMPLETE)))
         return content.getvalue()
 
+    async def _make_shared(self) -> None:
+        """Fill the shared volume, also if it was removed behind our back."""
+        async with self._shared_lock:
+            if not self._shared_is_complete or await self._get(self._shared) is None:
+                self._shared_is_complete = False
+                await self._fill(self._shared, SHARED, self._archive)
+                self._shared_is_complete = True
+
+    async def _remove_older_shared(self) -> None:
+        for name in await self._names(Label.SHARED):
+            if name != self._shared:
+                # Containers of an earlier version may still use it.
+                with contextlib.suppress(DockerError):
+                    await self._remove(name)
+
     async def interpreter(self) -> dict[str, Any]:
-        async with self._lending:
-            if self._lent is None or await self._get(self._lent) is None:
-                self._lent = None
-                lent = await asyncio.to_thread(portable_interpreter.write, self._place)
-                name = f"atoll-{self._node}-{lent.name}"
+        async with self._interpreter_lock:
+            if self._interpreter is None or await self._get(self._interpreter) is None:
+                self._interpreter = None
+                directory = await asyncio.to_thread(portable_interpreter.write, self._directory)
+                name = f"atoll-{self._node}-{directory.name}"
+                archive = await asyncio.to_thread(_pack_tree, directory)
                 with translated():
-                    await self._fill(
-                        name, portable_interpreter.PLACE, await asyncio.to_thread(_tree, lent)
-                    )
-                self._lent = name
-        return _mount(self._lent, portable_interpreter.PLACE, read_only=True)
+                    await self._fill(name, portable_interpreter.PLACE, archive)
+                self._interpreter = name
+        return _mount(self._interpreter, portable_interpreter.PLACE, read_only=True)
 
     async def _fill(self, volume: str, target: str, archive: bytes) -> None:
-        """Make a volume with our files, unless it is whole. Who has the draft fills it."""
+        """
+        Make a volume and unpack an archive into it, unless it is complete. The name of the scratch
+        container is the lock between replicas.
+        """
         await self._make(volume, {Label.SHARED: ""})
         name, waited = f"{FILL}{volume}", 0.0
         mount = _mount(volume, target)
         while True:
-            try:
-                async with self._scratch.made(mount, name=name) as draft:
-                    if await self._scratch.get(draft, f"{target}/{WHOLE}") is None:
-                        await self._scratch.put(draft, target, archive)
+            with ignored(CONFLICT):
+                async with self._scratch.create(mount, name=name) as container:
+                    if await self._scratch.read(container, f"{target}/{COMPLETE}") is None:
+                        await self._scratch.unpack(container, target, archive)
                 return
-            except DockerError as error:
-                if error.status != TAKEN:
-                    raise
-            if waited > FILL_SECONDS:
+            if waited > FILL_TIMEOUT:
                 await self._scratch.remove(name)
-            await asyncio.sleep(FILL_LOOK)
-            waited += FILL_LOOK
-
-    async def _drop_older(self) -> None:
-        for name in await self._names(Label.SHARED):
-            if name != self._shared:
-                with contextlib.suppress(DockerError):  # Containers of before have it still.
-                    await self._remove(name)
+            await asyncio.sleep(FILL_CHECK_INTERVAL)
+            waited += FILL_CHECK_INTERVAL
 
     async def _has_quota(self) -> bool:
-        """Whether the engine holds volumes to their size."""
+        """Whether the engine can limit the size of volumes."""
         name = f"atoll-{self._node}-probe"
         try:
             await self._make(name, {}, PROBE_SIZE)
@@ -192,30 +196,23 @@ class VolumeStorage:
             raise _refusal(volume)
         if spec.prefix is not None:
             raise InvalidRequest(
-                f"Instance {spec.instance_id} cannot have its workspace mounted on this node.",
+                f"The workspace of instance {spec.instance_id} cannot be mounted from the blob "
+                "store on this node.",
                 code="mount_unavailable",
             )
         name = spec.workspace or spec.instance_id
         with translated():
-            await self._share()
+            await self._make_shared()
             if spec.workspace is None:
                 await self._make_workspace(name, spec.resources.disk)
-            found = await self._get(_name(name))
+            found = await self._get(_volume_of(name))
             if found is None:
                 raise WorkspaceLost(f"Workspace {name} is not on this node.")
         mounts = [
             _mount(self._shared, SHARED, read_only=True),
-            _mount(_name(name), container_config.WORKSPACE),
+            _mount(_volume_of(name), container_config.WORKSPACE),
         ]
-        return InstanceFiles(mounts, _uid(found), disk_held=self.quota)
-
-    async def _share(self) -> None:
-        """Fill the volume of our files again, when somebody has removed it."""
-        async with self._sharing:
-            if not self._whole or await self._get(self._shared) is None:
-                self._whole = False
-                await self._fill(self._shared, SHARED, self._archive)
-                self._whole = True
+        return InstanceFiles(mounts, _uid(found), size_is_limited=self.quota)
 
     async def _make_workspace(self, name: str, size: int) -> None:
         labels: dict[str, str] = {
@@ -223,15 +220,15 @@ class VolumeStorage:
             Label.SIZE: str(size),
             Label.UID: str(secrets.choice(self._uids)),
         }
-        await self._make(_name(name), labels, size if self.quota else None)
-        found = await self._get(_name(name))
+        await self._make(_volume_of(name), labels, size if self.quota else None)
+        found = await self._get(_volume_of(name))
         if found is None:
             raise TemporaryError(f"Workspace {name} is gone.", code="workspace_lost")
-        # One that was there already, after an interrupted call, has another number.
-        async with self._scratch.made(_mount(_name(name), container_config.WORKSPACE)) as draft:
-            await self._scratch.put(
-                draft, "/", owned_directory(container_config.WORKSPACE, _uid(found))
-            )
+        # A volume that an interrupted call left has another uid than the labels above.
+        archive = directory_tar(container_config.WORKSPACE, _uid(found))
+        mount = _mount(_volume_of(name), container_config.WORKSPACE)
+        async with self._scratch.create(mount) as container:
+            await self._scratch.unpack(container, "/", archive)
 
     async def seal(self, instance_id: str, workspace: str) -> None: ...
 
@@ -245,22 +242,18 @@ class VolumeStorage:
     # Workspaces
 
     async def discard(self, workspace: str) -> None:
+        volume = _volume_of(workspace)
         with translated():
-            try:
-                await self._remove(_name(workspace))
+            with ignored(CONFLICT):
+                await self._remove(volume)
                 return
-            except DockerError as error:
-                if error.status != TAKEN:
-                    raise
-            await self._scratch.free(_name(workspace))
-            try:
-                await self._remove(_name(workspace))
-            except DockerError as error:
-                if error.status != TAKEN:
-                    raise
-                raise TemporaryError(
-                    f"Workspace {workspace} is in use by a container.", code="workspace_busy"
-                ) from error
+            await self._scratch.remove_users_of(volume)
+            with ignored(CONFLICT):
+                await self._remove(volume)
+                return
+        raise TemporaryError(
+            f"Workspace {workspace} is in use by a container.", code="workspace_busy"
+        )
 
     async def copy(self, workspace: str, name: str) -> bool:
         return False
@@ -268,16 +261,16 @@ class VolumeStorage:
     async def names(self) -> list[str]:
         with translated():
             found = await self._names(Label.WORKSPACE)
-        return sorted(name.removeprefix(_name("")) for name in found)
+        return sorted(name.removeprefix(_volume_of("")) for name in found)
 
     async def fits(self, workspace: str, resources: Resources) -> bool:
         if not self.quota:
             return True
         with translated():
-            found = await self._get(_name(workspace))
+            found = await self._get(_volume_of(workspace))
         return found is None or found["Labels"].get(Label.SIZE) == str(resources.disk)
 
-    # The engine's volumes
+    # The engine's API
 
     async def _make(self, name: str, labels: dict[str, str], size: int | None = None) -> None:
         body = {
@@ -286,42 +279,29 @@ class VolumeStorage:
             "DriverOpts": {} if size is None else {"size": str(size)},
             "Labels": {Label.NODE: self._node, **labels},
         }
-        async with self._engine.query(
-            "volumes/create", method="POST", data=json.dumps(body)
-        ) as response:
-            await response.read()
+        await self._engine.call("POST", "volumes/create", data=json.dumps(body))
 
     async def _get(self, name: str) -> dict[str, Any] | None:
-        try:
-            async with self._engine.query(f"volumes/{name}") as response:
-                return dict(await response.json())
-        except DockerError as error:
-            if error.status == NOT_THERE:
-                return None
-            raise
+        with ignored(NOT_FOUND):
+            return dict(json.loads(await self._engine.call("GET", f"volumes/{name}")))
+        return None
 
     async def _remove(self, name: str) -> None:
-        try:
-            async with self._engine.query(f"volumes/{name}", method="DELETE"):
-                pass
-        except DockerError as error:
-            if error.status != NOT_THERE:
-                raise
+        with ignored(NOT_FOUND):
+            await self._engine.call("DELETE", f"volumes/{name}")
 
     async def _names(self, label: str) -> list[str]:
-        filters = {"label": [f"{Label.NODE}={self._node}", label]}
-        async with self._engine.query(
-            "volumes", params={"filters": json.dumps(filters)}
-        ) as response:
-            return [str(one["Name"]) for one in (await response.json())["Volumes"] or []]
+        filters = json.dumps({"label": [f"{Label.NODE}={self._node}", label]})
+        answer = await self._engine.call("GET", "volumes", params={"filters": filters})
+        return [str(volume["Name"]) for volume in json.loads(answer)["Volumes"] or []]
 
 
 def _uid(volume: dict[str, Any]) -> int:
-    """Of a workspace; those of earlier versions have no such label."""
+    """Owner of a workspace. Volumes of earlier versions have no such label."""
     return int((volume["Labels"] or {}).get(Label.UID, container_config.UID))
 
 
-def _name(workspace: str) -> str:
+def _volume_of(workspace: str) -> str:
     return f"atoll-{workspace}"
 
 
@@ -331,21 +311,21 @@ def _mount(volume: str, target: str, *, read_only: bool = False) -> dict[str, An
         "Source": volume,
         "Target": target,
         "ReadOnly": read_only,
-        # What an image has there is not for the volume.
+        # The engine would copy the image's files at that path into an empty volume.
         "VolumeOptions": {"NoCopy": True},
     }
 
 
-def _tree(place: Path) -> bytes:
+def _pack_tree(directory: Path) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        archive.add(place, ".", filter=_plain)
-        archive.addfile(_plain(tarfile.TarInfo(WHOLE)))
+        archive.add(directory, ".", filter=_normalized)
+        archive.addfile(_normalized(tarfile.TarInfo(COMPLETE)))
     return content.getvalue()
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The same whenever and by whomever it is packed."""
+def _normalized(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without time and owner, so that the same files give the same archive."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -1,0 +1,129 @@
+"""Builds images from Dockerfiles. A cancelled build ends with its request."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiodocker.exceptions import DockerError
+
+from atoll.drivers.docker.build_tar import packed
+from atoll.drivers.docker.errors import (
+    NO_SPACE,
+    UNREACHABLE,
+    BuildFailed,
+    RegistryUnavailable,
+    translated,
+)
+from atoll.drivers.docker.image_requests import (
+    credentials,
+    error_text,
+    header,
+    messages,
+    server_key,
+    time_limit,
+)
+from atoll.drivers.docker.labels import Label
+from atoll.drivers.docker.progress import ProgressLines
+from atoll.errors import AtollError, NodeFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from pathlib import Path
+
+    from atoll.drivers.base import Material
+    from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.images import Images
+    from atoll.settings import DockerSettings
+
+MAX_ERROR_LINES = 20
+"""Last lines of the output that an error contains."""
+
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+_REGISTRY_ERRORS = (
+    "dial tcp", "net/http", "tls handshake", "toomanyrequests", "unexpected http status: 5",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    dockerfile: str
+    name: str
+    """The image is kept as this name."""
+    material: Material
+    """Build files and the credentials of a registry."""
+    fresh: bool
+    """Build every layer again, and pull the base image again."""
+
+
+class ImageBuilder:
+    def __init__(
+        self, engine: Engine, images: Images, settings: DockerSettings, node: str, scratch: Path
+    ) -> None:
+        """`scratch` is a directory for temporary files."""
+        self._engine = engine
+        self._images = images
+        self._settings = settings
+        self._node = node
+        self._scratch = scratch
+
+    async def build(
+        self, build: ImageBuild, *, timeout: timedelta, say: Callable[[bytes], None]
+    ) -> None:
+        """
+        Raises `BuildFailed`, `PermanentError` with code `build_context_invalid`, and
+        `RegistryUnavailable` while the base image cannot be pulled.
+        """
+        reference = self._images.held_as(build.name)
+        params = self._params(reference, fresh=build.fresh)
+        headers = {"Content-Type": "application/x-tar"}
+        auth = build.material.auth
+        if auth is not None:
+            headers["X-Registry-Config"] = header({server_key(auth): credentials(auth)})
+        progress, last_lines = ProgressLines(), deque[str](maxlen=MAX_ERROR_LINES)
+        async with (
+            time_limit(timeout, "The image was not built"),
+            packed(build.dockerfile, build.material.context, self._scratch) as data,
+        ):
+            with translated():
+                try:
+                    async for message in messages(self._engine, "build", params, headers, data):
+                        if "error" in message:
+                            raise _build_error(error_text(message), last_lines)
+                        if text := progress.text(message):
+                            last_lines.extend(line for line in text.splitlines() if line.strip())
+                            say(text.encode("utf-8", "replace"))
+                except DockerError as error:
+                    if error.status == UNREACHABLE:
+                        raise
+                    raise _build_error(str(error.message), last_lines) from None
+        self._images.forget(reference)
+
+    def _params(self, reference: str, *, fresh: bool) -> dict[str, str]:
+        memory = str(self._settings.build_memory)
+        params = {
+            "t": reference,
+            "rm": "1",
+            "forcerm": "1",
+            "networkmode": self._settings.build_network,
+            "memory": memory,
+            "memswap": memory,
+            "buildargs": json.dumps(dict(self._settings.build_args)),
+            "labels": json.dumps({Label.BUILT_BY: self._node}),
+        }
+        return params | ({"pull": "1", "nocache": "1"} if fresh else {})
+
+
+def _build_error(text: str, last_lines: deque[str]) -> AtollError:
+    lowered = text.lower()
+    if NO_SPACE in lowered:
+        return NodeFull(f"The Docker engine: {text}")
+    is_of_command = lowered.startswith("the command ")
+    if not is_of_command and any(part in lowered for part in _REGISTRY_ERRORS):
+        return RegistryUnavailable(f"Cannot reach the registry of the Dockerfile's base: {text}")
+    output = _COLOUR.sub("", "\n".join([*last_lines, text]))
+    return BuildFailed(f"Cannot build the Dockerfile: {output}")

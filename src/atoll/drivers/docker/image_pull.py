@@ -1,0 +1,116 @@
+"""
+Pulls images.
+
+The name that a pull adds to an image is removed again once Atoll keeps the image by a name of its
+own; a name that existed before belongs to someone else and stays. A cancelled pull ends with its
+request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiodocker.exceptions import DockerError
+
+from atoll.drivers.docker.errors import (
+    NO_SPACE,
+    UNREACHABLE,
+    RegistryUnavailable,
+    translated,
+)
+from atoll.drivers.docker.image_requests import (
+    credentials,
+    error_text,
+    header,
+    messages,
+    time_limit,
+)
+from atoll.drivers.docker.progress import ProgressLines
+from atoll.errors import AtollError, NodeFull, PermanentError
+from atoll.model.image import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from atoll.drivers.base import RegistryAuth
+    from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.images import Image, Images
+
+_DENIED = ("unauthorized", "denied", "no basic auth", "authentication required", "forbidden")
+_NOT_FOUND = ("not found", "manifest unknown", "name unknown", "no matching manifest")
+
+
+class ImagePuller:
+    def __init__(self, engine: Engine, images: Images) -> None:
+        self._engine = engine
+        self._images = images
+
+    async def pull(
+        self,
+        reference: str,
+        auth: RegistryAuth | None,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+    ) -> Image:
+        """
+        Raises `PermanentError` with code `image_not_found` or `image_denied`, `BuildFailed` after
+        the time-out, and `RegistryUnavailable`.
+        """
+        wanted = parse(reference)
+        if auth is not None and auth.server != wanted.server:
+            auth = None  # The engine would send them to the server of the image.
+        params = {"fromImage": wanted.name, "tag": wanted.wanted}
+        headers = {} if auth is None else {"X-Registry-Auth": header(credentials(auth))}
+        progress = ProgressLines()
+        async with time_limit(timeout, f"{reference} was not pulled"):
+            with translated():
+                try:
+                    async for message in messages(self._engine, "images/create", params, headers):
+                        if "error" in message:
+                            raise _pull_error(reference, error_text(message))
+                        if text := progress.text(message):
+                            say(text.encode("utf-8", "replace"))
+                except DockerError as error:
+                    if error.status == UNREACHABLE:
+                        raise
+                    raise _pull_error(reference, str(error.message)) from None
+            self._images.forget(reference)
+            found = await self._images.find(reference)
+        if found is None:
+            raise RegistryUnavailable(f"{reference} was pulled, but the engine does not have it.")
+        return found
+
+    async def pull_and_hold(
+        self,
+        reference: str,
+        name: str,
+        auth: RegistryAuth | None,
+        *,
+        timeout: timedelta,
+        say: Callable[[bytes], None],
+    ) -> Image:
+        """Pull an image and keep it as `name`, without leaving another name behind."""
+        was_tagged = await self._images.find(reference) is not None
+        found = await self.pull(reference, auth, timeout=timeout, say=say)
+        await self._images.hold(found.id, name)
+        if not was_tagged:
+            await self._images.untag(reference)
+        return found
+
+
+def _pull_error(reference: str, text: str) -> AtollError:
+    """The engine reports all causes with the same status, so the text decides."""
+    lowered = text.lower()
+    if NO_SPACE in lowered:
+        return NodeFull(f"The Docker engine: {text}")
+    if any(part in lowered for part in _DENIED):
+        return PermanentError(
+            f"No permission to pull {reference}: {text}. If the registry needs credentials, give "
+            "them to the template (registry).",
+            code="image_denied",
+        )
+    if any(part in lowered for part in _NOT_FOUND):
+        return PermanentError(f"Image {reference} does not exist: {text}.", code="image_not_found")
+    return RegistryUnavailable(f"Cannot reach the registry of {reference}: {text}")
