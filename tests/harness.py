@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ class Server:
     """Whether it may be a fork (`tests.preloaded`), which it is not with a `prefix`."""
 
     def __init__(self, data_dir: Path, *arguments: str, **env: str) -> None:
+        self._constants: dict[str, float] = {}
         self.data_dir = data_dir
         self._arguments = arguments
         self._env = env
@@ -34,12 +36,21 @@ class Server:
         self.url = ""
         self.process: subprocess.Popen[str] | Forked | None = None
 
+    def with_constants(self, values: Mapping[str, float]) -> Self:
+        """Other values for constants of Atoll, by module and name, when it is started next."""
+        assert self.preloaded
+        assert not self.prefix
+        self._constants |= values
+        return self
+
     def start(self) -> Self:
         arguments = ["serve", "--port", "0", "--data-dir", str(self.data_dir), *self._arguments]
         env = {**os.environ, **self._env}
         with self.log_path.open("a") as log:
             if self.preloaded and not self.prefix:
-                self.process = preloaded.start(arguments, env, log.fileno())
+                self.process = preloaded.start(
+                    arguments, env, log.fileno(), constants=self._constants
+                )
             else:
                 self.process = subprocess.Popen(
                     [*self.prefix, sys.executable, "-m", "atoll.cli", *arguments],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import atexit
 import gc
+import importlib
 import json
 import os
 import select
@@ -87,12 +88,18 @@ class Origin:
         self._process.wait()
 
     def start(
-        self, words: Sequence[str], env: Mapping[str, str], *, stdin: int, stderr: int
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: int,
+        stderr: int,
+        constants: Mapping[str, float] | None = None,
     ) -> Forked:
-        """Fork it to run `atoll` with these words."""
+        """Fork it to run `atoll` with these words, and with other values for its constants."""
         ours, theirs = os.pipe()
         try:
-            request = {"words": words, "env": env, "cwd": os.getcwd()}
+            request = {"words": words, "env": env, "cwd": os.getcwd(), "constants": constants or {}}
             pid = self._ask(request, stdin, theirs, stderr)
         finally:
             os.close(theirs)
@@ -119,10 +126,18 @@ def origin() -> Origin:
     return started
 
 
-def start(words: Sequence[str], env: Mapping[str, str], stderr: int) -> Forked:
+def start(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    stderr: int,
+    *,
+    constants: Mapping[str, float] | None = None,
+) -> Forked:
     """Start `atoll` with these words and nothing to read; its stdout is piped."""
     with Path(os.devnull).open() as nothing:
-        return origin().start(words, env, stdin=nothing.fileno(), stderr=stderr)
+        return origin().start(
+            words, env, stdin=nothing.fileno(), stderr=stderr, constants=constants
+        )
 
 
 def run(
@@ -178,6 +193,13 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    constants = request["constants"]
+    assert isinstance(constants, dict)
+    for path, value in constants.items():
+        module, _, name = path.rpartition(".")
+        holder = importlib.import_module(module)
+        assert hasattr(holder, name), f"no constant is named {path}"
+        setattr(holder, name, value)
 
 
 def main() -> None:

@@ -90,15 +90,6 @@ class ConnectionSettings(Group):
     Open connections; at most half of the descriptors that the process may have. Health checks are
     served beyond it.
     """
-    header_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
-    """Time for a request's header, and for the TLS handshake before it, in seconds."""
-    body_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """
-    Time for the next bytes of a request's body, in seconds. A body that is not an upload has ten
-    times as long in all.
-    """
-    write_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time in which a client must read some of what is sent to it, in seconds."""
     keep_alive: Seconds = Field(timedelta(seconds=75), gt=timedelta(0))
     """Time between two requests on one connection, in seconds."""
     max_streams: int = Field(1000, ge=1)
@@ -146,16 +137,10 @@ class SessionSettings(Group):
     """Time between two looks for sessions whose time is over or that are idle, in seconds."""
     timer_batch: int = Field(10, ge=1)
     """Sessions seen to at once in one such look."""
-    probe_interval: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
-    """Least time between two looks at the instance of a session that is asked for, in seconds."""
     stop_grace: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
     """Time for what runs in a session to end when it is stopped, in seconds."""
     retries: int = Field(5, ge=0)
     """How often in a row a session may fail to become what is wanted before it is in `error`."""
-    retry_backoff: Seconds = Field(timedelta(seconds=1), gt=timedelta(0))
-    """Pause before the first of these tries, in seconds; it doubles each time, up to a minute."""
-    error_retry: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """Time between two looks at a session in `error`, in seconds."""
 
 
 class ArchiveSettings(Group):
@@ -203,10 +188,6 @@ class EventSettings(Group):
 
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
     """How long events can be read, in seconds."""
-    sweep: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """Time between two looks for events that were kept long enough, in seconds."""
-    webhook_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
-    """Time for a webhook to answer, in seconds."""
     webhook_retries: int = Field(8, ge=0)
     """How often one delivery is tried again, after pauses that double up to five minutes."""
     webhook_private: bool = False
@@ -294,8 +275,6 @@ class LocalSettings(Group):
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
     s3fs: str = "s3fs"
     """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
-    mount_timeout: Seconds = Field(timedelta(seconds=20), gt=timedelta(0))
-    """Time for such a mount to come up, or to answer, in seconds."""
     mount_scratch: int = Field(4 * GiB, ge=64 * MiB)
     """
     What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 LONG = 60.0
 """Seconds in which anything that happens at all has happened."""
+QUICK_RETRIES = {
+    "atoll.service.sessions.transitions.RETRY_BACKOFF": 0.2,
+    "atoll.service.sessions.transitions.ERROR_RETRY": 1.0,
+    "atoll.service.sessions.connections.PROBE_INTERVAL": 0.0,
+}
 QUICK = {
     "ATOLL_POOL__SIZE": "0",
     "ATOLL_SESSION__SWEEP": "0.5",
     "ATOLL_SESSION__RETRIES": "2",
-    "ATOLL_SESSION__RETRY_BACKOFF": "0.2",
-    "ATOLL_SESSION__ERROR_RETRY": "1",
-    "ATOLL_SESSION__PROBE_INTERVAL": "0",
     "ATOLL_NODE__PROBE": "0.5",
     "ATOLL_NODE__UNHEALTHY_AFTER": "2",
 }
@@ -43,7 +45,9 @@ QUICK = {
 @pytest.fixture(scope="module")
 def server(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("docker")
-    with Server(place, **QUICK, **drivers.settings(dockerd.url)) as running:
+    with Server(place, **QUICK, **drivers.settings(dockerd.url)).with_constants(
+        QUICK_RETRIES
+    ) as running:
         yield running
 
 
@@ -64,7 +68,9 @@ def mortal(image_archives: Archives, tmp_path_factory: pytest.TempPathFactory) -
 def lone(mortal: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Its server."""
     place = tmp_path_factory.mktemp("lone")
-    with Server(place, **QUICK, **drivers.settings(mortal.url)) as running:
+    with Server(place, **QUICK, **drivers.settings(mortal.url)).with_constants(
+        QUICK_RETRIES
+    ) as running:
         yield running
 
 
@@ -132,7 +138,9 @@ def test_what_the_kernel_is_to_hold_can_be_demanded(api: Api) -> None:
 
 
 def test_sessions_are_found_again_by_the_next_server(dockerd: Dockerd, tmp_path: Path) -> None:
-    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)) as server:
+    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)).with_constants(
+        QUICK_RETRIES
+    ) as server:
         with calling(server) as api:
             sessions = {verb: str(api.create()["id"]) for verb in ("start", "pause", "stop")}
             for verb, session in sessions.items():
@@ -154,7 +162,9 @@ def test_two_servers_on_one_engine_leave_each_other_alone(
     api: Api, session: str, dockerd: Dockerd, tmp_path: Path
 ) -> None:
     before = api.get(session)["container_id"]
-    with Server(tmp_path, "--stop-sessions", **QUICK, **drivers.settings(dockerd.url)) as other:
+    with Server(
+        tmp_path, "--stop-sessions", **QUICK, **drivers.settings(dockerd.url)
+    ).with_constants(QUICK_RETRIES) as other:
         with calling(other) as theirs:
             made = theirs.create()["id"]
             assert theirs.run(made, "print(1)")["stdout"] == "1\n"
@@ -174,7 +184,7 @@ def test_containers_end_without_a_server(
         request.getfixturevalue("runsc")
     soon = {"ATOLL_LINK__UNATTENDED_GRACE": "1", "ATOLL_LINK__UNATTENDED_LIMIT": "2"}
     settings = drivers.settings(dockerd.url) | {"ATOLL_DOCKER__RUNTIME": runtime}
-    with Server(tmp_path, **QUICK, **settings, **soon) as server:
+    with Server(tmp_path, **QUICK, **settings, **soon).with_constants(QUICK_RETRIES) as server:
         with calling(server) as api:
             session = api.create(capacity=2)["id"]
             api.put(session, "kept", b"here")
@@ -193,7 +203,7 @@ def test_gc_removes_containers_and_mounts_of_a_removed_directory(
     place = tmp_path / "gone"
     place.mkdir()
     settings = drivers.settings(dockerd.url)
-    server = Server(place, **QUICK, **settings).start()
+    server = Server(place, **QUICK, **settings).with_constants(QUICK_RETRIES).start()
     with calling(server) as other:
         name = container(other, other.create()["id"])
     server.stop(signal.SIGKILL)
@@ -312,7 +322,9 @@ def test_a_paused_session_whose_container_is_ended_has_its_files(
 def test_containers_that_nobody_owns_are_removed_at_the_start(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
-    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)) as server:
+    with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)).with_constants(
+        QUICK_RETRIES
+    ) as server:
         with calling(server) as api:
             session = api.create()
             labels = dockerd.inspect(container(api, session["id"]))["Config"]["Labels"]
@@ -467,7 +479,7 @@ def test_a_session_goes_through_all_its_states_with_its_files(
 def test_sessions_take_containers_that_are_ready(dockerd: Dockerd, tmp_path: Path) -> None:
     pool = {"ATOLL_POOL__SIZE": "2", "ATOLL_POOL__MAX_SIZE": "2"}
     given = QUICK | pool | drivers.settings(dockerd.url)
-    with Server(tmp_path, **given) as server, calling(server) as api:
+    with Server(tmp_path, **given).with_constants(QUICK_RETRIES) as server, calling(server) as api:
         eventually(lambda: node(api)["pool"] == {"python": 2}, LONG)
         ready = names(dockerd)
         session = api.create(memory="96Mi", env_vars={"A": "mine"})

@@ -277,7 +277,8 @@ def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) 
         last = end(api)
         api.end(session_id)
         server.stop()
-        server._env = {**server._env, "ATOLL_EVENT__KEEP": "0", "ATOLL_EVENT__SWEEP": "0.1"}
+        server._env = {**server._env, "ATOLL_EVENT__KEEP": "0"}
+        server.with_constants({"atoll.reconcile.events.SWEEP_INTERVAL": 0.1})
         server.start()
         with server.client() as again:
             api = Api(again)

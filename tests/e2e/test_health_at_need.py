@@ -31,12 +31,14 @@ pytestmark = pytest.mark.quick
 
 BOUND = 30.0
 """Seconds within which every request is answered, whatever the driver does: else it fails."""
+QUICK_RETRIES = {
+    "atoll.service.sessions.transitions.RETRY_BACKOFF": 0.2,
+    "atoll.service.sessions.transitions.ERROR_RETRY": 1.0,
+}
 QUICK = {
     "ATOLL_POOL__SIZE": "0",
     "ATOLL_SESSION__SWEEP": "0.5",
     "ATOLL_SESSION__RETRIES": "2",
-    "ATOLL_SESSION__RETRY_BACKOFF": "0.2",
-    "ATOLL_SESSION__ERROR_RETRY": "1",
 }
 
 
@@ -64,7 +66,9 @@ def node(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         shutil.copy(bubblewrap, program)
         program.chmod(0o755)
         data = tmp_path_factory.mktemp("health")
-        with Server(data, **QUICK, ATOLL_LOCAL__BUBBLEWRAP=str(program)) as server:
+        with Server(data, **QUICK, ATOLL_LOCAL__BUBBLEWRAP=str(program)).with_constants(
+            QUICK_RETRIES
+        ) as server:
             yield Node(server, program)
             program.chmod(0o755)
 
@@ -182,7 +186,7 @@ def test_what_died_while_no_server_was_there_can_be_changed(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     verbs = ("stop", "archive", "start", "patch", "delete")
-    with Server(tmp_path, **QUICK) as server:
+    with Server(tmp_path, **QUICK).with_constants(QUICK_RETRIES) as server:
         with server.client() as http:
             api = Api(http)
             sessions = {verb: str(api.create()["id"]) for verb in verbs}
@@ -380,7 +384,7 @@ def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     """In the way of what is to be made there, since root writes where it likes."""
-    with Server(tmp_path, **QUICK) as server, server.client() as http:
+    with Server(tmp_path, **QUICK).with_constants(QUICK_RETRIES) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
         api.put(session, "kept", b"here")

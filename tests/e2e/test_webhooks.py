@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.quick
 
+PATIENT = {"atoll.service.webhooks.delivery.TIMEOUT": 60.0}
 PRIVATE = {
     "ATOLL_EVENT__WEBHOOK_PRIVATE": "true",
-    "ATOLL_EVENT__WEBHOOK_TIMEOUT": "60",
     "ATOLL_POOL__SIZE": "1",
 }
 
@@ -30,7 +30,7 @@ PRIVATE = {
 @pytest.fixture(scope="module")
 def trusting(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose webhooks may be on this machine."""
-    with Server(tmp_path_factory.mktemp("trusting"), **PRIVATE) as running:
+    with Server(tmp_path_factory.mktemp("trusting"), **PRIVATE).with_constants(PATIENT) as running:
         yield running
 
 

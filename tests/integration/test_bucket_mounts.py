@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY = 64 * 2**20
+QUICK = {"atoll.drivers.local.places.MOUNT_TIMEOUT": 5.0}
 """Bytes that an s3fs may use."""
 CROWD = """
 import contextlib, threading
@@ -372,10 +373,9 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
 ) -> None:
     env = s3.environment(
         ATOLL_BLOB__URL=f"s3://atoll/broken-{harm.__name__}",
-        ATOLL_LOCAL__MOUNT_TIMEOUT="5",
         ATOLL_SESSION__SWEEP="0.5",
     )
-    with Server(tmp_path, **env) as server, server.client() as http:
+    with Server(tmp_path, **env).with_constants(QUICK) as server, server.client() as http:
         api = Api(http)
         with (
             volume(api, "v") as name,
@@ -476,10 +476,12 @@ def test_an_s3_server_that_hangs_makes_only_its_users_wait(
         env = own.environment(
             ATOLL_BLOB__CONNECT_TIMEOUT="1",
             ATOLL_BLOB__TIMEOUT="15",
-            ATOLL_LOCAL__MOUNT_TIMEOUT="5",
             ATOLL_POOL__SIZE="0",
         )
-        with Server(tmp_path / "data", **env) as server, server.client() as http:
+        with (
+            Server(tmp_path / "data", **env).with_constants(QUICK) as server,
+            server.client() as http,
+        ):
             api = Api(http)
             waiting = api.create(workspace_mode="mount", timeout=600)["id"]
             sh(api, waiting, "echo here > file")

@@ -187,7 +187,7 @@ class World:
                 "session": {
                     "timeout": MANY, "max_timeout": MANY, "memory": 128 * 2**20,
                     "disk": 8 * 2**20, "sweep": 0.1, "timer_sweep": 0.1, "stop_grace": 0.2,
-                    "probe_timeout": 1.5, "retries": 2, "retry_backoff": 1, "error_retry": 60,
+                    "retries": 2,
                 },
             }
         )  # fmt: skip

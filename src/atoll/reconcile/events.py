@@ -34,6 +34,9 @@ HEAR_SECONDS = 60.0
 BATCH = 500
 """Events forgotten in one transaction."""
 
+SWEEP_INTERVAL = 60.0
+"""Seconds between two sweeps."""
+
 
 class Sequencer:
     def __init__(self, feed: Feed) -> None:
@@ -80,10 +83,9 @@ class EventSweep:
         self._store = store
         self._clock = clock
         self._keep = settings.keep
-        self._pause = settings.sweep.total_seconds()
 
     async def run(self) -> None:
-        await sweep("event_sweep.failed", self._pause, self.once)
+        await sweep("event_sweep.failed", SWEEP_INTERVAL, self.once)
 
     async def once(self) -> None:
         """Forget all that was kept long enough. Any replica may do it, several at once too."""

@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 8
-SECONDS = "1"
 SETTINGS = {
     "ATOLL_POOL__SIZE": "0",
     "ATOLL_CONNECTION__MAX_CONNECTIONS": str(LIMIT),
-    "ATOLL_CONNECTION__HEADER_TIMEOUT": SECONDS,
-    "ATOLL_CONNECTION__BODY_TIMEOUT": SECONDS,
+}
+CONSTANTS = {
+    "atoll.api.rest.server.http_connections.HEADER_TIMEOUT": 1.0,
+    "atoll.api.rest.server.http_connections.BODY_TIMEOUT": 1.0,
 }
 HALF = b"GET /api/v1/sessions HTTP/1.1\r\nHost: a\r\nX-"
 
 
 @pytest.fixture(scope="module")
 def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("connections"), **SETTINGS) as started:
+    with Server(tmp_path_factory.mktemp("connections"), **SETTINGS).with_constants(
+        CONSTANTS
+    ) as started:
         yield started
 
 

@@ -23,10 +23,10 @@ MEMORY = 32 * MiB
 CLIENTS = 40
 SETTINGS = {
     "ATOLL_POOL__SIZE": "0",
-    "ATOLL_CONNECTION__WRITE_TIMEOUT": "2",
     "ATOLL_CONNECTION__MAX_STREAMS": str(CLIENTS),
     "ATOLL_CONNECTION__ANSWER_MEMORY": str(MEMORY),
 }
+CONSTANTS = {"atoll.api.rest.server.http_connections.WRITE_TIMEOUT": 2.0}
 MOST_GROWTH = 8 * MEMORY
 """Without bounds it is more than twice that: twelve megabytes for each client, and its copies."""
 CODE = """
@@ -38,7 +38,7 @@ for stream in (sys.stdout, sys.stderr):
 
 @pytest.fixture(scope="module")
 def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("unread"), **SETTINGS) as started:
+    with Server(tmp_path_factory.mktemp("unread"), **SETTINGS).with_constants(CONSTANTS) as started:
         yield started
 
 

@@ -89,6 +89,8 @@ UP = (
 )
 """Statuses in which an instance that is found is the one to go on with."""
 
+PROBE_INTERVAL = 1.0
+"""Seconds for which the last probe of an instance counts."""
 PROBE_TIMEOUT = 2.0
 """Seconds that a probe of an instance may take; when it takes longer the instance is trusted."""
 
@@ -145,7 +147,6 @@ class Connections:
         self._leases = leases
         self._background = background
         self._clock = clock
-        self._probe_interval = settings.probe_interval.total_seconds()
         self._node_id = node_id
         self._connections: dict[str, Connection] = {}
         self._condemned: set[str] = set()
@@ -191,7 +192,7 @@ class Connections:
         connection = self._connections.get(session_id)
         if connection is not None and connection.link.alive:
             self.touched(connection.session)
-            if self._clock.monotonic() - connection.seen < self._probe_interval:
+            if self._clock.monotonic() - connection.seen < PROBE_INTERVAL:
                 return connection
             if await self._is_there(connection):
                 return connection

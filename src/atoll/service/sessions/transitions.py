@@ -66,6 +66,11 @@ SLOT_PAUSE = timedelta(seconds=5)
 PASSING = (DatabaseUnavailable, CoordinationUnavailable, LeaseLost, NodeUnreachable)
 """Errors that are not the session's: the step is repeated, and not counted as a failure."""
 
+RETRY_BACKOFF = 1.0
+"""Seconds before a failed step is tried again; they double with each failure, up to a minute."""
+ERROR_RETRY = 60.0
+"""Seconds between two tries of a session in `error`."""
+
 
 class _Later(Exception):
     """Not now, for no fault of the session."""
@@ -182,7 +187,7 @@ class Transitions:
         changed = dataclasses.replace(
             session,
             failures=failures,
-            retry_at=now + _pause(failures, settings.retry_backoff),
+            retry_at=now + _pause(failures, timedelta(seconds=RETRY_BACKOFF)),
             message=error.message,
             updated_at=now,
         )
@@ -193,7 +198,7 @@ class Transitions:
                 changed,
                 status=SessionStatus.ERROR,
                 cause=cause,
-                retry_at=now + settings.error_retry,
+                retry_at=now + timedelta(seconds=ERROR_RETRY),
             )
             event = session_event(changed, now)
         log.warning(

@@ -36,6 +36,9 @@ LONGEST_ERROR = 200
 IDLE_SECONDS = 30.0
 """How long a connection is kept for the next event."""
 
+TIMEOUT = 10.0
+"""Seconds that a webhook may take to answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
@@ -88,7 +91,7 @@ class WebhookClient:
     ) -> None:
         self._encryption = encryption
         self._clock = clock
-        self._timeout = settings.webhook_timeout.total_seconds()
+        self._timeout = TIMEOUT
         self._private = settings.webhook_private
         self._client = httpx.AsyncClient(
             verify=tls,

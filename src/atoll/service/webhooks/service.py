@@ -20,6 +20,7 @@ from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.event import Event
 from atoll.model.webhook import MOST_WEBHOOKS, Webhook
+from atoll.service.webhooks import delivery
 from atoll.service.webhooks.delivery import SECRET, sealed_about
 from atoll.service.webhooks.url import parse, resolve
 
@@ -150,8 +151,7 @@ class Webhooks:
             await line.close()
 
     async def _check_url(self, url: str) -> None:
-        timeout = self._settings.webhook_timeout.total_seconds()
-        await resolve(parse(url), private=self._settings.webhook_private, timeout=timeout)
+        await resolve(parse(url), private=self._settings.webhook_private, timeout=delivery.TIMEOUT)
 
     async def _sealed(self, webhook_id: str, secret: str) -> str:
         return await asyncio.to_thread(self._encryption.seal, secret, sealed_about(webhook_id))

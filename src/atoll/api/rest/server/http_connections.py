@@ -56,6 +56,16 @@ LINGER = 1.0
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: drop what is unsent instead of keeping it in the kernel for a client that is stuck."""
 
+HEADER_TIMEOUT = 10.0
+"""Seconds for a request's header, and for the TLS handshake before it."""
+BODY_TIMEOUT = 30.0
+"""
+Seconds for the next bytes of a request's body. A body that is not an upload has ten times as
+long in all.
+"""
+WRITE_TIMEOUT = 30.0
+"""Seconds within which a client must read some of what is sent to it."""
+
 
 def raise_open_files() -> None:
     """Use the descriptors that the hard limit allows."""
@@ -84,9 +94,9 @@ class Connections:
 
     def __init__(self, settings: ConnectionSettings, limit: int) -> None:
         self.limit = limit
-        self.header_timeout = settings.header_timeout.total_seconds()
-        self.body_timeout = settings.body_timeout.total_seconds()
-        self.write_timeout = settings.write_timeout.total_seconds()
+        self.header_timeout = HEADER_TIMEOUT
+        self.body_timeout = BODY_TIMEOUT
+        self.write_timeout = WRITE_TIMEOUT
         self.keep_alive = settings.keep_alive.total_seconds()
         self.waiting: dict[Waiting, None] = {}
         """The one that has waited longest is first."""

@@ -14,6 +14,7 @@ import errno
 import functools
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -43,6 +44,8 @@ Result = TypeVar("Result")
 BUCKET_THREADS = 8
 """Threads for what may wait for S3, apart from those that everything else shares."""
 
+MOUNT_TIMEOUT = 20.0
+"""Seconds within which a mount must come up, or answer."""
 MOUNT_CPU = 1.0
 """Cores that the s3fs of one mount may use."""
 
@@ -63,7 +66,9 @@ class Places:
         self._no_images: str | None = None
         self.mounts = node / "mounts"
         """The directory that all mounts are in."""
-        self._mounts = Mounts(self.mounts, instances, self._buckets, settings.mount_timeout)
+        self._mounts = Mounts(
+            self.mounts, instances, self._buckets, timedelta(seconds=MOUNT_TIMEOUT)
+        )
         self._threads = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket")
         self._ends = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket end")
 
