@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import ids
+from atoll.service.sessions import connections, transitions
 from atoll.settings import LocalSettings
 from tests import drivers, preloaded
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 LONG = 60.0
 """Seconds in which anything that happens at all has happened."""
 QUICK_RETRIES = {
-    "atoll.service.sessions.transitions.RETRY_BACKOFF": 0.2,
-    "atoll.service.sessions.transitions.ERROR_RETRY": 1.0,
-    "atoll.service.sessions.connections.PROBE_INTERVAL": 0.0,
+    f"{transitions.__name__}.RETRY_BACKOFF": 0.2,
+    f"{transitions.__name__}.ERROR_RETRY": 1.0,
+    f"{connections.__name__}.PROBE_INTERVAL": 0.0,
 }
 QUICK = {
     "ATOLL_POOL__SIZE": "0",

@@ -14,6 +14,7 @@ import pytest
 
 from atoll import AsyncAtoll, Atoll
 from atoll.errors import Conflict
+from atoll.reconcile import events
 from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually, heard, problem
 from tests.harness import Server
@@ -278,7 +279,7 @@ def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) 
         api.end(session_id)
         server.stop()
         server._env = {**server._env, "ATOLL_EVENT__KEEP": "0"}
-        server.with_constants({"atoll.reconcile.events.SWEEP_INTERVAL": 0.1})
+        server.with_constants({f"{events.__name__}.SWEEP_INTERVAL": 0.1})
         server.start()
         with server.client() as again:
             api = Api(again)

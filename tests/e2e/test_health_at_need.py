@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.service.sessions import transitions
 from tests.drivers import PAUSE, pausing
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh
 from tests.e2e.test_lifecycle import do, made, patch, post
@@ -32,8 +33,8 @@ pytestmark = pytest.mark.quick
 BOUND = 30.0
 """Seconds within which every request is answered, whatever the driver does: else it fails."""
 QUICK_RETRIES = {
-    "atoll.service.sessions.transitions.RETRY_BACKOFF": 0.2,
-    "atoll.service.sessions.transitions.ERROR_RETRY": 1.0,
+    f"{transitions.__name__}.RETRY_BACKOFF": 0.2,
+    f"{transitions.__name__}.ERROR_RETRY": 1.0,
 }
 QUICK = {
     "ATOLL_POOL__SIZE": "0",

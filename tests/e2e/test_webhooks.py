@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import Atoll, Unauthenticated, verify_webhook
+from atoll.service.webhooks import delivery
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.harness import Server
 from tests.servers.receiver import Receiver
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.quick
 
-PATIENT = {"atoll.service.webhooks.delivery.TIMEOUT": 60.0}
+PATIENT = {f"{delivery.__name__}.TIMEOUT": 60.0}
 PRIVATE = {
     "ATOLL_EVENT__WEBHOOK_PRIVATE": "true",
     "ATOLL_POOL__SIZE": "1",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.shared import cgroups
+from atoll.drivers.shared.volumes import node_volumes
 from atoll.drivers.shared.volumes.bucket_mounts import GROUP, OPEN_FILES, PROCESSES
 from atoll.settings import LocalSettings
 from tests.e2e.api import V1, Api, answer, eventually, problem, session, sh
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY = 64 * 2**20
-QUICK = {"atoll.drivers.local.places.MOUNT_TIMEOUT": 5.0}
+QUICK = {f"{node_volumes.__name__}.MOUNT_TIMEOUT": 5.0}
 """Bytes that an s3fs may use."""
 CROWD = """
 import contextlib, threading

@@ -17,6 +17,7 @@ from atoll.errors import TemporaryError
 from atoll.model.demand import Limit
 from atoll.model.instance import Handle
 from atoll.model.node import NodeMetrics
+from atoll.reconcile import pool
 from atoll.reconcile.pool import FULL_SECONDS, ROOM_SECONDS, PoolRefill
 from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
@@ -301,7 +302,7 @@ async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) ->
 async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.reconcile.pool.MAX_AGE", 100.0)
+    monkeypatch.setattr(f"{pool.__name__}.MAX_AGE", 100.0)
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == 100

@@ -19,6 +19,7 @@ from atoll.model.webhook import Webhook
 from atoll.reconcile.webhooks import pause_after
 from atoll.sdk.webhook_signature import verify_webhook
 from atoll.service.auth.encryption import Encryption
+from atoll.service.webhooks import delivery
 from atoll.service.webhooks.delivery import WebhookSender, sealed_about, signature
 from atoll.settings import EventSettings
 from tests.servers.receiver import Receiver
@@ -179,7 +180,7 @@ async def test_only_the_head_of_an_answer_counts(said: bytes, error: str | None)
 async def test_a_webhook_that_does_not_answer_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("atoll.service.webhooks.delivery.TIMEOUT", 0.05)
+    monkeypatch.setattr(f"{delivery.__name__}.TIMEOUT", 0.05)
     with Receiver() as receiver:
         receiver.open.clear()
         async with sending() as send:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from atoll.drivers.shared import http_forwarding
+from atoll.service.packages import index_proxy
 from atoll.service.packages.index import find_index, index_at
 from atoll.service.packages.index_page import JSON_PAGE, PAGE_LIMIT, read_page
 from atoll.service.packages.index_proxy import IndexProxy
@@ -179,7 +180,7 @@ async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
 async def test_a_file_that_is_too_large_is_refused(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.service.packages.gateway.MAX_FILE_SIZE", 1024 * 1024)
+    monkeypatch.setattr(f"{index_proxy.__name__}.MAX_FILE_SIZE", 1024 * 1024)
     index.add("large", "1.0", files={"large.txt": "x" * (2 * 1024 * 1024)})
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get(await world.link("large"))).status_code == 413

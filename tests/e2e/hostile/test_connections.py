@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from atoll.api.rest.server import http_connections
 from tests import preloaded
 from tests.e2e.api import V1, answer, eventually, problem
 from tests.harness import Server
@@ -25,8 +26,8 @@ SETTINGS = {
     "ATOLL_CONNECTION__MAX_CONNECTIONS": str(LIMIT),
 }
 CONSTANTS = {
-    "atoll.api.rest.server.http_connections.HEADER_TIMEOUT": 1.0,
-    "atoll.api.rest.server.http_connections.BODY_TIMEOUT": 1.0,
+    f"{http_connections.__name__}.HEADER_TIMEOUT": 1.0,
+    f"{http_connections.__name__}.BODY_TIMEOUT": 1.0,
 }
 HALF = b"GET /api/v1/sessions HTTP/1.1\r\nHost: a\r\nX-"
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from atoll.api.rest.server import http_connections
 from tests.e2e.api import V1, Api, eventually, problem
 from tests.harness import Server
 
@@ -26,7 +27,7 @@ SETTINGS = {
     "ATOLL_CONNECTION__MAX_STREAMS": str(CLIENTS),
     "ATOLL_CONNECTION__ANSWER_MEMORY": str(MEMORY),
 }
-CONSTANTS = {"atoll.api.rest.server.http_connections.WRITE_TIMEOUT": 2.0}
+CONSTANTS = {f"{http_connections.__name__}.WRITE_TIMEOUT": 2.0}
 MOST_GROWTH = 8 * MEMORY
 """Without bounds it is more than twice that: twelve megabytes for each client, and its copies."""
 CODE = """
