@@ -42,8 +42,8 @@ from atoll.api.rest.middleware.authentication import (
 )
 from atoll.api.rest.middleware.client_limits import RequestLimit
 from atoll.api.rest.middleware.idempotency import Idempotency
-from atoll.api.rest.requests import Execute
-from atoll.api.rest.schemas import Problem
+from atoll.api.rest.schemas.executions import Execute
+from atoll.api.rest.schemas.problem import Problem
 from atoll.api.rest.server.http_connections import connection_limit
 from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.requests import ClientDisconnect
 
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import BuildContextOut
+from atoll.api.rest.schemas.templates import BuildContextOut
 from atoll.api.rest.services import services_of
 from atoll.errors import InvalidRequest
 

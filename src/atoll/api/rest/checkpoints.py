@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from atoll.api.rest.answers import checkpoint_out
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import CheckpointOut
+from atoll.api.rest.schemas.checkpoints import CheckpointOut, checkpoint_out
 from atoll.api.rest.services import services_of
 from atoll.errors import CheckpointNotFound, NotFound
 

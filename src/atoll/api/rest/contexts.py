@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from atoll import ids
-from atoll.api.rest.answers import timestamp
-from atoll.api.rest.requests import CreateContext
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import ContextOut, ContextPage
+from atoll.api.rest.schemas.contexts import ContextOut, ContextPage, CreateContext, context_out
 from atoll.api.rest.services import services_of
 
-if TYPE_CHECKING:
-    from atoll.service.contexts.service import Context
-
 router = APIRouter(prefix="/sessions/{session_id}/contexts", tags=["contexts"])
-
-
-def context_out(context: Context) -> dict[str, Any]:
-    return {
-        "id": context.id,
-        "session_id": context.session_id,
-        "language": context.language,
-        "cwd": context.cwd,
-        "state": context.state,
-        "created_at": timestamp(context.created_at),
-        "execution_count": context.execution_count,
-    }
 
 
 @router.post("", status_code=201, responses={201: {"model": ContextOut}})

@@ -5,10 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse
 
-from atoll.api.rest.answers import install_out
-from atoll.api.rest.requests import AddDependencies
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import InstallOut
+from atoll.api.rest.schemas.packages import AddDependencies, InstallOut, install_out
 from atoll.api.rest.services import services_of
 
 router = APIRouter(prefix="/sessions/{session_id}/dependencies", tags=["dependencies"])

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from atoll.api.rest import problems, sse
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import EventPage
+from atoll.api.rest.schemas.events import EventPage
 from atoll.api.rest.services import services_of
 from atoll.errors import AtollError, InvalidRequest
 from atoll.model.event import Stretch

@@ -10,18 +10,23 @@ from fastapi import APIRouter, Body, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from atoll.api.rest import execute_route, sse
-from atoll.api.rest.answers import artifact_out, execution_out, result_out, status_out
 from atoll.api.rest.middleware.client_limits import key_of
 from atoll.api.rest.public_urls import absolute_url_or_none
-from atoll.api.rest.requests import Cancel, Inject, Resume
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
-from atoll.api.rest.schemas import (
+from atoll.api.rest.schemas.executions import (
     ArtifactPage,
+    Cancel,
     ExecutionOut,
     ExecutionPage,
+    Inject,
     ResultOut,
+    Resume,
     StatusOut,
     Submitted,
+    artifact_out,
+    execution_out,
+    result_out,
+    status_out,
 )
 from atoll.api.rest.services import key_id_of, services_of
 from atoll.errors import AtollError, Conflict, InvalidRequest

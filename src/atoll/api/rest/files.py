@@ -18,15 +18,28 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import conditional_requests, downloads, path_encoding, sse
-from atoll.api.rest.answers import timestamp
 from atoll.api.rest.multipart import parts
 from atoll.api.rest.public_urls import absolute_url
-from atoll.api.rest.requests import Chmod, Copy, Mkdir, Move, Presign, path_of
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import EntryOut, EntryPage, LinkOut, MatchPage, Unpacked, Uploaded
+from atoll.api.rest.schemas.base import timestamp
+from atoll.api.rest.schemas.files import (
+    Chmod,
+    Copy,
+    EntryOut,
+    EntryPage,
+    LinkOut,
+    MatchPage,
+    Mkdir,
+    Move,
+    Presign,
+    Unpacked,
+    Uploaded,
+    entry_out,
+    match_out,
+)
+from atoll.api.rest.schemas.types import path_of
 from atoll.api.rest.services import key_id_of, services_of
 from atoll.errors import AtollError, InvalidRequest
-from atoll.service.files.types import FileInfo
 
 Form = Literal["tar", "tar.gz", "zip"]
 MAX_WRITTEN = 1000
@@ -59,20 +72,6 @@ def _body_of(*kinds: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
-def _entry_out(entry: FileInfo) -> dict[str, Any]:
-    path = path_encoding.shown(entry.path)
-    return {
-        "path": path,
-        "encoded_path": path_encoding.encoded(entry.path),
-        "name": path.rpartition("/")[2],
-        "type": entry.type,
-        "size": entry.size,
-        "mode": f"{entry.mode:04o}",
-        "modified_at": timestamp(entry.modified_at),
-        "etag": conditional_requests.etag(entry),
-    }
-
-
 # Looking
 
 
@@ -95,7 +94,7 @@ async def list_files(
         page = await files.tree(session_id, path, glob=glob, cursor=cursor, limit=limit)
     else:
         page = await files.list(session_id, path, cursor=cursor, limit=limit)
-    return page_of([_entry_out(entry) for entry in page.items], page.next_cursor)
+    return page_of([entry_out(entry) for entry in page.items], page.next_cursor)
 
 
 @router.get("/search", response_model=None, responses={200: {"model": MatchPage}})
@@ -127,17 +126,7 @@ async def search_files(
         cursor=cursor,
         limit=limit,
     )
-    items = [
-        {
-            "path": path_encoding.shown(match.path),
-            "encoded_path": path_encoding.encoded(match.path),
-            "line": match.line,
-            "column": match.column,
-            "text": match.text,
-        }
-        for match in page.items
-    ]
-    return page_of(items, page.next_cursor)
+    return page_of([match_out(match) for match in page.items], page.next_cursor)
 
 
 @router.get("/watch", response_class=StreamingResponse, responses=_EVENTS)
@@ -203,7 +192,7 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
         if not path:
             raise InvalidRequest("path: a raw upload needs the name of the file.", field="path")
         entry = await files.write(session_id, path, _body(request))
-        return JsonResponse({"items": [_entry_out(entry)]}, 201)
+        return JsonResponse({"items": [entry_out(entry)]}, 201)
     written: list[dict[str, Any]] = []
     try:
         async for part in parts(kind, _body(request)):
@@ -215,7 +204,7 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
             if name in ("", "."):
                 raise InvalidRequest("A part has no file name.", code="bad_path")
             target = f"{path.rstrip('/')}/{name}" if path else name
-            written.append(_entry_out(await files.write(session_id, target, part.content())))
+            written.append(entry_out(await files.write(session_id, target, part.content())))
     except AtollError as error:
         if written:
             error.details["written"] = [item["path"] for item in written[:MAX_WRITTEN]]
@@ -274,7 +263,7 @@ async def _put(
         if_none_match=conditional_requests.tags(request.headers.get("if-none-match")),
     )
     tag = conditional_requests.etag(entry)
-    return JsonResponse(_entry_out(entry), 201, None if tag is None else {"ETag": tag})
+    return JsonResponse(entry_out(entry), 201, None if tag is None else {"ETag": tag})
 
 
 # Changing
@@ -285,7 +274,7 @@ async def make_directory(request: Request, session_id: str, body: Mkdir) -> Json
     entry = await services_of(request).files.mkdir(
         session_id, path_of(body.path), parents=body.parents
     )
-    return JsonResponse(_entry_out(entry), 201)
+    return JsonResponse(entry_out(entry), 201)
 
 
 @router.post("/move", responses={200: {"model": EntryOut}})
@@ -293,7 +282,7 @@ async def move_file(request: Request, session_id: str, body: Move) -> JsonRespon
     entry = await services_of(request).files.move(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
-    return JsonResponse(_entry_out(entry))
+    return JsonResponse(entry_out(entry))
 
 
 @router.post("/copy", status_code=201, responses={201: {"model": EntryOut}})
@@ -305,7 +294,7 @@ async def copy_file(request: Request, session_id: str, body: Copy) -> JsonRespon
     entry = await services_of(request).files.copy(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
-    return JsonResponse(_entry_out(entry), 201)
+    return JsonResponse(entry_out(entry), 201)
 
 
 @router.post("/chmod", responses={200: {"model": EntryOut}})
@@ -314,7 +303,7 @@ async def change_mode(request: Request, session_id: str, body: Chmod) -> JsonRes
     entry = await services_of(request).files.chmod(
         session_id, path_of(body.path), int(body.mode, 8)
     )
-    return JsonResponse(_entry_out(entry))
+    return JsonResponse(entry_out(entry))
 
 
 @router.post("/presign", responses={200: {"model": LinkOut}})
@@ -371,7 +360,7 @@ async def _download(
     files = services_of(request).files
     if metadata:
         _entry = await files.stat(session_id, path)
-        return JsonResponse(_entry_out(_entry))
+        return JsonResponse(entry_out(_entry))
     if archive is not None:
         content = await files.pack(session_id, path, archive)
         name = path.rstrip("/").rpartition("/")[2] or "workspace"

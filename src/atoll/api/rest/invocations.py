@@ -9,11 +9,10 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.answers import execution_out, invocation_out
 from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_answer
-from atoll.api.rest.requests import Cancel, Invoke
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import ExecutionPage, InvocationOut, InvocationPage
+from atoll.api.rest.schemas.executions import Cancel, ExecutionPage, execution_out
+from atoll.api.rest.schemas.invocations import InvocationOut, InvocationPage, Invoke, invocation_out
 from atoll.api.rest.services import services_of
 from atoll.model.execution import Mode
 from atoll.model.invocation import InvocationStatus

@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from atoll.api.rest.answers import timestamp
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import NodeOut, NodePage
+from atoll.api.rest.schemas.nodes import NodeOut, NodePage, node_out
 from atoll.api.rest.services import services_of
-from atoll.model.template import REQUIREMENTS
-
-if TYPE_CHECKING:
-    from atoll.model.node import Node
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
-
-
-def node_out(node: Node) -> dict[str, Any]:
-    metrics, drain = node.metrics, node.drain
-    return {
-        "id": node.id,
-        "type": node.type,
-        "url": node.url,
-        "status": node.status.value,
-        "problem": node.problem,
-        "cordoned": node.cordoned,
-        "drain": None
-        if drain is None
-        else {"total": drain.total, "left": drain.left, "message": drain.message},
-        "labels": node.labels,
-        "provides": sorted(node.provides & REQUIREMENTS.keys()),
-        "features": sorted(node.provides - REQUIREMENTS.keys()),
-        "missing": node.missing,
-        "session_count": node.sessions,
-        "max_sessions": node.max_sessions,
-        "cpu_usage": None if metrics is None else round(metrics.cpu_usage, 4),
-        "cpu_count": None if metrics is None else metrics.cpu_count,
-        "load_average": None if metrics is None else metrics.load_average,
-        "mem_usage": None if metrics is None else round(metrics.mem_usage, 4),
-        "mem_total": None if metrics is None else metrics.mem_total,
-        "disk_free": None if metrics is None else metrics.disk_free,
-        "cached_templates": list(node.templates),
-        "building_templates": list(node.building),
-        "pool": node.pool,
-        "shared_blobs": node.shared_blobs,
-        "last_heartbeat": timestamp(node.seen_at),
-        "failure_count": node.failures,
-    }
 
 
 @router.get("", responses={200: {"model": NodePage}})

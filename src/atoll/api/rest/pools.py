@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from atoll.api.rest.answers import pool_out
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import PoolPage
+from atoll.api.rest.schemas.pools import PoolPage, pool_out
 from atoll.api.rest.services import services_of
 
 router = APIRouter(prefix="/pools", tags=["pools"])

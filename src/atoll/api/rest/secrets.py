@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from atoll.api.rest.requests import ENV_NAME, SecretIn
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import SecretNames
+from atoll.api.rest.schemas.secrets import SecretIn, SecretNames
+from atoll.api.rest.schemas.types import ENV_NAME
 from atoll.api.rest.services import services_of
 
 router = APIRouter(prefix="/sessions/{session_id}/secrets", tags=["secrets"])

@@ -7,10 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request
 
 from atoll import ids
-from atoll.api.rest.answers import session_out
-from atoll.api.rest.requests import CreateSession, UpdateSession
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
-from atoll.api.rest.schemas import ProcessPage, SessionOut, SessionPage
+from atoll.api.rest.schemas.sessions import (
+    CreateSession,
+    ProcessPage,
+    SessionOut,
+    SessionPage,
+    UpdateSession,
+    session_out,
+)
 from atoll.api.rest.services import services_of
 from atoll.model.session import SessionStatus
 

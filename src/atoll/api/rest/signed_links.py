@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import downloads
-from atoll.api.rest.files import _body, _body_of, _entry_out
+from atoll.api.rest.files import _body, _body_of
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import EntryOut
+from atoll.api.rest.schemas.files import EntryOut, entry_out
 from atoll.api.rest.services import services_of
 from atoll.service.sessions.connections import may_start
 
@@ -50,7 +50,7 @@ async def put_signed(request: Request, token: str) -> JsonResponse:
     found = services_of(request)
     grant = await found.links.granted(token, "PUT")
     entry = await found.files.write(grant.session_id, grant.path, _body(request))
-    return JsonResponse(_entry_out(entry), 201)
+    return JsonResponse(entry_out(entry), 201)
 
 
 @router.post(
@@ -60,4 +60,4 @@ async def complete_signed(request: Request, token: str) -> JsonResponse:
     """Bring what was put to the blob store by a native link into the workspace."""
     links = services_of(request).links
     _entry = await links.complete(await links.granted(token, "POST"))
-    return JsonResponse(_entry_out(_entry), 201)
+    return JsonResponse(entry_out(_entry), 201)

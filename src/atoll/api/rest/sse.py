@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import StreamingResponse
 
-from atoll.api.rest.answers import result_out
+from atoll.api.rest.schemas.executions import result_out
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

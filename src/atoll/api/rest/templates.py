@@ -9,10 +9,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.answers import template_out
-from atoll.api.rest.requests import CreateTemplate, TemplateIn
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import TemplateOut, TemplatePage
+from atoll.api.rest.schemas.templates import (
+    CreateTemplate,
+    TemplateIn,
+    TemplateOut,
+    TemplatePage,
+    template_out,
+)
 from atoll.api.rest.services import services_of
 from atoll.errors import Conflict
 from atoll.model.template import Template
@@ -24,27 +28,8 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/templates", tags=["templates"])
 
 
-def _template(template_id: str, body: TemplateIn, found: Services) -> Template:
-    now = found.clock.now()
-    return Template(
-        id=template_id,
-        name=body.name,
-        created_at=now,
-        updated_at=now,
-        default_resources=body.default_resources.over(found.templates.base_resources),
-        image=body.image,
-        base_image=body.base_image,
-        require=tuple(body.security_context.require),
-        python=body.python,
-        preload=tuple(body.preload),
-        env=body.env,
-        pool_size=body.pool_size,
-        pool_max=body.pool_max,
-        runtime=body.runtime,
-        dockerfile=body.dockerfile or "",
-        build_context=body.build_context,
-        build=body.build(),
-    )
+def _template_of(services: Services, template_id: str, body: TemplateIn) -> Template:
+    return body.template(template_id, services.templates.base_resources, services.clock.now())
 
 
 def _credentials(body: TemplateIn) -> RegistryAuth | None:
@@ -59,7 +44,7 @@ async def create_template(request: Request, body: CreateTemplate) -> JsonRespons
     """
     found = services_of(request)
     seed = request.scope.get("atoll.seed")
-    wanted = _template(body.id or ids.template_id(seed), body, found)
+    wanted = _template_of(found, body.id or ids.template_id(seed), body)
     try:
         template = await found.templates.create(wanted, credentials=_credentials(body))
     except Conflict:
@@ -88,7 +73,7 @@ async def get_template(request: Request, template_id: str) -> JsonResponse:
 async def replace_template(request: Request, template_id: str, body: TemplateIn) -> JsonResponse:
     """All fields anew, as a new version. Sessions that run keep what they started with."""
     found = services_of(request)
-    wanted = _template(template_id, body, found)
+    wanted = _template_of(found, template_id, body)
     template = await found.templates.replace(wanted, credentials=_credentials(body))
     return JsonResponse(template_out(template))
 

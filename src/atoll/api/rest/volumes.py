@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from atoll.api.rest.answers import timestamp
-from atoll.api.rest.requests import CreateVolume
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas import VolumeOut, VolumePage
+from atoll.api.rest.schemas.volumes import CreateVolume, VolumeOut, VolumePage, volume_out
 from atoll.api.rest.services import services_of
-from atoll.model.resources import format_size, parse_size
-
-if TYPE_CHECKING:
-    from atoll.model.volume import Volume
+from atoll.model.resources import parse_size
 
 router = APIRouter(prefix="/volumes", tags=["volumes"])
-
-
-def volume_out(volume: Volume) -> dict[str, Any]:
-    return {
-        "id": volume.id,
-        "kind": volume.kind,
-        "size": format_size(volume.size) if volume.size else None,
-        "node_id": volume.node_id,
-        "created_at": timestamp(volume.created_at),
-    }
 
 
 @router.post("", status_code=201, responses={201: {"model": VolumeOut}})

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from atoll.api.rest.answers import timestamp
-from atoll.api.rest.requests import ChangeWebhook, CreateWebhook
 from atoll.api.rest.responses import JsonResponse
-from atoll.api.rest.schemas import NewWebhook, TriedOut, WebhookList, WebhookOut
+from atoll.api.rest.schemas.webhooks import (
+    ChangeWebhook,
+    CreateWebhook,
+    NewWebhook,
+    TriedOut,
+    WebhookList,
+    WebhookOut,
+    webhook_out,
+)
 from atoll.api.rest.services import services_of
 from atoll.errors import Forbidden
 from atoll.service.events.service import checked_types
 
 if TYPE_CHECKING:
-    from atoll.model.webhook import Webhook
     from atoll.service.webhooks.service import Webhooks
 
 router = APIRouter(prefix="/webhooks", tags=["webhooks"])
-
-
-def webhook_out(webhook: Webhook) -> dict[str, Any]:
-    told = webhook.deliveries
-    return {
-        "id": webhook.id,
-        "url": webhook.url,
-        "types": list(webhook.types),
-        "enabled": webhook.enabled,
-        "created_at": timestamp(webhook.created_at),
-        "delivered": webhook.delivered,
-        "deliveries": {
-            "failures": told.failures,
-            "gave_up": told.gave_up,
-            "missed": told.missed,
-            "last_status": told.last_status,
-            "last_error": told.last_error,
-            "last_at": timestamp(told.last_at),
-            "retry_at": timestamp(told.retry_at),
-        },
-    }
 
 
 def _webhooks(request: Request) -> Webhooks:

@@ -25,7 +25,7 @@ from atoll.api.rest.forwarding.proxy import (
 )
 from atoll.api.rest.forwarding.route_target import TargetKind
 from atoll.api.rest.problems import problem
-from atoll.api.rest.requests import CreateSession
+from atoll.api.rest.schemas.sessions import CreateSession
 from atoll.errors import AtollError, InvalidRequest, NodeUnreachable, NotFound, TemporaryError
 from atoll.model.node import versioned_name
 from atoll.model.placement import PlacementRequest, rank

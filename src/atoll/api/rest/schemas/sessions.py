@@ -1,0 +1,246 @@
+"""
+Sessions.
+
+A new field that a session stores and returns unchanged is one line in `SessionFields`: it is then
+accepted at creation, changed by PATCH and part of every response.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from atoll.api.rest.schemas.base import (
+    From,
+    Page,
+    PatchBody,
+    ResponseBody,
+    Schema,
+    Stale,
+    encoder_of,
+)
+from atoll.api.rest.schemas.packages import Dependencies, InstallOptions, InstallOut
+from atoll.api.rest.schemas.resources import ResourcesIn, ResourcesOut
+from atoll.api.rest.schemas.secrets import SecretValue
+from atoll.api.rest.schemas.types import Env, EnvChanges, EnvName, Id, LabelChanges, Labels, Name
+from atoll.api.rest.schemas.volumes import VolumeMountIn, VolumeMountOut
+from atoll.model import plan
+from atoll.model.install import Install
+from atoll.model.plan import Observed
+from atoll.model.resources import Resources
+from atoll.model.session import (
+    MAX_TIMER,
+    MAX_VOLUMES,
+    Durability,
+    Session,
+    SessionStatus,
+    Wanted,
+    Warning,
+    WorkspaceMode,
+)
+from atoll.service.sessions.lifecycle import Change
+from atoll.service.sessions.provisioning import NOTHING, Extras
+from atoll.service.sessions.secrets import MAX_SECRETS
+from atoll.service.sessions.service import AS_SET, Terms
+
+Timer = Annotated[int, Field(ge=0, le=MAX_TIMER)]
+"""Seconds. In a request 0 means never; stored and returned as null."""
+
+
+class SessionFields(Schema, of=Session):
+    auto_start: bool = True
+    idle_timeout: Timer | None = None
+    archive_after: Timer | None = None
+    delete_after: Timer | None = None
+
+
+class CreatedSessionFields(SessionFields):
+    """Fields that cannot be changed after creation, or are changed in a way of their own."""
+
+    capacity: int = Field(1, ge=1)
+    env_vars: Env = Field({})
+    workspace_mode: WorkspaceMode = Field(
+        WorkspaceMode.SYNC,
+        description="`sync`: on the node's disk, copied to the blob store. `mount`: in the blob "
+        "store itself, mounted by the node.",
+    )
+    durability: Durability = Field(
+        Durability.BACKGROUND,
+        description="When the changes of an execution are in the blob store. `background`: soon "
+        "after its result. `execution`: before its result is final.",
+    )
+    started_from: Id | None = Field(
+        None,
+        description="A session, running or ended, from whose last checkpoint this one starts.",
+    )
+    labels: Labels = Field({})
+    node_labels: Labels = Field({})
+
+
+TERMS = frozenset(field.name for field in dataclasses.fields(Terms))
+EXTRAS = frozenset(
+    {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
+)
+"""Fields that most sessions do not set."""
+
+
+class CreateSession(InstallOptions, ResourcesIn, CreatedSessionFields, of=Session):
+    """
+    `idle_timeout`, `archive_after` and `delete_after` are in seconds: 0 means never, null the
+    server's default.
+    """
+
+    template_id: Name | None = Field(None, description="`python` if omitted.")
+    timeout: int | None = Field(None, ge=1)
+    resources: ResourcesIn | None = Field(None, description="The four limits as one object.")
+    secrets: Annotated[dict[EnvName, SecretValue], Field(max_length=MAX_SECRETS)] = Field(
+        {},
+        description="Environment variables that are stored encrypted and never returned.",
+        json_schema_extra={"writeOnly": True},
+    )
+    volumes: Annotated[list[VolumeMountIn], Field(max_length=MAX_VOLUMES)] = Field([])
+    dependencies: Dependencies = Field([], description="Python packages to install.")
+    fail_on_dependency_error: bool = Field(
+        True, description="Fail the session if the packages cannot be installed."
+    )
+
+    @model_validator(mode="after")
+    def _limits_once(self) -> CreateSession:
+        flat = ResourcesIn.model_fields.keys() & self.model_fields_set
+        if self.resources is not None and flat:
+            raise ValueError(f"resources: give {', '.join(sorted(flat))} or resources, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _variables_once(self) -> CreateSession:
+        if both := sorted(self.env_vars.keys() & self.secrets.keys()):
+            raise ValueError(
+                f"secrets: {', '.join(both)} is in env_vars too; give each variable once"
+            )
+        return self
+
+    def limits(self, base: Resources) -> Resources:
+        return (self.resources or self).over(base)
+
+    def terms(self) -> Terms:
+        given = TERMS & self.model_fields_set
+        return Terms(**{name: getattr(self, name) for name in given}) if given else AS_SET
+
+    def extras(self) -> Extras:
+        if not EXTRAS & self.model_fields_set:
+            return NOTHING
+        return Extras(
+            secrets={name: value.get_secret_value() for name, value in self.secrets.items()},
+            volumes=tuple(mount.mount() for mount in self.volumes),
+            workspace_mode=self.workspace_mode,
+            durability=self.durability,
+            started_from=self.started_from,
+            install=self._install(),
+        )
+
+    def _install(self) -> Install | None:
+        if not self.dependencies:
+            return None
+        return Install(
+            dependencies=tuple(item.dependency() for item in self.dependencies),
+            timeout=self.install_timeout,
+            fail_on_error=self.fail_on_dependency_error,
+            allow_conflicts=self.allow_version_conflicts,
+        )
+
+
+class UpdateSession(ResourcesIn, SessionFields, PatchBody, of=Session):
+    """
+    Only the fields that are given are changed. For `idle_timeout`, `archive_after` and
+    `delete_after`, 0 means never.
+    """
+
+    resources: ResourcesIn | None = Field(None, description="The four limits as one object.")
+    timeout: int | None = Field(
+        None, ge=1, description="Seconds that the session may live, counted from now."
+    )
+    env_vars: EnvChanges = Field(
+        {}, description="Merged into the session's variables; null removes a variable."
+    )
+    labels: LabelChanges = Field(
+        {}, description="Merged into the session's labels; null removes a label."
+    )
+
+    def change(self) -> Change:
+        given = {name: getattr(self, name) for name in SessionFields.model_fields}
+        return Change(
+            limits=(self.resources or self).over,
+            timeout=self.timeout,
+            env_vars=self.env_vars,
+            labels=self.labels,
+            fields={
+                name: value if value or value is False else None
+                for name, value in given.items()
+                if value is not None
+            },
+        )
+
+
+class WarningOut(ResponseBody, of=Warning):
+    code: str
+    message: str
+
+
+class SessionOut(CreatedSessionFields, Stale, of=Session):
+    """For `idle_timeout`, `archive_after` and `delete_after`, null means never."""
+
+    id: str
+    template_id: str
+    status: SessionStatus
+    wanted: Wanted
+    observed: Annotated[Observed, From(plan.observed)] = Field(
+        description="The status, with the four final statuses as one."
+    )
+    runtime_type: str
+    runtime_node: str
+    container_id: Annotated[str | None, From("instance_id")] = Field(
+        description="Id of its instance, on any kind of node; null while it has none."
+    )
+    pod_name: Annotated[str | None, From(lambda _: None)]
+    resources: ResourcesOut
+    timeout: int
+    created_at: datetime
+    updated_at: datetime
+    expires_at: Annotated[
+        datetime | None,
+        From(lambda session: session.expires_at if session.rested_at is None else None),
+    ] = Field(description="When its life is over; null while it is stopped or archived.")
+    ended_at: datetime | None
+    cause: str | None
+    message: str | None
+    template_version: int
+    secrets: Annotated[list[str], From(lambda session: sorted(session.secrets))] = Field(
+        description="Names of its secrets."
+    )
+    volumes: list[VolumeMountOut]
+    dependencies: Annotated[InstallOut | None, From("install")]
+    warnings: list[WarningOut]
+    active_at: datetime | None
+    rested_at: datetime | None
+    failures: int
+    retry_at: datetime | None
+
+
+class SessionPage(Page[SessionOut]):
+    pass
+
+
+session_out = encoder_of(SessionOut)
+
+
+class ProcessOut(ResponseBody):
+    pid: int = Field(description="Process id inside the session.")
+    execution_id: str
+    name: str
+
+
+class ProcessPage(Page[ProcessOut]):
+    pass
