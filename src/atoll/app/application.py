@@ -75,10 +75,12 @@ from atoll.service.files.grants import GrantTokens
 from atoll.service.files.service import Files
 from atoll.service.files.signed_urls import SignedUrls
 from atoll.service.invocations.service import Invocations
-from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
+from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, ForwardTokens
+from atoll.service.nodes.locations import SessionLocations
 from atoll.service.nodes.migration import Migrations
 from atoll.service.nodes.peers import Peers
 from atoll.service.nodes.probe import NodeProbe
+from atoll.service.nodes.remote_checkpoints import RemoteCheckpoints
 from atoll.service.nodes.replay_guard import ReplayGuard
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
@@ -308,19 +310,16 @@ async def application(
         admission = Admission(store, clock, settings.node, node_id)
         sessions.admit, connections.admit = admission.admit, admission.readmit
         nonces = settings.data_dir / NODE / "nonces"
-        peers = Peers(
-            store,
-            connections,
-            migrations,
-            coordination,
-            clock,
-            settings.node,
-            node_id,
-            ForwardTokens(await store.secret(), node_id, clock, ReplayGuard(nonces, LIFETIME)),
-            shared_blobs=settings.blob.url is not None,
+        forward_tokens = ForwardTokens(
+            await store.secret(), node_id, clock, ReplayGuard(nonces, MAX_CLOCK_SKEW)
         )
+        peers = Peers(replica, settings.node, forward_tokens)
         stack.push_async_callback(peers.close)
-        autosave.elsewhere = peers.save
+        autosave.elsewhere = RemoteCheckpoints(peers).save
+        shared_blobs = settings.blob.url is not None
+        locations = SessionLocations(
+            replica, peers, connections, migrations, shared_blobs=shared_blobs
+        )
         departed = Departed(store, driver, connections, runner, node_id)
         report = Report(nodes, departed, coordination, clock, settings.node, pool.sizes)
 
@@ -386,6 +385,7 @@ async def application(
             nodes=nodes,
             placements=placements,
             peers=peers,
+            locations=locations,
             feed=feed,
             webhooks=Webhooks(replica, feed, sender, encryption, settings.event),
             pool=pool,
@@ -432,7 +432,7 @@ async def application(
             node_id,
             cluster,
         )
-        await peers.look()
+        await peers.refresh()
         loops = {
             "adoption": adoption.run(),
             "templates": TemplateNews(coordination, templates).run(),

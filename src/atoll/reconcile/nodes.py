@@ -171,7 +171,7 @@ class Probe:
         async def asked(node: Node) -> str | None:
             async with slots:
                 own = node.id == self._nodes.id
-                return await (self._nodes.problem() if own else self._probing.ask(node))
+                return await (self._nodes.problem() if own else self._probing.problem_of(node))
 
         problems = await asyncio.gather(*(asked(node) for node in nodes))
         return dict(zip((node.id for node in nodes), problems, strict=True))
@@ -221,7 +221,7 @@ class Probe:
                 return False
             to: set[str] = set()
             after = await self._each(now, after, partial(self._move, to), most=BATCH)
-            await self._migrations.tell(node.id, to)
+            await self._migrations.notify(node.id, to)
             await self._nodes.tell_drain(node.id, None)
             if not after:
                 return False

@@ -22,7 +22,7 @@ from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
 from atoll.service.nodes.migration import WAITS, Migrations
-from atoll.service.nodes.probe import LIFE, NodeProbe
+from atoll.service.nodes.probe import MAX_CLOCK_SKEW, NodeProbe
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
 from atoll.service.placement.service import Placement
@@ -106,7 +106,7 @@ class Neighbour:
             self.asked += 1
             assert asked[0] == "GET /internal/node HTTP/1.1"
             (token,) = (line[22:] for line in asked if line.startswith("Authorization: Bearer "))
-            self._probing.check(token, self.id)
+            self._probing.verify(token, self.id)
             body = json.dumps({"id": self.says_it_is, "problem": self.problem}).encode()
             status = "200 OK" if self.problem is None else "503 Service Unavailable"
             writer.write(
@@ -306,15 +306,15 @@ async def test_probes_need_a_token_for_this_node_and_now() -> None:
     clock = MovedClock()
     probing = NodeProbe(SECRET, clock, timedelta(seconds=1))
     token = probing.token("a")
-    probing.check(token, "a")
+    probing.verify(token, "a")
     for other in ("", "x", ".", "12.ab", f"{token}x", probing.token("b"), "٣.x", "9" * 99 + ".x"):
         with pytest.raises(Unauthenticated):
-            probing.check(other, "a")
+            probing.verify(other, "a")
     with pytest.raises(Unauthenticated):
-        NodeProbe("another", clock, timedelta(seconds=1)).check(token, "a")
-    clock.time += timedelta(seconds=LIFE + 1)
+        NodeProbe("another", clock, timedelta(seconds=1)).verify(token, "a")
+    clock.time += timedelta(seconds=MAX_CLOCK_SKEW + 1)
     with pytest.raises(Unauthenticated):
-        probing.check(token, "a")
+        probing.verify(token, "a")
 
 
 # Lost

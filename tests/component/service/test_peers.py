@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,9 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import CoordinationUnavailable
 from atoll.model.node import Node
-from atoll.service.nodes.forward_token import LIFETIME, ForwardTokens
-from atoll.service.nodes.migration import Migrations
+from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, ForwardTokens
 from atoll.service.nodes.peers import Peers
 from atoll.service.nodes.replay_guard import ReplayGuard
-from atoll.service.placement.service import Placement
 from atoll.settings import NodeSettings
 from tests.parts import ME, NODE, parts
 
@@ -50,20 +49,9 @@ async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path:
         settings = found.settings
         deaf = Deaf(ME, settings.coordination, timedelta(hours=1), clock)
         given = NodeSettings(probe=timedelta(seconds=0.05))
-        placements = Placement(found.store, found.templates, clock, given, NODE, dict)
-        moves = Migrations(found.store, placements, deaf, clock)
-        hops = ForwardTokens("secret", NODE, clock, ReplayGuard(tmp_path / "nonces", LIFETIME))
-        peers = Peers(
-            found.store,
-            found.connections,
-            moves,
-            deaf,
-            clock,
-            given,
-            NODE,
-            hops,
-            shared_blobs=False,
-        )
+        guard = ReplayGuard(tmp_path / "nonces", MAX_CLOCK_SKEW)
+        tokens = ForwardTokens("secret", NODE, clock, guard)
+        peers = Peers(replace(found.replica, coordination=deaf), given, tokens)
         running = asyncio.create_task(peers.run())
         try:
             while deaf.refused < 2:

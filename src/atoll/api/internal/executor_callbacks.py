@@ -73,7 +73,7 @@ class ExecutorCallbackRoutes:
             await self._app(scope, receive, send)
             return
         try:
-            scope["atoll.instance"] = self._tokens.instance(bearer(scope, "an instance's token"))
+            scope["atoll.instance"] = self._tokens.verify(bearer(scope, "an instance's token"))
         except AtollError as error:
             await problems.problem(error)(scope, receive, send)
             return

@@ -30,7 +30,7 @@ class NodeProbeRoute:
             await self._app(scope, receive, send)
             return
         try:
-            self._probing.check(bearer(scope, "a probe's token"), self._nodes.id)
+            self._probing.verify(bearer(scope, "a probe's token"), self._nodes.id)
             problem = await self._nodes.problem()
         except AtollError as error:
             await problems.problem(error)(scope, receive, send)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.service.files.service import Files
     from atoll.service.files.signed_urls import SignedUrls
     from atoll.service.invocations.service import Invocations
+    from atoll.service.nodes.locations import SessionLocations
     from atoll.service.nodes.peers import Peers
     from atoll.service.nodes.service import Nodes
     from atoll.service.placement.service import Placement
@@ -63,6 +64,7 @@ class Services:
     nodes: Nodes
     placements: Placement
     peers: Peers
+    locations: SessionLocations
     feed: Feed
     webhooks: Webhooks
     pool: Pool

@@ -21,7 +21,7 @@ from atoll.api.rest.forwarding.proxy import passed_on, target_of
 from atoll.api.ws.console import SEND_SECONDS
 from atoll.api.ws.protocol import PING_SECONDS
 from atoll.service.nodes.forward_token import Content, ForwardToken
-from atoll.service.nodes.peers import HEADER
+from atoll.service.nodes.peers import FORWARD_HEADER
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -78,7 +78,7 @@ class WebSocketProxy:
             if name not in own and not name.startswith(b"sec-websocket")
         ]
         hop = ForwardToken(node.id, scheme, Content.of(b""))
-        headers.append((HEADER, self._peers.hop(hop, "GET", target)))
+        headers.append((FORWARD_HEADER, self._peers.sign(hop, "GET", target)))
         options: dict[str, Any] = {"ssl": self._peers.tls} if secure else {}
         if offered := self._scope.get("subprotocols"):
             options["subprotocols"] = offered
@@ -156,7 +156,7 @@ class WebSocketProxy:
             return (code if _may_be_sent(code) else NORMAL), error.rcvd.reason
 
     async def _lost(self, node: Node) -> tuple[int, str]:
-        await self._peers.lost(node.id)
+        await self._peers.wait_until_lost(node.id)
         return BAD_GATEWAY, "the node has gone"
 
 

@@ -54,14 +54,14 @@ class SignedUrls:
         self,
         files: Files,
         connections: Connections,
-        link_tokens: GrantTokens,
+        grant_tokens: GrantTokens,
         blobs: Blobs,
         keys: ApiKeys | None,
     ) -> None:
         """`keys` are those that links are made with; null where no key is needed."""
         self._files = files
         self._connections = connections
-        self._link_tokens = link_tokens
+        self._grant_tokens = grant_tokens
         self._blobs = blobs
         self._keys = keys
 
@@ -71,7 +71,7 @@ class SignedUrls:
         return self._own(grant, ARTIFACT_LIFE).url
 
     async def granted(self, token: str, method: str) -> Grant:
-        grant = self._link_tokens.read(token, method)
+        grant = self._grant_tokens.verify(token, method)
         if (
             self._keys is not None
             and grant.key_id is not None
@@ -84,7 +84,7 @@ class SignedUrls:
         return grant
 
     def _own(self, grant: Grant, life: timedelta) -> SignedUrl:
-        token, end = self._link_tokens.make(grant, life)
+        token, end = self._grant_tokens.make(grant, life)
         return SignedUrl(PREFIX + token, grant.method, end)
 
     async def get(

@@ -67,7 +67,7 @@ class Migrations:
     def count(self, cause: Cause) -> None:
         self.moved[cause.value] = self.moved.get(cause.value, 0) + 1
 
-    async def tell(self, left: str, to: set[str]) -> None:
+    async def notify(self, left: str, to: set[str]) -> None:
         """Tell the nodes that sessions have come to, and the one that they have left."""
         for node_id in sorted(to):
             await self._coordination.tell(settle_topic(node_id))

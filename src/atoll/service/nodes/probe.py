@@ -1,15 +1,13 @@
 """
-How one node asks another whether it is well, and how that is answered.
+Asks another node over HTTP whether it is healthy, and authenticates such requests.
 
-The question goes to the address that the node tells and bears a token made of the database's
-secret, which names the node that is asked and the time: who is not of this database learns nothing,
-and one that was overheard is of no use a minute later. An answer of another node is none.
+A probe goes to the address that the node reports. Its token names the node and the time, so only
+replicas of the same database get an answer, and a token that leaks is useless a minute later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import ssl
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from atoll.errors import Unauthenticated
+from atoll.service.auth.signing import Signer, derive_key
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -26,21 +25,20 @@ if TYPE_CHECKING:
     from atoll.model.node import Node
 
 PATH = "/internal/node"
-LIFE = 60
-"""Seconds that a token is taken, before and after its time: clocks differ."""
-MOST = 65_536
-"""Bytes of an answer."""
-LONGEST = 300
-"""Characters of a problem."""
-_PURPOSE = b"atoll node probe 1"
+MAX_CLOCK_SKEW = 60
+"""Seconds before and after its time during which a token is valid."""
+MAX_RESPONSE = 65_536
+"""Bytes."""
+MAX_PROBLEM = 300
+"""Characters."""
 
 
 class NodeProbe:
     def __init__(
         self, secret: str, clock: Clock, timeout: timedelta, ca_file: Path | None = None
     ) -> None:
-        """`ca_file` has the authorities of the nodes' certificates, if not the system's."""
-        self._key = hmac.digest(secret.encode(), _PURPOSE, "sha256")
+        """`ca_file` has the trusted authorities; those of the system if null."""
+        self._signer = Signer(derive_key(secret, "atoll node probe 1"), hexadecimal=True)
         self._clock = clock
         self._timeout = timeout.total_seconds()
         self._ca_file = ca_file
@@ -48,58 +46,59 @@ class NodeProbe:
 
     def token(self, node_id: str) -> str:
         at = int(self._clock.now().timestamp())
-        return f"{at}.{self._signature(node_id, at)}"
+        return f"{at}.{self._signer.sign(f'{node_id} {at}'.encode())}"
 
-    def check(self, token: str, node_id: str) -> None:
-        """Raise `Unauthenticated` unless it is one for this node and now."""
+    def verify(self, token: str, node_id: str) -> None:
+        """Raise `Unauthenticated` unless the token is for this node and this time."""
         at, _, signature = token.partition(".")
-        known = at.isascii() and at.isdigit() and len(at) <= 12 and signature.isascii()
-        if known:
-            known = abs(self._clock.now().timestamp() - int(at)) <= LIFE
-        if not known or not hmac.compare_digest(self._signature(node_id, int(at)), signature):
-            raise Unauthenticated("This needs the token of a probe.", code="token_unknown")
+        valid = (
+            at.isascii()
+            and at.isdigit()
+            and len(at) <= 12
+            and abs(self._clock.now().timestamp() - int(at)) <= MAX_CLOCK_SKEW
+            and self._signer.verifies(signature, f"{node_id} {int(at)}".encode())
+        )
+        if not valid:
+            raise Unauthenticated("This route needs a probe token.", code="token_unknown")
 
-    def _signature(self, node_id: str, at: int) -> str:
-        return hmac.new(self._key, f"{node_id} {at}".encode(), "sha256").hexdigest()
-
-    async def ask(self, node: Node) -> str | None:
-        """What is wrong with a node, as it says or as is found; none when it is well."""
+    async def problem_of(self, node: Node) -> str | None:
+        """Why a node is unhealthy, as it reports or as is observed; null if it is healthy."""
         headers = {"Authorization": f"Bearer {self.token(node.id)}"}
         try:
-            # A connection of its own: one that is kept open may be to a node that is gone.
+            # A new connection for each probe: a kept one may lead to a process that is gone.
             async with (
                 asyncio.timeout(self._timeout),
                 httpx.AsyncClient(
-                    timeout=self._timeout, trust_env=False, verify=await self._trust(node.url)
+                    timeout=self._timeout, trust_env=False, verify=await self._verify(node.url)
                 ) as http,
             ):
-                return await self._answer(http, node, headers)
+                return await self._ask(http, node, headers)
         except TimeoutError:
             return f"no answer from {node.url} within {self._timeout:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            return f"no answer from {node.url}: {type(error).__name__} {error}"[:LONGEST]
+            return f"no answer from {node.url}: {type(error).__name__} {error}"[:MAX_PROBLEM]
 
-    async def _trust(self, url: str) -> ssl.SSLContext | bool:
-        """Whose certificates are taken; made once, as it takes long."""
+    async def _verify(self, url: str) -> ssl.SSLContext | bool:
+        """Made once, because it takes long."""
         if not url.startswith("https:"):
             return False
         if self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
         return self._tls
 
-    async def _answer(
+    async def _ask(
         self, http: httpx.AsyncClient, node: Node, headers: dict[str, str]
     ) -> str | None:
         async with http.stream("GET", f"{node.url}{PATH}", headers=headers) as response:
             body = b""
             async for piece in response.aiter_bytes():
                 body += piece
-                if len(body) > MOST:
-                    raise ValueError("the answer is too long")
-        told = json.loads(body)
-        if response.status_code not in (200, 503) or not isinstance(told, dict):
+                if len(body) > MAX_RESPONSE:
+                    raise ValueError("the response is too long")
+        report = json.loads(body)
+        if response.status_code not in (200, 503) or not isinstance(report, dict):
             return f"{node.url} answers with status {response.status_code}"
-        if told.get("id") != node.id:
-            return f"another node answers at {node.url} (set ATOLL_NODE__URL on each)"
-        problem = told.get("problem")
-        return None if problem is None else str(problem)[:LONGEST]
+        if report.get("id") != node.id:
+            return f"another node answers at {node.url} (set ATOLL_NODE__URL on each node)"
+        problem = report.get("problem")
+        return None if problem is None else str(problem)[:MAX_PROBLEM]

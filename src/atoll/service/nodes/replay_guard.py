@@ -1,9 +1,9 @@
 """
-Nonces of signed requests that were accepted, so that none is accepted twice.
+Ensures that a signed request is accepted once: remembers the nonces of accepted requests.
 
-They are in files of the node's directory, one for each minute of the requests' own time: all
-processes of a node see them, and a process that was started again still does. A file is bounded and
-is removed when no request of its minute would be accepted any more. Blocking; callers use a thread.
+Nonces are kept in files of the node's directory, one per minute of the requests' own time. So all
+processes of a node share them, and they survive a restart. Each file is bounded, and is removed
+once requests of its minute have expired. All methods block: callers use a thread.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MINUTE = 60
-SIZE = 22
-"""Characters of a nonce."""
+NONCE_SIZE = 22
+"""Characters."""
 MAX_PER_MINUTE = 200_000
-"""Beyond it requests are refused: forgetting one would let it be repeated."""
+"""Further requests are refused: a nonce that is forgotten could be used again."""
 
 
 class ReplayGuard:
     def __init__(self, directory: Path, lifetime: int) -> None:
-        """A request is accepted for `lifetime` seconds before and after its time."""
+        """A request is valid for `lifetime` seconds before and after its time."""
         self._directory = directory
         self._lifetime = lifetime
         self._lock = threading.Lock()
         self._known: dict[int, set[bytes]] = {}
-        """By minute, as far as its file was read."""
+        """By minute, as far as its file has been read."""
         self._oldest = 0
 
     def claim(self, nonce: str, at: int, now: float) -> bool:
-        """Whether a nonce of a request made at `at` is new; it is not from then on."""
+        """Record the nonce of a request made at `at`; false if it was recorded before."""
         name = nonce.encode()
-        if len(name) != SIZE:
+        if len(name) != NONCE_SIZE:
             return False
         with self._lock:
             try:
@@ -47,7 +47,7 @@ class ReplayGuard:
                 return self._record(at // MINUTE, name)
             except OSError as error:
                 raise TemporaryError(
-                    f"A forwarded request cannot be recorded in {self._directory}: {error}.",
+                    f"Cannot record a forwarded request in {self._directory}: {error}.",
                     code="forward_not_recorded",
                 ) from error
 
@@ -57,20 +57,21 @@ class ReplayGuard:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(self._directory / str(minute), flags, 0o600)
         try:
-            # Of one process at a time: another one may have accepted it since this one looked.
+            # Another process may have accepted the nonce since the file was last read.
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # One that was cut short, by a full disk, is written over.
-            start = len(known) * SIZE
-            new = os.pread(fd, MAX_PER_MINUTE * SIZE - start, start)
-            known.update(new[at : at + SIZE] for at in range(0, len(new) - SIZE + 1, SIZE))
+            # A record that a full disk cut short is overwritten.
+            start = len(known) * NONCE_SIZE
+            new = os.pread(fd, MAX_PER_MINUTE * NONCE_SIZE - start, start)
+            ends = range(NONCE_SIZE, len(new) + 1, NONCE_SIZE)
+            known.update(new[end - NONCE_SIZE : end] for end in ends)
             if name in known:
                 return False
             if len(known) >= MAX_PER_MINUTE:
                 raise TemporaryError(
-                    "This node was sent too many requests by other nodes in one minute.",
+                    "Other nodes forwarded too many requests to this node within one minute.",
                     code="too_many_forwards",
                 )
-            if os.pwrite(fd, name, len(known) * SIZE) != SIZE:
+            if os.pwrite(fd, name, len(known) * NONCE_SIZE) != NONCE_SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             known.add(name)
             return True

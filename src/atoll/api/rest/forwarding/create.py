@@ -123,10 +123,10 @@ class CreateForwarding:
             # It says in the scope what it did with it: the next one is to get it as it came.
             await self._app(dict(scope), body.receive, held.send)
             return held.refusal
-        reached = self._peers.reached(node.id)
+        reached = self._peers.healthy(node.id)
         if reached is None:
-            await self._peers.look(again=False)
-            reached = self._peers.reached(node.id)
+            await self._peers.refresh(force=False)
+            reached = self._peers.healthy(node.id)
         if reached is None:
             raise NodeNotReached(f"node {node.id} is not known to answer", begun=False)
         return await pass_on(self._peers, reached, scope, body, send, REFUSALS)
@@ -166,7 +166,7 @@ class CreateForwarding:
     def _with_files_of(self, source: Session, demand: PlacementRequest) -> PlacementRequest:
         """Where what is saved of the source can be had."""
         demand = dataclasses.replace(demand, pooled=False)
-        node = self._peers.node(source.runtime_node)
+        node = self._peers.get(source.runtime_node)
         if node is not None and node.shared_blobs:
             return dataclasses.replace(demand, shared_blobs=True)
         return dataclasses.replace(demand, node_id=demand.node_id or source.runtime_node)

@@ -37,7 +37,8 @@ from atoll.api.ws.console import check_origin, deny
 from atoll.api.ws.proxy import WebSocketProxy
 from atoll.errors import AtollError, NodeUnreachable, TemporaryError
 from atoll.service.nodes.forward_token import WRONG_NODE
-from atoll.service.nodes.peers import HEADER, caller
+from atoll.service.nodes.peers import FORWARD_HEADER
+from atoll.service.nodes.remote_checkpoints import caller_authorization
 from atoll.service.sessions.connections import may_start
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.services import Services
 
-HOP = HEADER.lower().encode()
+HOP = FORWARD_HEADER.lower().encode()
 FULL = ("engine_unavailable", "instance_not_started", "node_cordoned", "node_full")
 """How a node refuses to start a session that another one might."""
 TRIES = 3
@@ -57,6 +58,7 @@ class Forwarding:
     def __init__(self, app: ASGIApp, found: Services) -> None:
         self._app = app
         self._peers = found.peers
+        self._locations = found.locations
         self._links = found.links
         self._origins = found.settings.cors_origins
         self._trusted_hosts = found.settings.trusted_hosts
@@ -70,7 +72,7 @@ class Forwarding:
         if hop is None and self._peers.alone:
             await self._app(scope, receive, send)
             return
-        caller.set(_authorization(scope))
+        caller_authorization.set(_authorization(scope))
         is_http = scope["type"] == "http"
         if hop is None and is_http and not host_header.is_own(scope, self._trusted_hosts):
             others = [(name, value) for name, value in scope["headers"] if name != b"host"]
@@ -82,7 +84,7 @@ class Forwarding:
                 scope[host_header.PASSED_ON] = True
                 asked = None
             session_id = None if asked is None else await self._session(asked, scope)
-            elsewhere = None if session_id is None else await self._peers.node_of(session_id)
+            elsewhere = None if session_id is None else await self._locations.node_of(session_id)
         except ClientDisconnected:
             return
         except AtollError as error:
@@ -101,7 +103,7 @@ class Forwarding:
         here = elsewhere is None
         if here and session_id is not None and asked is not None and asked.needs_it:
             # Unless it runs, it may have to be started elsewhere.
-            here = self._peers.at_hand(session_id)
+            here = self._locations.is_connected(session_id)
         if here or asked is None or session_id is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -115,7 +117,7 @@ class Forwarding:
     ) -> Receive:
         """Whether another node rightly takes this one for the one to answer, and for this body."""
         method = scope.get("method", "GET")
-        hop = await self._peers.read_hop(value.decode("latin-1"), method, target_of(scope))
+        hop = await self._peers.verify(value.decode("latin-1"), method, target_of(scope))
         scope["scheme"] = _scheme(scope, hop.scheme)
         if asked is not None:
             await self._check_place(asked, scope)
@@ -129,7 +131,7 @@ class Forwarding:
         session_id = await self._session(asked, scope)
         if session_id is None:
             return
-        elsewhere = await self._peers.node_of(session_id, anew=True)
+        elsewhere = await self._locations.node_of(session_id, fresh=True)
         if elsewhere is not None:
             raise _wrong_node(f"Session {session_id} is on node {elsewhere}.")
 
@@ -138,9 +140,9 @@ class Forwarding:
         if asked.kind is TargetKind.SESSION:
             return asked.id
         if asked.kind is TargetKind.EXECUTION:
-            return await self._peers.session_of(asked.id)
+            return await self._locations.session_of_execution(asked.id)
         if asked.kind is TargetKind.INVOCATION:
-            return await self._peers.session_of_invocation(asked.id)
+            return await self._locations.session_of_invocation(asked.id)
         if asked.kind is TargetKind.SIGNED:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             return (await self._links.granted(asked.id, method)).session_id
@@ -159,7 +161,7 @@ class Forwarding:
         elsewhere = None
         if session_id is not None:
             try:
-                elsewhere = await self._peers.node_of(session_id)
+                elsewhere = await self._locations.node_of(session_id)
             except AtollError:
                 elsewhere = None
         if session_id is None:
@@ -183,7 +185,7 @@ class Forwarding:
             await body.begin()
             if not body.whole and node_id is not None:
                 # It can be sent once only: better to be sure of where to.
-                node_id = await self._peers.node_of(session_id, anew=True)
+                node_id = await self._locations.node_of(session_id, fresh=True)
             for _ in range(TRIES):
                 before, refusal = node_id, None
                 try:
@@ -220,7 +222,7 @@ class Forwarding:
             held = RefusalFilter(send, FULL)
             await self._app(dict(scope), body.receive, held.send)
             return held.refusal
-        node = self._peers.reached(node_id)
+        node = self._peers.healthy(node_id)
         if node is None:
             raise NodeNotReached(f"node {node_id} is not known to answer", begun=False)
         return await pass_on(self._peers, node, scope, body, send, (WRONG_NODE, *FULL))
@@ -229,13 +231,13 @@ class Forwarding:
         self, asked: RouteTarget, session_id: str, before: str | None, refusal: Refusal | None
     ) -> str | None:
         """Where a session is that was not found, or not started, at a node."""
-        await self._peers.look(again=False)
-        now_at = await self._peers.node_of(session_id, anew=True)
+        await self._peers.refresh(force=False)
+        now_at = await self._locations.node_of(session_id, fresh=True)
         lost = refusal is None or refusal.code != WRONG_NODE
         if now_at == before and lost and asked.needs_it and may_start.get():
             # One that waits in the blob store can be started elsewhere.
-            await self._peers.reroute(session_id)
-            now_at = await self._peers.node_of(session_id, anew=True)
+            await self._locations.reroute(session_id)
+            now_at = await self._locations.node_of(session_id, fresh=True)
         return now_at
 
     # WebSockets
@@ -250,11 +252,11 @@ class Forwarding:
                 if node_id is None:
                     await self._app(scope, receive, send)
                     return
-                node = self._peers.reached(node_id)
+                node = self._peers.healthy(node_id)
                 if node is not None and await socket.run(node):
                     return
-                await self._peers.look(again=False)
-                node_id = await self._peers.node_of(session_id, anew=True)
+                await self._peers.refresh(force=False)
+                node_id = await self._locations.node_of(session_id, fresh=True)
         except AtollError as error:
             await deny(socket.client, problem(error), error)
             return

@@ -18,7 +18,7 @@ import structlog
 
 from atoll.api.rest.middleware.buffering import SMALL
 from atoll.service.nodes.forward_token import Content, ForwardToken, body_refused
-from atoll.service.nodes.peers import HEADER
+from atoll.service.nodes.peers import FORWARD_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -48,7 +48,7 @@ _PER_CONNECTION = frozenset(
     }
 )
 # The way to here has seen to these.
-_NOT_PASSED = _PER_CONNECTION | {b"expect", b"origin", HEADER.lower().encode()}
+_NOT_PASSED = _PER_CONNECTION | {b"expect", b"origin", FORWARD_HEADER.lower().encode()}
 
 
 class NodeNotReached(Exception):
@@ -208,7 +208,10 @@ async def pass_on(
     hop = ForwardToken(node.id, scope["scheme"], await body.described(scope["headers"]))
     exchange = _Exchange(peers, node, scope, body, send, refusals, hop)
     work = asyncio.ensure_future(exchange.run())
-    gone, lost = asyncio.ensure_future(body.left()), asyncio.ensure_future(peers.lost(node.id))
+    gone, lost = (
+        asyncio.ensure_future(body.left()),
+        asyncio.ensure_future(peers.wait_until_lost(node.id)),
+    )
     tasks = (work, gone, lost)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -244,11 +247,11 @@ class _Exchange:
         self.answering = False
         """Whether the client has been told the beginning of an answer."""
         target = target_of(scope)
-        token = peers.hop(hop, scope["method"], target)
+        token = peers.sign(hop, scope["method"], target)
         self._request = httpx.Request(
             scope["method"],
             node.url,
-            headers=[*passed_on(scope["headers"]), (HEADER.encode(), token.encode())],
+            headers=[*passed_on(scope["headers"]), (FORWARD_HEADER.encode(), token.encode())],
             content=body.content(),
             # As it came: a path that is put in order may be another one.
             extensions={"target": target},

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import Forbidden
 from atoll.service.auth.executor_tokens import ExecutorTokens
-from atoll.service.files.grants import LONGEST, Grant, GrantTokens
+from atoll.service.files.grants import MAX_LIFETIME, Grant, GrantTokens
 from tests.clock import MovedClock
 
 HOUR = timedelta(hours=1)
@@ -18,7 +18,7 @@ GRANT = Grant("GET", "sess_1", "dir/\udcff", "näme", None)
 
 def code(signing: GrantTokens, token: str, method: str = "GET") -> str:
     with pytest.raises(Forbidden) as refused:
-        signing.read(token, method)
+        signing.verify(token, method)
     return refused.value.code
 
 
@@ -27,9 +27,9 @@ def test_a_grant_is_what_was_granted_until_it_ends() -> None:
     signing = GrantTokens("secret", clock)
     token, end = signing.make(GRANT, HOUR)
     assert end == clock.now() + HOUR
-    assert signing.read(token, "GET") == GRANT
+    assert signing.verify(token, "GET") == GRANT
     clock.time += HOUR.total_seconds() - 1
-    assert signing.read(token, "GET") == GRANT
+    assert signing.verify(token, "GET") == GRANT
     clock.time += 1
     assert code(signing, token) == "signed_url_expired"
 
@@ -37,7 +37,7 @@ def test_a_grant_is_what_was_granted_until_it_ends() -> None:
 def test_no_grant_is_longer_than_a_week() -> None:
     clock = MovedClock()
     _, end = GrantTokens("secret", clock).make(GRANT, timedelta(days=400))
-    assert end == clock.now() + LONGEST
+    assert end == clock.now() + MAX_LIFETIME
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "get", ""])
@@ -59,7 +59,7 @@ def test_a_grant_is_for_one_method(method: str) -> None:
 def test_replicas_of_one_database_take_each_other_s_grants_and_no_others(grant: Grant) -> None:
     clock = MovedClock()
     token, _ = GrantTokens("secret", clock).make(grant, HOUR)
-    assert GrantTokens("secret", clock).read(token, "GET") == grant
+    assert GrantTokens("secret", clock).verify(token, "GET") == grant
     assert code(GrantTokens("another", clock), token) == "signed_url_invalid"
 
 

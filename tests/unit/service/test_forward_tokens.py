@@ -8,8 +8,8 @@ import pytest
 
 from atoll.errors import AtollError, Forbidden, TemporaryError
 from atoll.service.nodes import replay_guard
-from atoll.service.nodes.forward_token import LIFETIME, Content, ForwardToken, ForwardTokens
-from atoll.service.nodes.peers import Places
+from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, Content, ForwardToken, ForwardTokens
+from atoll.service.nodes.locations import LruCache
 from atoll.service.nodes.replay_guard import ReplayGuard
 from tests.clock import MovedClock
 
@@ -32,7 +32,9 @@ def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., ForwardTokens]:
     """The tokens of a node, whose accepted ones are in a directory of its own."""
 
     def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
-        return ForwardTokens(secret, node_id, clock, ReplayGuard(tmp_path / node_id, LIFETIME))
+        return ForwardTokens(
+            secret, node_id, clock, ReplayGuard(tmp_path / node_id, MAX_CLOCK_SKEW)
+        )
 
     return make
 
@@ -47,7 +49,7 @@ def test_a_token_is_read_by_the_node_that_it_is_for(
 ) -> None:
     hop = ForwardToken("local-1", "https", content)
     token = hops("local-2").make(hop, "POST", b"/a?b=c")
-    assert hops().read(token, "POST", b"/a?b=c") == hop
+    assert hops().verify(token, "POST", b"/a?b=c") == hop
 
 
 @pytest.mark.parametrize(
@@ -60,14 +62,14 @@ def test_a_token_is_for_one_request(
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden) as refused:
-        hops(secret=secret).read(token, method, target)
+        hops(secret=secret).verify(token, method, target)
     assert refused.value.code == "hop_refused"
 
 
 def test_a_token_is_for_one_node(hops: Callable[..., ForwardTokens]) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(TemporaryError) as refused:
-        hops("local-3").read(token, "POST", b"/a")
+        hops("local-3").verify(token, "POST", b"/a")
     assert refused.value.code == "wrong_node"
 
 
@@ -105,11 +107,11 @@ def test_a_token_that_was_changed_is_refused(
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(Forbidden):
-        hops().read(change(token), "POST", b"/a")
+        hops().verify(change(token), "POST", b"/a")
 
 
-@pytest.mark.parametrize("later", [0, LIFETIME, 2 * LIFETIME, 100 * LIFETIME])
-@pytest.mark.parametrize("skew", [-LIFETIME, 0, LIFETIME])
+@pytest.mark.parametrize("later", [0, MAX_CLOCK_SKEW, 2 * MAX_CLOCK_SKEW, 100 * MAX_CLOCK_SKEW])
+@pytest.mark.parametrize("skew", [-MAX_CLOCK_SKEW, 0, MAX_CLOCK_SKEW])
 def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
     hops: Callable[..., ForwardTokens], clock: MovedClock, later: int, skew: int
 ) -> None:
@@ -117,26 +119,26 @@ def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
     token = hops("local-2").make(HOP, "POST", b"/a")
     clock.time -= skew
     first, second = hops(), hops()
-    first.read(token, "POST", b"/a")
+    first.verify(token, "POST", b"/a")
     # Tokens of other minutes, on the way, remove none that is needed.
-    for _ in range(later // LIFETIME):
-        clock.time += LIFETIME
-        first.read(hops("local-2").make(HOP, "POST", b"/a"), "POST", b"/a")
+    for _ in range(later // MAX_CLOCK_SKEW):
+        clock.time += MAX_CLOCK_SKEW
+        first.verify(hops("local-2").make(HOP, "POST", b"/a"), "POST", b"/a")
     # The process itself, another one, and one that was started since.
     for asked in (first, second, hops()):
         with pytest.raises(Forbidden) as refused:
-            asked.read(token, "POST", b"/a")
+            asked.verify(token, "POST", b"/a")
         assert refused.value.code == "hop_refused"
 
 
-@pytest.mark.parametrize("skew", [-LIFETIME - 1, LIFETIME + 1])
+@pytest.mark.parametrize("skew", [-MAX_CLOCK_SKEW - 1, MAX_CLOCK_SKEW + 1])
 def test_a_token_of_another_time_is_refused(
     hops: Callable[..., ForwardTokens], clock: MovedClock, skew: int
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     clock.time += skew
     with pytest.raises(Forbidden):
-        hops().read(token, "POST", b"/a")
+        hops().verify(token, "POST", b"/a")
 
 
 def test_what_is_remembered_is_bounded(
@@ -148,15 +150,15 @@ def test_what_is_remembered_is_bounded(
     monkeypatch.setattr(replay_guard, "MAX_PER_MINUTE", 3)
     sender, receiver = hops("local-2"), hops()
     for _ in range(3):
-        receiver.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+        receiver.verify(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
     for asked in (receiver, hops()):
         with pytest.raises(AtollError) as refused:
-            asked.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+            asked.verify(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
         assert refused.value.code == "too_many_forwards"
     for _ in range(10):
         clock.time += 60
-        receiver.read(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
-    assert len(list((tmp_path / "local-1").iterdir())) <= 2 * LIFETIME // 60 + 1
+        receiver.verify(sender.make(HOP, "POST", b"/a"), "POST", b"/a")
+    assert len(list((tmp_path / "local-1").iterdir())) <= 2 * MAX_CLOCK_SKEW // 60 + 1
 
 
 def test_a_record_that_was_cut_short_hides_none(
@@ -164,26 +166,25 @@ def test_a_record_that_was_cut_short_hides_none(
 ) -> None:
     sender = hops("local-2")
     tokens = [sender.make(HOP, "POST", b"/a") for _ in range(3)]
-    hops().read(tokens[0], "POST", b"/a")
+    hops().verify(tokens[0], "POST", b"/a")
     with (tmp_path / "local-1" / str(int(clock.time) // 60)).open("ab") as file:
         file.write(b"half")
     for token in tokens[1:]:
-        hops().read(token, "POST", b"/a")
+        hops().verify(token, "POST", b"/a")
     for token in tokens:
         with pytest.raises(Forbidden):
-            hops().read(token, "POST", b"/a")
+            hops().verify(token, "POST", b"/a")
 
 
-def test_places_are_bounded_and_the_least_used_go_first() -> None:
-    places = Places(3)
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used_entry() -> None:
+    cache = LruCache(3)
     for name in "abc":
-        places.keep(name, name.upper())
-    assert places.get("a") == "A"
-    places.keep("d", "D")
-    assert len(places) == 3
-    assert (places.get("a"), places.get("b"), places.get("d")) == ("A", None, "D")
-    places.keep("a", "E")
-    assert places.get("a") == "E"
-    places.drop("a")
-    places.drop("a")
-    assert places.get("a") is None
+        cache.put(name, name.upper())
+    assert cache.get("a") == "A"
+    cache.put("d", "D")
+    assert (cache.get("a"), cache.get("b"), cache.get("d")) == ("A", None, "D")
+    cache.put("a", "E")
+    assert cache.get("a") == "E"
+    cache.drop("a")
+    cache.drop("a")
+    assert cache.get("a") is None

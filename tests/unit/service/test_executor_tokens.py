@@ -17,21 +17,21 @@ def test_a_token_is_of_its_instance_until_it_expires() -> None:
     clock = MovedClock()
     tokens = ExecutorTokens("secret", clock, DAY)
     token = tokens.make("inst_1")
-    assert tokens.instance(token) == "inst_1"
+    assert tokens.verify(token) == "inst_1"
     clock.time += DAY.total_seconds() - 2
-    assert tokens.instance(token) == "inst_1"
+    assert tokens.verify(token) == "inst_1"
     clock.time += 2
     with pytest.raises(Unauthenticated) as expired:
-        tokens.instance(token)
+        tokens.verify(token)
     assert expired.value.code == "token_expired"
 
 
 def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> None:
     clock = MovedClock()
     token = ExecutorTokens("secret", clock, DAY).make("inst_1")
-    assert ExecutorTokens("secret", clock, DAY).instance(token) == "inst_1"
+    assert ExecutorTokens("secret", clock, DAY).verify(token) == "inst_1"
     with pytest.raises(Unauthenticated):
-        ExecutorTokens("another", clock, DAY).instance(token)
+        ExecutorTokens("another", clock, DAY).verify(token)
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> No
 def test_a_changed_token_is_of_nobody(change: object) -> None:
     tokens = ExecutorTokens("secret", MovedClock(), DAY)
     with pytest.raises(Unauthenticated) as unknown:
-        tokens.instance(change(tokens.make("inst_1")))  # type: ignore[operator]
+        tokens.verify(change(tokens.make("inst_1")))  # type: ignore[operator]
     assert unknown.value.code == "token_unknown"
