@@ -12,7 +12,7 @@ import _socket
 
 from ..protocol import frames
 from ..protocol.limits import MAX_STREAMS
-from .loop import READ, WRITE, Loop
+from .event_loop import READ, WRITE, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ import os
 import time
 
 from ..protocol import frames, minijson
-from . import processes, zygote
-from .child import FAILURE
+from . import processes
 from .connection import Refusal, Stream
-from .kernel_messages import (
+from .event_loop import READ, Loop, Timer
+from .interpreter import zygote
+from .interpreter.child import FAILURE
+from .interpreter.kernel_messages import (
     DONE,
     DONE_BODY,
     DROPPED,
@@ -29,8 +31,7 @@ from .kernel_messages import (
     SHOW,
     SIZE,
 )
-from .loop import READ, Loop, Timer
-from .runs import NO_USAGE, Run, Runs
+from .runs.runs import NO_USAGE, Run, Runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,21 +16,25 @@ import struct
 import sys
 
 from ..protocol import frames, minijson
-from . import artifacts, files, processes, system, zygote
+from . import processes, syscalls
+from .callbacks import Reports
 from .connection import Connection, Refusal, Stream
 from .contexts import Contexts
-from .conversations import Conversations
-from .file_requests import FileRequests
-from .journal import Journal
-from .loop import READ, Loop
-from .reports import Reports
-from .run_requests import RunRequests
-from .runs import Run, Runs
-from .staging import Staging
-from .standstill import Standstill
-from .tail import Tail
+from .event_loop import READ, Loop
+from .files import artifacts
+from .files.paths import ROOT, FileError
+from .files.requests import FileRequests
+from .files.staging import Staging
+from .files.workspace import Workspace
+from .freeze import Standstill
+from .interpreter import zygote
+from .output_tail import Tail
+from .runs.conversations import Conversations
+from .runs.journal import Journal
+from .runs.limits import Watch
+from .runs.requests import RunRequests
+from .runs.runs import Run, Runs
 from .unattended import Unattended
-from .watch import Watch
 from .workers import Workers
 
 TYPE_CHECKING = False
@@ -63,8 +67,8 @@ class Supervisor:
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._loop = Loop()
-        self._root: str = config.get("root", files.ROOT)
-        self._workspace = files.Workspace(self._root)
+        self._root: str = config.get("root", ROOT)
+        self._workspace = Workspace(self._root)
         self._scanner = artifacts.Scanner(self._root)
         self._staging = Staging(self._loop, self._root)
         self._reports = Reports(self._loop, config.get("callback"))
@@ -127,7 +131,7 @@ class Supervisor:
             self._operations["unattended"] = self._unattended.configure
 
     def _port(self, stream: Stream, request: dict[str, Any]) -> None:
-        from .porter import Porter  # Most instances that are waiting never need it.
+        from .files.transfer import Porter  # Most instances that are waiting never need it.
 
         porter = Porter(self._loop, self._workspace, self._standstill)
         work = {"scan": porter.scan, "collect": porter.collect, "populate": porter.populate}
@@ -297,7 +301,7 @@ class Supervisor:
             if request["op"] in CHANGING:
                 self._standstill.disturb()
             operation(stream, request)
-        except (Refusal, files.FileError) as error:
+        except (Refusal, FileError) as error:
             stream.error(error.code, str(error))
         except OSError as error:
             stream.error("executor_error", str(error))
@@ -633,10 +637,10 @@ class Supervisor:
         """
         # With all others but the one that has a handler: gVisor does not keep them from PID 1.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
-        told = system.signal_descriptor(signal.SIGTERM)
+        told = syscalls.signal_descriptor(signal.SIGTERM)
 
         def terminated(mask: int) -> None:
-            if system.is_from_outside(os.read(told, 128)) or os.getpid() != 1:
+            if syscalls.is_from_outside(os.read(told, 128)) or os.getpid() != 1:
                 self._leave(TERMINATED)
 
         self._loop.add(told, READ, terminated)
@@ -680,10 +684,10 @@ def main() -> None:
     # The kernel keeps from PID 1 only what it has no handler for, and Python has one for this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if config.get("seccomp"):
-        system.filter_calls(bytes.fromhex(config["seccomp"]))
+        syscalls.filter_calls(bytes.fromhex(config["seccomp"]))
     zygote.warm(bool(config.get("hooks", True)))
-    system.set_dumpable(False)
-    system.set_name("atoll")
+    syscalls.set_dumpable(False)
+    syscalls.set_name("atoll")
     if "journal" in config:
         config["journal_fds"] = [os.open(path, JOURNAL_FLAGS, 0o600) for path in config["journal"]]
     listener = _listener(config)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import time
 
-from .loop import Loop
+from .event_loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
     from .connection import Stream
-    from .loop import Timer
+    from .event_loop import Timer
 
 TICK = 60.0
 """Seconds at most between two looks at the clock, so that a pause in between is recognised."""

@@ -15,10 +15,11 @@ import _socket
 import os
 
 from ..protocol import frames, minijson
-from . import processes, system, zygote
+from . import processes, syscalls
 from .connection import Refusal, Stream
-from .files import FileError, translate
-from .loop import READ, WRITE, Loop
+from .event_loop import READ, WRITE, Loop
+from .files.paths import FileError, translate
+from .interpreter import zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _be_a_worker(socket: _socket.socket, root: int, work: Work) -> None:
     """Never returns."""
     try:
         # Not dumpable, as PID 1 is not.
-        system.set_name("files")
+        syscalls.set_name("files")
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

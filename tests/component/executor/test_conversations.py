@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-import atoll.executor.inside
+import atoll.executor.user_module
 from atoll.drivers.shared import executor_bundle
-from atoll.executor import conversations
-from atoll.executor.inside import atoll_session
+from atoll.executor.runs import conversations
+from atoll.executor.user_module import atoll_session
 from atoll.link.client import Link
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames, limits
@@ -27,7 +27,7 @@ from atoll.settings import LinkSettings
 
 pytestmark = pytest.mark.anyio
 
-INSIDE = str(Path(atoll.executor.inside.__file__).parent)
+INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
 class Heard:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.executor import journal
-from atoll.executor.journal import Journal
+from atoll.executor.runs import journal
+from atoll.executor.runs.journal import Journal
 from atoll.protocol import frames
 
 Ended = tuple[str, dict[str, Any], list[tuple[int, int, bytes]]]
@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_raises_nothing(
 
 FULL = """
 import os, signal, sys
-from atoll.executor.journal import Journal
+from atoll.executor.runs.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fds = [os.open(path, os.O_RDWR | os.O_CREAT) for path in sys.argv[1:]]
 kept = Journal(fds)

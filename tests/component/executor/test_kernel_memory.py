@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.executor import kernel_memory
+from atoll.executor.runs import kernel_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

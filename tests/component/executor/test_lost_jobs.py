@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import zygote
+from atoll.executor.interpreter import zygote
 from atoll.link.client import Link
 from atoll.protocol import frames
 from tests.executors import Executor, Heard, job

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from atoll.executor.reports import RESULT_SECONDS
+from atoll.executor.callbacks import RESULT_SECONDS
 from tests.e2e.hostile.host import below, processes
 from tests.executors import Executor, Heard, executor, job
 from tests.standstill import go_on, stand_still

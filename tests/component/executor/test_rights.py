@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.shared.file_trees import remove_tree
-from atoll.executor import rights
-from atoll.executor.files import FileError
+from atoll.executor.files import permissions
+from atoll.executor.files.paths import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ def test_opening_changes_no_rights_through_a_link(
             at_the_next_chmod(swap(victim, target)),
             contextlib.suppress(OSError, FileError),
         ):
-            opened = rights.open_file(fd, path)
+            opened = permissions.open_file(fd, path)
             assert os.read(opened, 100) == b"mine"
             os.close(opened)
     finally:

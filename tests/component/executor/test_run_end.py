@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from atoll.executor import artifacts
-from atoll.executor.journal import Journal
-from atoll.executor.loop import Loop
-from atoll.executor.reports import Reports
-from atoll.executor.runs import NO_USAGE, Runs
-from atoll.executor.staging import Staging
+from atoll.executor.callbacks import Reports
+from atoll.executor.event_loop import Loop
+from atoll.executor.files import artifacts
+from atoll.executor.files.staging import Staging
+from atoll.executor.runs.journal import Journal
+from atoll.executor.runs.runs import NO_USAGE, Runs
 from tests.executors import job
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import json, sys
 _, kind, cells = sys.argv
 if kind == "plain":
     sys.modules["IPython"] = None  # As if it were not there.
-from atoll.executor import figures, shell
+from atoll.executor.interpreter import matplotlib_figures, shell
 from tests.missing import missing
 class Kernel:
     shown = []
@@ -25,7 +25,7 @@ class Kernel:
         self.shown.append([kind, {k: str(v) for k, v in data.items()}])
 kernel = Kernel()
 found = shell.make(kernel)
-figures.prepare(kernel)
+matplotlib_figures.prepare(kernel)
 told = []
 for code in json.loads(cells):
     error = found.run(code)

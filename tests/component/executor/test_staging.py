@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.executor import artifacts, staging
-from atoll.executor.files import STAGING, Workspace
-from atoll.executor.loop import Loop
-from atoll.executor.staging import Staging
+from atoll.executor.event_loop import Loop
+from atoll.executor.files import artifacts, staging
+from atoll.executor.files.paths import STAGING
+from atoll.executor.files.staging import Staging
+from atoll.executor.files.workspace import Workspace
 
 RUN = "exec_1"
 Problem = dict[str, str]

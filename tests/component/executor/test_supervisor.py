@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import pipes
+from atoll.executor.runs import pipes
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames
 from tests import executors

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor.packing import MAX_IN_ZIP
+from atoll.executor.files.pack import MAX_IN_ZIP
 from atoll.link.client import Link
 from atoll.link.errors import ExecutorError
 from tests.executors import Executor

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.executor import files, removal
-from atoll.executor.files import FileError, Workspace
+from atoll.executor.files import removal
+from atoll.executor.files import workspace as workspace_module
+from atoll.executor.files.paths import FileError, split
+from atoll.executor.files.workspace import Workspace
 from tests.unit.executor.descriptors import held
 
 
@@ -51,7 +53,7 @@ def code(call: object, *arguments: object) -> str:
     ],
 )  # fmt: skip
 def test_a_path_has_these_parts(path: str, parts: list[str]) -> None:
-    assert files.split(path) == parts
+    assert split(path) == parts
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_path_has_these_parts(path: str, parts: list[str]) -> None:
      "/workspace/../a", "a\0b", "\0", "./.."],
 )  # fmt: skip
 def test_a_path_that_could_lead_out_is_refused(path: str) -> None:
-    assert code(files.split, path) == "bad_path"
+    assert code(split, path) == "bad_path"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def deep(root: Path, levels: int) -> None:
 def test_a_tree_of_any_depth_is_removed(
     root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "REMOVE_SECONDS", 250.0)
+    monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", 250.0)
     (root / "deep").mkdir()
     deep(root / "deep", 5000)
     workspace.remove("deep", True)
@@ -256,10 +258,10 @@ def test_a_removal_that_runs_out_of_time_is_finished_by_the_next(
     for name in ("one", "two"):
         (root / name / "sub").mkdir(parents=True)
         (root / name / "sub/f").touch()
-    monkeypatch.setattr(files, "REMOVE_SECONDS", -1.0)
+    monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", -1.0)
     assert code(workspace.remove, "one", True) == "not_empty"
     assert [item["path"] for item in workspace.list("", "", 10)["entries"]] == ["a", "two"]
-    monkeypatch.setattr(files, "REMOVE_SECONDS", 60.0)
+    monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", 60.0)
     workspace.remove("two", True)
     assert os.listdir(root) == ["a"]
 
@@ -267,8 +269,8 @@ def test_a_removal_that_runs_out_of_time_is_finished_by_the_next(
 def test_a_removal_that_is_tried_again_is_finished(
     root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "REMOVE_SECONDS", -1.0)
+    monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", -1.0)
     assert code(workspace.remove, "a", True) == "not_empty"
-    monkeypatch.setattr(files, "REMOVE_SECONDS", 60.0)
+    monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", 60.0)
     assert code(workspace.remove, "a", True) == "file_not_found"
     assert os.listdir(root) == []

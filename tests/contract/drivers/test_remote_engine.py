@@ -19,7 +19,7 @@ from atoll.drivers.docker import container_config, exec_link
 from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.executor.connection import Connection
-from atoll.executor.loop import Loop
+from atoll.executor.event_loop import Loop
 from atoll.link.client import Link
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.executor import artifacts
+from atoll.executor.files import artifacts
 from atoll.protocol import minijson
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor import zygote
+from atoll.executor.interpreter import zygote
 
 Pair = tuple[Any, Any]
 

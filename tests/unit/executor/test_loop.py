@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from atoll.executor.loop import MAX_COMPLAINTS, READ, Loop
+from atoll.executor.event_loop import MAX_COMPLAINTS, READ, Loop
 
 
 def fail(*arguments: int) -> None:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from atoll.executor import system
+from atoll.executor import syscalls
 
 KILL, QUEUED, THREAD, KERNEL = 0, -1, -6, 0x80
 
@@ -26,4 +26,4 @@ def test_a_signal_counts_as_the_host_s_only_when_it_cannot_be_forged(
     code: int, pid: int, outside: bool
 ) -> None:
     message = struct.pack("=IiiI", 15, 0, code, pid).ljust(128, b"\0")
-    assert system.is_from_outside(message) is outside
+    assert syscalls.is_from_outside(message) is outside

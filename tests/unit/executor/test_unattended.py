@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from atoll.executor.loop import Timer
+from atoll.executor.event_loop import Timer
 from atoll.executor.unattended import Unattended
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -23,7 +23,7 @@ from atoll.drivers.shared import mount_calls, tree_copy
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount
 from atoll.drivers.shared.workspaces import DIRECTORY, IMAGE
-from atoll.executor import removal
+from atoll.executor.files import removal
 
 if TYPE_CHECKING:
     from pathlib import Path

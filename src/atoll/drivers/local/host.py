@@ -20,7 +20,7 @@ from atoll.drivers.shared import cgroups, disk_images, seccomp
 from atoll.drivers.shared.cgroups import find_groups
 from atoll.drivers.shared.disk_images import image_trouble
 from atoll.drivers.shared.volumes.bucket_mounts import FUSE, GROUP
-from atoll.executor import kernel_memory
+from atoll.executor.runs import kernel_memory
 
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings

@@ -19,9 +19,12 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
     from pathlib import Path
 
 PACKAGE = "atoll_executor"
+USER_MODULE = "user_module"
+"""Package of the executor with what user code may import; written as a directory of its own."""
 EXECUTOR = f"{PACKAGE}.executor"
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.supervisor import main; main()"
 
@@ -49,10 +52,16 @@ def _sources() -> dict[str, bytes]:
     """Content of the modules by path in the bundle, beneath one package for relative imports."""
     sources = {f"{PACKAGE}/__init__.py": b""}
     for package in ("executor", "protocol"):
-        for module in resources.files(f"atoll.{package}").iterdir():
-            if module.name.endswith(".py"):
-                sources[f"{PACKAGE}/{package}/{module.name}"] = module.read_bytes()
+        _add_modules(sources, resources.files(f"atoll.{package}"), f"{PACKAGE}/{package}")
     return sources
+
+
+def _add_modules(sources: dict[str, bytes], package: Traversable, path: str) -> None:
+    for item in package.iterdir():
+        if item.name.endswith(".py"):
+            sources[f"{path}/{item.name}"] = item.read_bytes()
+        elif item.is_dir() and item.name not in (USER_MODULE, "__pycache__"):
+            _add_modules(sources, item, f"{path}/{item.name}")
 
 
 def _compiled(source: bytes, name: str) -> bytes:
@@ -76,7 +85,7 @@ def write(directory: Path) -> Path:
 
 def write_inside(directory: Path) -> Path:
     """What user code may import (`lib`) and call (`bin`), in `directory`, named by its content."""
-    source = (resources.files("atoll.executor.inside") / f"{MODULE}.py").read_bytes()
+    source = (resources.files("atoll.executor.user_module") / f"{MODULE}.py").read_bytes()
     place = f"lib/__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc"
     content = {
         f"lib/{MODULE}.py": source,

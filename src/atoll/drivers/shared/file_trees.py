@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 import math
 from typing import TYPE_CHECKING
 
-from atoll.executor import removal
+from atoll.executor.files import removal
 
 MAX_DEPTH = 256
 """Directories in directories; each takes a descriptor while its own are counted."""

@@ -16,8 +16,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from atoll.executor import rights
-from atoll.executor.removal import DIRECTORY
+from atoll.executor.files import permissions
+from atoll.executor.files.removal import DIRECTORY
 
 if TYPE_CHECKING:
     import threading
@@ -136,7 +136,7 @@ class TreeCopy:
         while self._way:
             _, mode, _ = self._way.pop()
             above = os.open("..", DIRECTORY, dir_fd=self._from)
-            rights.close(self._from, mode)
+            permissions.close(self._from, mode)
             self._from = above
 
     def _fill(self) -> list[str]:
@@ -179,7 +179,7 @@ class TreeCopy:
         return False
 
     def _file(self, name: str) -> None:
-        source, mode = rights.open_for_reading(name, self._from)
+        source, mode = permissions.open_for_reading(name, self._from)
         try:
             status = os.fstat(source)
             if not stat.S_ISREG(status.st_mode):
@@ -194,7 +194,7 @@ class TreeCopy:
             finally:
                 os.close(target)
         finally:
-            rights.close(source, mode)
+            permissions.close(source, mode)
 
     def _own(self, name: str) -> None:
         if self._uid is not None:
@@ -202,7 +202,7 @@ class TreeCopy:
 
     def _enter(self, name: str) -> None:
         try:
-            below, mode = rights.open_directory(name, self._from)
+            below, mode = permissions.open_directory(name, self._from)
         except (FileNotFoundError, NotADirectoryError):
             return  # Something else by now.
         status = os.fstat(below)
@@ -227,7 +227,7 @@ class TreeCopy:
                 raise OSError(errno.ESTALE, "the tree was moved while it was copied")
         else:
             self._from, self._to = os.dup(below), os.dup(made)
-        rights.close(below, mode)
+        permissions.close(below, mode)
         if self._uid is not None:
             os.fchown(made, self._uid, self._uid)
         os.fchmod(made, stat.S_IMODE(status.st_mode) if mode < 0 else mode)

@@ -31,7 +31,7 @@ from atoll.drivers.shared.disk_images import (
 )
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.errors import TemporaryError
-from atoll.executor import removal
+from atoll.executor.files import removal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,329 @@
+"""
+What happens to the files of a tree, told as it happens: created, modified, deleted, moved.
+
+Runs in a worker. By inotify where the kernel gives it, else by looking again every second. Memory
+is bounded whatever user code does and however slow the reader is: what the reader does not take
+waits in the kernel, which drops what is too much; that is told as `overflow`, and the reader has to
+look for itself. Changes that follow each other closely to one file may be told as one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import struct
+import time
+
+from ...protocol import minijson
+from .. import syscalls
+from ..workers import Line
+from .paths import STAGING, UPLOAD, split
+from .removal import DIRECTORY, TRASH
+from .tree_walk import walk
+from .workspace import Workspace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Notice = dict[str, Any]
+
+MAX_WATCHES = 8192
+"""Directories that are watched at once."""
+GATHER_SECONDS = 0.05
+POLL_SECONDS = 1.0
+MAX_POLLED = 20_000
+"""Entries, when looking again and again is the only way."""
+READ = 256 * 1024
+
+_EVENT = struct.Struct("iIII")
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_FROM, _TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_DELETE_SELF, _OVERFLOW, _IGNORED, _ISDIR = 0x400, 0x4000, 0x8000, 0x4000_0000
+_ONLYDIR, _EXCL_UNLINK = 0x0100_0000, 0x0400_0000
+_MASK = _MODIFY | _ATTRIB | _FROM | _TO | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR | _EXCL_UNLINK
+
+
+def follow(workspace: Workspace, request: dict[str, Any], line: Line) -> dict[str, Any]:
+    """Ends when nobody listens any more, or when the directory itself is gone."""
+    parts = split(request["path"])
+    top = workspace.reach(request["path"])
+    recursive = bool(request["recursive"])
+    fd = -1 if request.get("poll") else syscalls.inotify()
+    if fd < 0:
+        _Polled(top, parts, recursive, line).run()
+    else:
+        _Watched(fd, top, parts, recursive, line).run()
+    return {}
+
+
+def _tell(line: Line, notices: list[Notice]) -> None:
+    if notices:
+        line.send(b"".join(minijson.dumps(notice) + b"\n" for notice in notices))
+
+
+def _ours(name: str, at_root: bool) -> bool:
+    return name.startswith((TRASH, UPLOAD)) or (at_root and name == STAGING)
+
+
+class _Watched:
+    def __init__(self, fd: int, top: int, parts: list[str], recursive: bool, line: Line) -> None:
+        self._fd = fd
+        self._top = top
+        self._above = parts
+        self._recursive = recursive
+        self._line = line
+        self._paths: dict[int, tuple[str, ...]] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._cut = False
+        """Whether there are more directories than are watched, which is told once."""
+        self._notices: list[Notice] = []
+        self._moved: tuple[int, tuple[str, ...], bool] | None = None
+        """Cookie, path and kind of what has left its place, and may turn up in another."""
+
+    def run(self) -> None:
+        self._add((), self._top)
+        if self._recursive:
+            self._add_below((), tell=False)
+        self._line.event({"event": "watching"})
+        poll = select.poll()
+        poll.register(self._line.fd, select.POLLIN)
+        while self._numbers.get(()) is not None:
+            # No credit, no reading: the kernel keeps what comes, as much as it will.
+            if self._line.credit > 0:
+                poll.register(self._fd, select.POLLIN)
+            else:
+                poll.register(self._fd, 0)
+            wait = GATHER_SECONDS if self._moved is not None else POLL_SECONDS
+            ready = dict(poll.poll(wait * 1000))
+            if not ready and os.fstat(self._top).st_nlink == 0:
+                return  # The kernel says nothing of its end as long as it is open.
+            if self._line.fd in ready:
+                self._line.hear()
+            if self._fd in ready:
+                # What comes together is told together.
+                time.sleep(GATHER_SECONDS)
+                self._read()
+            elif self._moved is not None:
+                self._settle()
+            notices, self._notices = self._notices, []
+            _tell(self._line, notices)
+
+    def _read(self) -> None:
+        data = os.read(self._fd, READ)
+        at = 0
+        while at < len(data):
+            number, mask, cookie, size = _EVENT.unpack_from(data, at)
+            raw = data[at + _EVENT.size : at + _EVENT.size + size].rstrip(b"\0")
+            at += _EVENT.size + size
+            self._happened(number, mask, cookie, os.fsdecode(raw))
+
+    def _happened(self, number: int, mask: int, cookie: int, name: str) -> None:
+        if mask & _OVERFLOW:
+            self._settle()
+            self._note("overflow", ())
+            if self._recursive:
+                self._add_below((), tell=False)
+            return
+        above = self._paths.get(number)
+        if above is None:
+            return
+        if mask & (_IGNORED | _DELETE_SELF):
+            if mask & _IGNORED:
+                self._forget(above)
+            return
+        if not name:
+            return  # Of the directory itself: whoever has its name hears it from above.
+        path = (*above, name)
+        directory = bool(mask & _ISDIR)
+        hidden = _ours(name, not self._above and not above)
+        if mask & _TO:
+            self._arrived(path, cookie, directory, hidden)
+            return
+        self._settle()
+        if hidden:
+            return
+        if mask & _FROM:
+            self._moved = (cookie, path, directory)
+        elif mask & _CREATE:
+            self._note("created", path)
+            if directory and self._recursive:
+                self._enter(path, tell=True)
+        elif mask & _DELETE:
+            self._note("deleted", path)
+            if directory:
+                self._drop(path)
+        elif not directory or mask & _ATTRIB:
+            self._note("modified", path)
+
+    def _arrived(self, path: tuple[str, ...], cookie: int, directory: bool, hidden: bool) -> None:
+        moved, self._moved = self._moved, None
+        if moved is not None and moved[0] != cookie:
+            self._moved = moved
+            self._settle()
+            moved = None
+        if moved is not None:
+            if hidden:
+                self._note("deleted", moved[1])
+                self._drop(moved[1])
+                return
+            self._note("moved", path, moved[1])
+            if directory:
+                self._rename(moved[1], path)
+        elif not hidden:
+            # From where nobody watches: an upload that is whole now, for one.
+            self._note("created", path)
+            if directory and self._recursive:
+                self._enter(path, tell=True)
+
+    def _settle(self) -> None:
+        """What left its place and did not turn up is gone from here."""
+        if self._moved is not None:
+            _, path, directory = self._moved
+            self._moved = None
+            self._note("deleted", path)
+            if directory:
+                self._drop(path)
+
+    def _note(
+        self, kind: str, path: tuple[str, ...], source: tuple[str, ...] | None = None
+    ) -> None:
+        notice: Notice = {"type": kind, "path": "/".join([*self._above, *path])}
+        if source is not None:
+            notice["from"] = "/".join([*self._above, *source])
+        if notice not in self._notices[-8:]:
+            self._notices.append(notice)
+
+    # Watches
+
+    def _add(self, path: tuple[str, ...], fd: int) -> bool:
+        if len(self._paths) < MAX_WATCHES:
+            # By the open directory: whatever has its name now, it is this one.
+            number = syscalls.inotify_add(self._fd, b"/proc/self/fd/%d" % fd, _MASK)
+            if number >= 0:
+                self._paths[number] = path
+                self._numbers[path] = number
+                return True
+        if not self._cut:
+            self._cut = True
+            self._note("overflow", path)
+        return False
+
+    def _enter(self, path: tuple[str, ...], *, tell: bool) -> None:
+        here = os.dup(self._top)
+        try:
+            for part in path:
+                below = os.open(part, DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = below
+            if self._add(path, here):
+                self._add_below(path, tell=tell, top=here)
+        except OSError:
+            pass  # Gone again.
+        finally:
+            os.close(here)
+
+    def _add_below(self, path: tuple[str, ...], *, tell: bool, top: int | None = None) -> None:
+        """With `tell`, what is there already was made before anybody watched."""
+        at_root = not self._above and not path
+        for item in walk(self._top if top is None else top, at_root=at_root):
+            found = (*path, *item.parts)
+            if tell and len(self._notices) < MAX_POLLED:
+                self._note("created", found)
+            if stat.S_ISDIR(item.status.st_mode) and found not in self._numbers:
+                try:
+                    fd = os.open(item.parts[-1], DIRECTORY, dir_fd=item.directory)
+                except OSError:
+                    continue
+                try:
+                    if not self._add(found, fd):
+                        return
+                finally:
+                    os.close(fd)
+
+    def _below(self, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        return [known for known in self._numbers if known[: len(path)] == path]
+
+    def _rename(self, old: tuple[str, ...], new: tuple[str, ...]) -> None:
+        for known in self._below(old):
+            number = self._numbers.pop(known)
+            renamed = (*new, *known[len(old) :])
+            self._numbers[renamed] = number
+            self._paths[number] = renamed
+
+    def _drop(self, path: tuple[str, ...]) -> None:
+        for known in self._below(path):
+            syscalls.inotify_remove(self._fd, self._numbers[known])
+            self._forget(known)
+
+    def _forget(self, path: tuple[str, ...]) -> None:
+        number = self._numbers.pop(path, None)
+        if number is not None:
+            self._paths.pop(number, None)
+
+
+class _Polled:
+    def __init__(self, top: int, parts: list[str], recursive: bool, line: Line) -> None:
+        self._top = top
+        self._above = parts
+        self._recursive = recursive
+        self._line = line
+        self._cut = False
+
+    def run(self) -> None:
+        known = self._look()
+        self._line.event({"event": "watching"})
+        poll = select.poll()
+        poll.register(self._line.fd, select.POLLIN)
+        while True:
+            if poll.poll(POLL_SECONDS * 1000):
+                self._line.hear()
+                continue
+            if os.fstat(self._top).st_nlink == 0:
+                return
+            now = self._look()
+            _tell(self._line, self._differences(known, now))
+            known = now
+
+    def _look(self) -> dict[str, tuple[int, int, int, bool]]:
+        found: dict[str, tuple[int, int, int, bool]] = {}
+        self._full = False
+        for item in walk(self._top, at_root=not self._above, deep=self._recursive):
+            if len(found) >= MAX_POLLED:
+                self._full = True
+                break
+            status = item.status
+            directory = stat.S_ISDIR(status.st_mode)
+            changed = 0 if directory else status.st_ctime_ns
+            found["/".join([*self._above, *item.parts])] = (
+                status.st_ino,
+                status.st_mode,
+                changed,
+                directory,
+            )
+        return found
+
+    def _differences(
+        self,
+        known: dict[str, tuple[int, int, int, bool]],
+        now: dict[str, tuple[int, int, int, bool]],
+    ) -> list[Notice]:
+        notices: list[Notice] = []
+        gone = {path: value for path, value in known.items() if path not in now}
+        by_inode = {value[0]: path for path, value in gone.items()}
+        for path, value in now.items():
+            if path in known:
+                if known[path] != value:
+                    notices.append({"type": "modified", "path": path})
+            elif value[0] in by_inode:
+                old = by_inode.pop(value[0])
+                del gone[old]
+                notices.append({"type": "moved", "path": path, "from": old})
+            else:
+                notices.append({"type": "created", "path": path})
+        notices += [{"type": "deleted", "path": path} for path in gone]
+        if self._full and not self._cut:
+            self._cut = True
+            notices.append({"type": "overflow", "path": "/".join(self._above)})
+        return notices

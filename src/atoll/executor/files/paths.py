@@ -1,0 +1,75 @@
+"""
+Paths of the workspace: names that Atoll reserves, errors of a path, and opening below a directory.
+
+Names that begin with `TRASH` (see `removal`) or `UPLOAD` are the executor's: files that are being
+removed or received. Lists leave them out, and `STAGING` at the top: files of running executions.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from .removal import DIRECTORY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROOT = "/workspace"
+UPLOAD = ".atoll-upload-"
+STAGING = ".tmp"
+
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""Not to hang on a pipe that stands where a file was expected."""
+_CODES = {
+    errno.ENOENT: ("file_not_found", "does not exist"),
+    errno.ELOOP: ("bad_path", "leads out of the workspace or is replaced by a link meanwhile"),
+    errno.EISDIR: ("is_directory", "is a directory"),
+    errno.ENOTDIR: ("not_directory", "is not a directory"),
+    errno.EEXIST: ("file_exists", "exists already"),
+    errno.ENOTEMPTY: ("not_empty", "is not empty"),
+    errno.ENAMETOOLONG: ("bad_path", "has a name that is too long"),
+    errno.EACCES: ("file_denied", "may not be used so: permission denied"),
+    errno.EPERM: ("file_denied", "may not be used so: not permitted"),
+    errno.ENOSPC: ("disk_full", "does not fit: the workspace is full"),
+    errno.EDQUOT: ("disk_full", "does not fit: the workspace is full"),
+    errno.EFBIG: ("disk_full", "is larger than the workspace may be"),
+}
+
+
+class FileError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def translate(error: OSError, path: str) -> FileError:
+    code, words = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
+    return FileError(code, "%s %s" % (path, words))
+
+
+def split(path: str) -> list[str]:
+    """The components of a path beneath the workspace; the workspace itself has none."""
+    if path == ROOT or path.startswith(ROOT + "/"):
+        path = path[len(ROOT) :]
+    elif path.startswith("/"):
+        raise FileError("bad_path", "%s is not beneath %s" % (path, ROOT))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise FileError("bad_path", "%s has '..' in it" % path)
+    if "\0" in path:
+        raise FileError("bad_path", "a path may not hold a NUL")
+    return parts
+
+
+def open_below(top: int, parts: Iterable[str]) -> int:
+    """A directory beneath another, no part of which is a link."""
+    here = os.dup(top)
+    for part in parts:
+        try:
+            below = os.open(part, DIRECTORY, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    return here

@@ -1,0 +1,380 @@
+"""
+The process of one execution, from taking the job to its exit.
+
+Everything here runs with the rights of user code and is trusted as little: the supervisor believes
+only what the kernel says of this process. The return value goes through a pipe of its own, as one
+byte that says what follows (a value, or an error) and JSON.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import os
+import resource
+import site
+import sys
+
+from ...protocol import minijson
+from .. import syscalls
+from ..files import staging
+from ..runs import terminal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn
+
+VALUE = b"V"
+FAILURE = b"E"
+SOURCE_NAME = "<code>"
+OUR_FRAMES = __name__.partition(".")[0] + "/"
+ARGUMENT_LIMIT = 100_000
+OUT_OF_MEMORY = 137
+"""Exit code of a Python process that got no more memory, where no control group tells of it."""
+PACKAGES = "ATOLL_PACKAGES"
+"""Variable with the directory of the session's own packages."""
+
+_leader = 0
+
+INTERPRETERS = {
+    "shell": (["bash", "sh"], ["-c"]),
+    "javascript": (["node", "nodejs"], ["-e"]),
+}
+
+
+def rehearse() -> None:
+    """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
+    path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
+    _limit({})
+    environment({"id": "", "env": {}, "workspace": "/nonexistent"})
+    _user_code({"code": "print(end='')\n", "args": []}, -1)
+    _flush(0)
+    sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
+
+
+def wait_and_run(jobs: Any, receive: Callable[[Any], Any], oom_score: int) -> NoReturn:
+    _, job, descriptors = receive(jobs)
+    jobs.close()
+    stdin, stdout, stderr, value = descriptors
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for fd in (stdin, stdout, stderr):
+        os.close(fd)
+    # Not before: user code of an earlier run could reach what this process shares with the zygote.
+    syscalls.set_dumpable(True)
+    if oom_score:
+        # Only now does that file belong to this process.
+        syscalls.set_oom_score(oom_score)
+    if job.get("terminal"):
+        terminal.control(0)
+    os._exit(_run(job, value))
+
+
+def _run(job: dict[str, Any], value: int) -> int:
+    global _leader
+    _leader = os.getpid()
+    try:
+        _limit(job["limits"])
+        # On top of the instance's own, which is there already.
+        for name, text in environment(job).items():
+            os.environ[name] = text
+        os.umask(0o022)
+        try:
+            os.chdir(job["cwd"])
+        except OSError as error:
+            _report(
+                value, FAILURE, _failure("bad_cwd", "cwd %s: %s" % (job["cwd"], error.strerror))
+            )
+            return 1
+        if job["kind"] == "python":
+            return _python(job, value)
+        if job["kind"] == "context":
+            from . import kernel
+
+            kernel.serve(job, value)
+        return _execute(job, value)
+    except MemoryError:
+        return OUT_OF_MEMORY
+
+
+def environment(job: dict[str, Any]) -> dict[str, str]:
+    """The run's own variables, and its staging area, which is made."""
+    env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
+    if job.get("staging", True):
+        env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
+    packages = env.get(PACKAGES)
+    if packages:
+        # In front of the template's, behind the user's.
+        env["PYTHONPATH"] = ":".join(search_path(env))
+        programs = packages + "/bin"
+        given, own = env.get("PATH"), os.environ.get("PATH", os.defpath)
+        env["PATH"] = "%s:%s" % ((given, programs) if given else (programs, own))
+    if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
+        # Behind theirs stays the instance's own, where `atoll_session` is.
+        env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
+    return env
+
+
+def search_path(env: dict[str, str]) -> list[str]:
+    """Where modules are looked for first: where the variable says, then among the packages."""
+    entries = [entry for entry in env.get("PYTHONPATH", "").split(":") if entry]
+    packages = env.get(PACKAGES)
+    return entries if not packages or packages in entries else [*entries, packages]
+
+
+def add_user_site() -> None:
+    """
+    Find what `pip install` puts into the home directory, because the template's own is read-only,
+    as an interpreter does that user code starts. Of user code's processes alone.
+    """
+    if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
+        return  # A virtual environment has none.
+    site.USER_BASE = site.USER_SITE = None  # Looked up with the zygote's variables, if at all.
+    place = site.getusersitepackages()
+    if place in sys.path or not os.path.isdir(place):
+        return
+    for number, entry in enumerate(sys.path):
+        if entry.endswith(("/site-packages", "/dist-packages")):
+            sys.path.insert(number, place)
+            return
+    sys.path.append(place)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, most in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def _failure(code: str, message: str, **more: str) -> bytes:
+    return minijson.dumps(dict(more, code=code, message=message))
+
+
+def _report(fd: int, kind: bytes, body: bytes) -> None:
+    """Of the execution's own process alone: what it forked says nothing about its result."""
+    if os.getpid() != _leader:
+        return
+    view = memoryview(kind + body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# Commands
+
+
+def _execute(job: dict[str, Any], value: int) -> int:
+    """Replace this process by the command; comes back only when that cannot be done."""
+    # Python takes these for itself; a program that it starts should not find them so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if job["kind"] == "command":
+        candidates, argv, missing = [job["command"][0]], job["command"], "command_not_found"
+    else:
+        candidates, argv = _interpreter(job)
+        missing = "interpreter_missing"
+    problem = None
+    for program in candidates:
+        try:
+            os.execvpe(program, [program, *argv[1:]], os.environ)
+        except OSError as error:
+            problem = problem if isinstance(problem, PermissionError) else error
+    assert problem is not None
+    if isinstance(problem, (FileNotFoundError, NotADirectoryError)):
+        message = "%s is not in this sandbox" % " or ".join(candidates)
+        _report(value, FAILURE, _failure(missing, message))
+        os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
+        return 127
+    message = "%s cannot be executed: %s" % (candidates[0], problem.strerror)
+    _report(value, FAILURE, _failure("not_executable", message))
+    os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
+    return 126
+
+
+def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
+    candidates, flags = INTERPRETERS[job["kind"]]
+    code = job["code"]
+    arguments = ["bash", *job["args"]] if job["kind"] == "shell" else ["--", *job["args"]]
+    if len(code.encode("utf-8", "surrogatepass")) < ARGUMENT_LIMIT:
+        return candidates, ["", *flags, code, *arguments]
+    path = "/tmp/%s" % job["id"]  # noqa: S108 - private to the instance
+    with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(code)
+    return candidates, ["", path, *job["args"]]
+
+
+# Python
+
+
+def _python(job: dict[str, Any], value: int) -> int:
+    sys.path[0:0] = search_path(job["env"])
+    add_user_site()
+    _reseed()
+    try:
+        status = _user_code(job, value)
+    except SystemExit as exit:
+        status = _exit_status(exit)
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
+        status = _exception(error, job["code"] or "", value)
+        if isinstance(error, MemoryError) and "DATA" in job["limits"]:
+            status = OUT_OF_MEMORY
+    return _finish(status)
+
+
+def _user_code(job: dict[str, Any], value: int) -> int:
+    source: str | None = job["code"]
+    name: str | None = job.get("function")
+    sys.argv = ["main.py", *job["args"]]
+    sys.path.insert(0, os.getcwd())
+    main = type(sys)("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    if source is not None:
+        code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102
+        handler = main.__dict__.get(name or "handler")
+    else:
+        module, _, name = (name or "").partition(":")
+        handler = None
+        try:
+            __import__(module)
+            handler = getattr(sys.modules[module], name, None)
+        except ModuleNotFoundError as error:
+            if not (module + ".").startswith("%s." % error.name):
+                raise  # It is there, and what it needs is not.
+            name = "%s:%s" % (module, name)
+    if not callable(handler):
+        if name is None:
+            return 0
+        message = "there is no function %s" % name
+        _report(value, FAILURE, _failure("function_not_found", message))
+        _say("atoll: %s\n" % message)
+        return 1
+    result = handler(_input(job))
+    if hasattr(result, "__await__"):
+        import asyncio
+
+        async def wait_for() -> Any:
+            return await result
+
+        result = asyncio.run(wait_for())
+    try:
+        text = minijson.dumps(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
+        _report(value, FAILURE, _failure("return_value_not_json", message))
+        _say("atoll: %s\n" % message)
+        return 1
+    if len(text) > job["return_limit"]:
+        message = "the return value has %d bytes of JSON; %d are allowed" % (
+            len(text),
+            job["return_limit"],
+        )
+        _report(value, FAILURE, _failure("return_value_too_large", message))
+        _say("atoll: %s\n" % message)
+        return 1
+    _report(value, VALUE, text)
+    return 0
+
+
+def _input(job: dict[str, Any]) -> Any:
+    if job.get("body") is None:
+        return job["event"]
+    import binascii
+
+    return binascii.a2b_base64(job["body"])
+
+
+def _reseed() -> None:
+    """Forks of one process would all draw the same numbers from a generator without a fork hook."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _exit_status(exit: SystemExit) -> int:
+    code = exit.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int.__and__(code, 0xFF)
+    try:
+        text = "%s\n" % (code,)
+    except BaseException:  # noqa: BLE001 - __str__ is user code
+        return 1
+    _say(text)
+    return 1
+
+
+def _say(text: str) -> None:
+    """To stderr, whatever user code made of that."""
+    try:
+        sys.stderr.write(text)
+    except BaseException:  # noqa: BLE001 - what stands there is user code, or nothing
+        pass
+
+
+def _exception(error: BaseException, source: str, value: int) -> int:
+    # Every step below can run user code: __str__, excepthook, what stands in sys, a metaclass.
+    message = lines = ""
+    name = type.__dict__["__name__"].__get__(type(error))
+    try:
+        import linecache
+        import traceback
+
+        linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
+        trace = error.__traceback__
+        # Ours is the outermost frame; a syntax error has no other.
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OUR_FRAMES):
+            trace = trace.tb_next
+        error.__traceback__ = trace
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, trace)
+        else:
+            lines = "".join(traceback.format_exception(type(error), error, trace))
+            _say(lines)
+        # As the type itself does it: the result may be of a class that user code made.
+        message = str.__getitem__(str(error), slice(0, 10_000))
+    except BaseException:  # noqa: BLE001 - see above
+        if not lines:
+            _say("%s\n" % name)
+    try:
+        _report(
+            value,
+            FAILURE,
+            _failure("exception", message, name=name, traceback=lines[-50_000:]),
+        )
+    except BaseException:  # noqa: BLE001 - see above
+        pass
+    return 1
+
+
+def _finish(status: int) -> int:
+    """What the interpreter does at its end, without tearing it down: threads, atexit, buffers."""
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        atexit = sys.modules.get("atexit")
+        if atexit is not None:
+            atexit._run_exitfuncs()
+    except SystemExit as exit:
+        status = _exit_status(exit)
+    except BaseException:  # noqa: BLE001 - as above
+        status = status or 1
+    return _flush(status)
+
+
+def _flush(status: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:  # noqa: BLE001 - as above
+            status = status or 120
+    return status

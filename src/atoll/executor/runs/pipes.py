@@ -1,0 +1,264 @@
+"""
+What goes between the supervisor and the process of a run: its stdin, its output, and its own word
+of how it went. With a terminal, one pair of ends carries stdin, stdout and stderr.
+
+Output is taken as it comes, into the run's log up to a limit and counted beyond it, so no reader
+slows the code. What is to be read from stdin waits here, and no more of it than `MAX_STDIN`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...protocol import frames
+from ..event_loop import READ, WRITE, Loop
+from . import terminal
+from .log import Log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+PIPE_READ = 262_144
+ROUNDS = 64
+"""So many pieces are read of what is there: a process that writes on and on is not waited for."""
+MAX_STDIN = 1024 * 1024
+"""Bytes that were given later and that nobody has read yet; one more is refused."""
+MAX_LEFT = 256
+OUTPUTS = (frames.STDOUT, frames.STDERR, frames.VALUE)
+
+
+class Pipe:
+    """One output of a run: read, kept up to a limit, counted beyond it."""
+
+    def __init__(self, channel: int, fd: int, limit: int | None) -> None:
+        self.channel = channel
+        self.fd = fd
+        self.limit = limit
+        self.size = 0
+        self.kept = 0
+
+
+class Leftovers:
+    """
+    Outputs of runs that are over, to which what they left running may still write. They are read,
+    and nothing is kept, neither of that nor of the run. User code can hold them for ever, and as
+    many as there were runs: the oldest goes for one too many.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._fds: list[int] = []
+
+    def take(self, fd: int) -> None:
+        self._loop.add(fd, READ, lambda mask: self._drain(fd))
+        self._fds.append(fd)
+        if len(self._fds) > MAX_LEFT:
+            self._close(self._fds[0])
+
+    def _drain(self, fd: int) -> None:
+        try:
+            data = os.read(fd, PIPE_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._fds.remove(fd)
+        self._loop.remove(fd)
+        os.close(fd)
+
+
+class Pipes:
+    def __init__(self, loop: Loop, log: Log, request: dict[str, Any]) -> None:
+        self._loop = loop
+        self._log = log
+        self._request = request
+        self._outputs: list[Pipe] = []
+        self._input = bytearray((request.get("stdin") or "").encode("utf-8", "surrogateescape"))
+        """All that was given for stdin until a process took the run: it may be written again."""
+        self._input_open = bool(request.get("stdin_open")) or request.get("terminal") is not None
+        self._taken = False
+        self._stdin = bytearray()
+        """What is still to be written."""
+        self._stdin_fd = -1
+        self._stdin_open = False
+        """Whether more may come."""
+        self._feeding = False
+        """Whether the loop waits for somebody to read."""
+        self._watched = False
+
+    def open(self, null: int) -> list[int]:
+        """Make them; the ends that go to the process, which the caller closes."""
+        request = self._request
+        theirs: list[int] = []
+        text, size = request.get("stdin"), request.get("terminal")
+        self._stdin, self._stdin_open = bytearray(self._input), self._input_open
+        try:
+            if size is not None:
+                ours, slave = terminal.open(*size)
+                theirs += [slave, os.dup(slave), os.dup(slave)]
+                self._stdin_fd = os.dup(ours)
+                # No limit but that of the log.
+                self._outputs.append(Pipe(frames.STDOUT, ours, None))
+            elif text is None and not request.get("stdin_open"):
+                theirs.append(os.dup(null))
+            else:
+                read, self._stdin_fd = os.pipe2(os.O_CLOEXEC)
+                theirs.append(read)
+            for channel in OUTPUTS[len(theirs) - 1 :]:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                theirs.append(write)
+                limit: int = request["output_limit"]
+                if channel == frames.VALUE:
+                    limit = request["return_limit"] + 65_536
+                self._outputs.append(Pipe(channel, read, limit))
+            for fd in (self._stdin_fd, *(pipe.fd for pipe in self._outputs)):
+                if fd >= 0:
+                    os.set_blocking(fd, False)
+        except BaseException:
+            for fd in theirs:
+                os.close(fd)
+            self.close()
+            raise
+        return theirs
+
+    @property
+    def abandoned(self) -> bool:
+        """
+        Whether, since `watch`, every copy of the other ends was closed. The last pipe, for the
+        value, tells of all of them until a process takes the run.
+        """
+        return bool(self._outputs) and self._outputs[-1].fd < 0
+
+    def taken(self) -> None:
+        """A process has the other ends: they are not opened again."""
+        self._taken = True
+        self._input.clear()
+
+    def watch(self) -> None:
+        """From now on, read what comes and write what is taken."""
+        self._watched = True
+        for pipe in self._outputs:
+            if pipe.fd >= 0:
+                self._loop.add(pipe.fd, READ, self._reader(pipe))
+        self.feed()
+
+    # Output
+
+    def _reader(self, pipe: Pipe) -> Callable[[int], None]:
+        def ready(mask: int) -> None:
+            self._read(pipe)
+
+        return ready
+
+    def _read(self, pipe: Pipe) -> bool:
+        """Take one piece from a pipe; whether there may be more."""
+        try:
+            data = os.read(pipe.fd, PIPE_READ)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close(pipe)
+            return False
+        pipe.size += len(data)
+        kept = data if pipe.limit is None else data[: max(0, pipe.limit - pipe.kept)]
+        if kept:
+            pipe.kept += len(kept)
+            self._log.keep(pipe.channel, kept)
+        return True
+
+    def take(self) -> None:
+        """Read what is there already."""
+        for pipe in self._outputs:
+            rounds = 0
+            while pipe.fd >= 0 and rounds < ROUNDS and self._read(pipe):
+                rounds += 1
+
+    def sizes(self) -> dict[str, int]:
+        """How many bytes came, by channel."""
+        return {str(pipe.channel): pipe.size for pipe in self._outputs}
+
+    # Input
+
+    def give(self, data: bytes, eof: bool) -> str | None:
+        """More for stdin; why not, in a word, when it cannot be taken."""
+        if self._stdin_fd < 0 or not self._stdin_open:
+            return "stdin_closed"
+        if len(self._stdin) + len(data) > MAX_STDIN:
+            return "stdin_full"
+        if eof and self._request.get("terminal") is not None:
+            data += terminal.END_OF_INPUT
+        elif eof:
+            self._stdin_open = self._input_open = False
+        self._stdin += data
+        if not self._taken:
+            self._input += data
+        self.feed()
+        return None
+
+    def feed(self) -> None:
+        """Write what is taken of stdin; close it at the end, or when nobody reads."""
+        if self._stdin_fd < 0:
+            return
+        try:
+            while self._stdin:
+                del self._stdin[: os.write(self._stdin_fd, self._stdin[:65_536])]
+        except BlockingIOError:
+            if self._watched and not self._feeding:
+                self._feeding = True
+                self._loop.add(self._stdin_fd, WRITE, lambda mask: self.feed())
+            return
+        except OSError:
+            self._stdin_open = False
+        if not self._stdin_open:
+            self._close_stdin()
+        elif self._feeding:
+            self._feeding = False
+            self._loop.remove(self._stdin_fd)
+
+    def _close_stdin(self) -> None:
+        self._stdin.clear()
+        if self._stdin_fd >= 0:
+            self._loop.remove(self._stdin_fd)
+            os.close(self._stdin_fd)
+            self._stdin_fd, self._feeding = -1, False
+
+    # The terminal
+
+    @property
+    def terminal_fd(self) -> int:
+        """Our end of the terminal; -1 when there is none, or no more."""
+        if self._request.get("terminal") is None or not self._outputs:
+            return -1
+        return self._outputs[0].fd
+
+    # The end
+
+    def settle(self, left: Leftovers | None) -> None:
+        """The run has its result; outputs to which somebody may still write go to `left`."""
+        for pipe in self._outputs:
+            if pipe.fd >= 0 and left is not None and pipe.channel != frames.VALUE:
+                self._loop.remove(pipe.fd)
+                left.take(pipe.fd)
+                pipe.fd = -1
+        self.close()
+
+    def close(self) -> None:
+        """All of it; it may be opened once more."""
+        self._close_stdin()
+        for pipe in self._outputs:
+            if pipe.fd >= 0:
+                self._close(pipe)
+        self._outputs = []
+        self._watched = False
+
+    def _close(self, pipe: Pipe) -> None:
+        self._loop.remove(pipe.fd)
+        os.close(pipe.fd)
+        pipe.fd = -1
