@@ -1,4 +1,4 @@
-"""The interpreter that is lent to images without one."""
+"""The interpreter that is mounted into containers of images without Python."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return portable_interpreter.write(tmp_path_factory.mktemp("lent"))
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return portable_interpreter.write(tmp_path_factory.mktemp("node"))
 
 
 def run(place: Path, code: str) -> str:
     """
-    Away from where it was made. Without a home in its environment it would ask for the user's, of
-    libraries that are the system's.
+    Run code with a copy of the interpreter. HOME is set, because Python would otherwise load
+    libraries of the system to look up the user.
     """
     words = [*portable_interpreter.command(str(place)), "-I", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env={"HOME": "/"})
@@ -33,8 +33,8 @@ def run(place: Path, code: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_is_whole_and_finds_itself_wherever_it_is(lent: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(lent, tmp_path / "elsewhere", symlinks=True)
+def test_a_copy_in_another_directory_uses_only_its_own_files(written: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(written, tmp_path / "elsewhere", symlinks=True)
     code = "import ctypes, select, socket, ssl, sys, zlib; print(sys.prefix, sys.executable)"
     assert run(place, code) == f"{place} {place}/bin/python3\n"
     seen = run(place, "import ssl\nfor line in open('/proc/self/maps'): print(line.split()[-1])")
@@ -43,26 +43,26 @@ def test_it_is_whole_and_finds_itself_wherever_it_is(lent: Path, tmp_path: Path)
     assert all(line.startswith(str(place)) for line in libraries), libraries
 
 
-def test_it_is_made_once(lent: Path) -> None:
-    before = lent.stat().st_ino
-    assert portable_interpreter.write(lent.parent) == lent
-    assert lent.stat().st_ino == before
-    assert [path.name for path in lent.parent.iterdir()] == [lent.name]
+def test_it_is_written_once(written: Path) -> None:
+    before = written.stat().st_ino
+    assert portable_interpreter.write(written.parent) == written
+    assert written.stat().st_ino == before
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
-def test_anybody_may_read_it_and_only_its_owner_change_it(lent: Path) -> None:
-    for path in (lent, *lent.rglob("*")):
+def test_everyone_can_read_it_and_only_its_owner_can_change_it(written: Path) -> None:
+    for path in (written, *written.rglob("*")):
         if not path.is_symlink():
             assert path.stat().st_mode & 0o7777 in (0o755, 0o644), path
 
 
-def test_it_brings_no_packages_and_no_tests(lent: Path) -> None:
-    names = {path.name for path in lent.rglob("*")}
+def test_it_contains_no_packages_and_no_tests(written: Path) -> None:
+    names = {path.name for path in written.rglob("*")}
     assert names.isdisjoint({"site-packages", "test", "idlelib", "ensurepip", "tkinter"})
 
 
-@pytest.mark.parametrize("prepare", ["no ldd", "a static one"])
-def test_one_that_cannot_be_lent_is_told_with_what_to_do(
+@pytest.mark.parametrize("prepare", ["no ldd", "static binary"])
+def test_the_error_for_an_interpreter_that_cannot_be_moved_says_what_to_do(
     prepare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if prepare == "no ldd":
@@ -71,7 +71,7 @@ def test_one_that_cannot_be_lent_is_told_with_what_to_do(
         static = shutil.which("ldconfig", path="/usr/sbin:/sbin")
         assert static is not None
         monkeypatch.setattr(sys, "executable", os.path.realpath(static))
-    with pytest.raises(PermanentError, match="Take an image with Python") as refused:
+    with pytest.raises(PermanentError, match="Use an image with Python") as refused:
         portable_interpreter.write(tmp_path)
     assert refused.value.code == "interpreter_missing"
     assert list(tmp_path.iterdir()) == []

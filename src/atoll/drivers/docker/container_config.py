@@ -1,8 +1,8 @@
 """
-What a container is made with. Pure: a description goes in, the engine's JSON comes out.
+Configuration of containers: the JSON body of `POST /containers/create`, from a description.
 
-Nothing of the image decides how it is confined: its user, its entry point, its volumes and its
-health check are set aside, and the executor is the first process of the container.
+The image does not decide how its containers are confined. Its user, entry point, volumes and health
+check are overridden; the first process of the container is the executor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.shared import variables
-from atoll.drivers.shared.executor_bundle import BOOT, SOCKET
+from atoll.drivers.shared.executor_bundle import BOOT
 from atoll.drivers.shared.packages import install_program
 from atoll.drivers.shared.paths import EXECUTOR, INSIDE, PACKAGES
 
@@ -20,85 +20,78 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
 
 UID = 1000
-"""Of installations, and of workspaces of earlier versions; others have a uid of their own."""
+"""
+User of installations, and of workspaces of earlier versions. Other workspaces have uids of their
+own.
+"""
 WORKSPACE = "/workspace"
 TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - inside
 LINK = "/run/atoll/link"
-"""Directory, inside, of the socket on which the executor listens."""
+"""Directory of the executor's socket."""
 JOURNAL = "/run/atoll/journal"
 OWN_PROCESSES = 8
-"""Processes of ours beside those of user code, with some for requests that concern files."""
+"""Processes of Atoll beside those of user code, including some that serve file operations."""
 EXECUTOR_PROCESSES = 2
-"""Those that are always there: the supervisor and the zygote."""
-SUPERVISOR_SCORE, USER_SCORE = 500, 1000
-"""Of two processes the kernel ends that with the higher score first, when memory runs out."""
+"""Processes of Atoll that always exist: the supervisor and the zygote."""
+SUPERVISOR_OOM_SCORE, USER_OOM_SCORE = 500, 1000
+"""When memory runs out, the kernel kills the process with the highest score."""
 KERNEL_THREADS, KERNEL_SHARE = 256, 4
-"""What a runtime with a kernel of its own takes of the host's: for itself, and for each process."""
-MASKED = (
+"""
+Threads on the host of a runtime with a kernel of its own: for the kernel, and for each process.
+"""
+MASKED_PATHS = (
     "/sys", "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kallsyms", "/proc/kcore",
     "/proc/keys", "/proc/latency_stats", "/proc/modules", "/proc/sched_debug", "/proc/scsi",
     "/proc/timer_list", "/proc/timer_stats",
 )  # fmt: skip
-"""What tells of the machine: all that engines mask by themselves, and more."""
+"""Files that describe the host: the engine's defaults and more."""
 MAX_SIGNALS = 4096
-"""Signals that wait, and timers, of all processes of a uid."""
+"""Pending signals and timers of all processes of a user."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of an image that sets none."""
 
 
 @dataclass(frozen=True)
-class Base:
-    """What of an image a container is made with."""
+class BaseImage:
+    """The image of a container, its interpreter and the runtime."""
 
     image: str
-    """By its id: a tag may be another image by now."""
+    """The id: a tag may have moved."""
     python: tuple[str, ...]
-    """The command that is the interpreter inside."""
+    """Command that starts the interpreter."""
     executable: str
-    """The same as one program, for others to start."""
+    """The interpreter as one program, for `sys.executable`."""
     path: str
-    """Where programs are looked for."""
+    """Value of the environment variable PATH."""
     runtime: str = ""
-    """Of the engine, by name; its default when empty."""
+    """Name of the engine's runtime; its default if empty."""
     own_kernel: bool = False
-    """Whether the runtime brings a kernel of its own, such as gVisor's."""
+    """Whether the runtime has a kernel of its own, as gVisor does."""
     mounts: tuple[dict[str, Any], ...] = ()
-    """What the interpreter needs, where it is not the image's."""
+    """Mounts of an interpreter that is not the image's."""
     volumes: tuple[str, ...] = ()
-    """Paths inside for which the image wants volumes."""
+    """Paths that the image declares as volumes."""
 
 
 @dataclass(frozen=True)
-class Container:
-    base: Base
+class ContainerSpec:
+    """A container of an instance or of an installation of packages."""
+
+    base: BaseImage
     labels: dict[str, str]
     mounts: tuple[dict[str, Any], ...]
     resources: Resources
     uid: int
+    tmp_size: int
+    open_files: int
     environment: str | None = None
-    """The template's own packages, as a path inside."""
-    tmp_size: int = 64 * 1024 * 1024
-    open_files: int = 1024
+    """Path of the template's package environment."""
     relays: int = 0
-    """Processes of links, beside all others."""
+    """Number of relay processes, in addition to all others (`exec_link`)."""
 
 
-@dataclass(frozen=True)
-class Installation:
-    """A container in which packages are installed: as an instance's, but for what is mounted."""
-
-    base: Base
-    labels: dict[str, str]
-    mounts: tuple[dict[str, Any], ...]
-    resources: Resources
-    uid: int = UID
-    tmp_size: int = 64 * 1024 * 1024
-    open_files: int = 1024
-    relays: int = 0
-
-
-def body(container: Container) -> dict[str, Any]:
-    """For `POST /containers/create`."""
-    base, own = container.base, container.environment or ""
+def instance_body(spec: ContainerSpec) -> dict[str, Any]:
+    base, own = spec.base, spec.environment or ""
     env = {
         **variables.INSTANCE,
         "PATH": f"{own and f'{own}/bin:'}{base.path}:{INSIDE}/bin",
@@ -106,42 +99,42 @@ def body(container: Container) -> dict[str, Any]:
         "ATOLL_PYTHON": base.executable,
     }
     program = ["-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), "-"]
-    return _body(container, WORKSPACE, env, program)
+    return _body(spec, WORKSPACE, env, program)
 
 
-def installation_body(container: Installation) -> dict[str, Any]:
-    env = {**variables.INSTALLATION, "PATH": container.base.path}
+def installation_body(spec: ContainerSpec) -> dict[str, Any]:
+    env = {**variables.INSTALLATION, "PATH": spec.base.path}
     program = ["-I", "-S", "-B", install_program.PROGRAM, install_program.STANDARD]
-    made = _body(container, install_program.BUILD, env, program)
-    # What goes through its standard streams is in nobody's log, and it ends with who started it:
-    # nobody would take what it makes.
-    made["HostConfig"] |= {"LogConfig": {"Type": "none"}, "AutoRemove": True}
-    return made
+    body = _body(spec, install_program.BUILD, env, program)
+    # Its standard streams carry a protocol, which no log needs. It is useless without the process
+    # that started it, and ends with it.
+    body["HostConfig"] |= {"LogConfig": {"Type": "none"}, "AutoRemove": True}
+    return body
 
 
 def _body(
-    container: Container | Installation, workdir: str, env: dict[str, str], program: list[str]
+    spec: ContainerSpec, workdir: str, env: dict[str, str], program: list[str]
 ) -> dict[str, Any]:
-    base, resources = container.base, container.resources
-    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={container.tmp_size}"
+    base, resources = spec.base, spec.resources
+    tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={spec.tmp_size}"
     host: dict[str, Any] = {
-        "Mounts": [*base.mounts, *container.mounts],
+        "Mounts": [*base.mounts, *spec.mounts],
         "NetworkMode": "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "ReadonlyRootfs": True,
-        "Tmpfs": dict.fromkeys(sorted(_temporary(container)), tmpfs),
-        "ShmSize": container.tmp_size,
+        "Tmpfs": dict.fromkeys(sorted(_tmpfs_paths(spec)), tmpfs),
+        "ShmSize": spec.tmp_size,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        "MaskedPaths": list(MASKED),
-        **limits(resources, relays=container.relays),
-        "OomScoreAdj": SUPERVISOR_SCORE,
+        "MaskedPaths": list(MASKED_PATHS),
+        **limits(resources, relays=spec.relays),
+        "OomScoreAdj": SUPERVISOR_OOM_SCORE,
         "Ulimits": [
             {"Name": "core", "Soft": 0, "Hard": 0},
             {"Name": "memlock", "Soft": 65_536, "Hard": 65_536},
             {"Name": "msgqueue", "Soft": 819_200, "Hard": 819_200},
-            {"Name": "nofile", "Soft": container.open_files, "Hard": container.open_files},
+            {"Name": "nofile", "Soft": spec.open_files, "Hard": spec.open_files},
             {"Name": "sigpending", "Soft": MAX_SIGNALS, "Hard": MAX_SIGNALS},
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
@@ -150,20 +143,20 @@ def _body(
     if base.runtime:
         host["Runtime"] = base.runtime
     if base.own_kernel:
-        # To the host's kernel that is a program with threads of its own, which ends when it gets no
-        # more of them. User code is held by its own kernel, which counts this container alone.
-        most = resources.max_processes + OWN_PROCESSES
-        host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
+        # On the host, that kernel is a program with many threads, which crashes if it gets too few.
+        # User code is limited by that kernel, which counts the processes of this container alone.
+        limit = resources.max_processes + OWN_PROCESSES
+        host["Ulimits"].append({"Name": "nproc", "Soft": limit, "Hard": limit})
         host["PidsLimit"] = KERNEL_THREADS + KERNEL_SHARE * host["PidsLimit"]
     return {
         "Image": base.image,
         "Hostname": "sandbox",
-        "User": f"{container.uid}:{container.uid}",
+        "User": f"{spec.uid}:{spec.uid}",
         "WorkingDir": workdir,
         "Entrypoint": [*base.python, *program],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in env.items()],
-        "Labels": container.labels,
+        "Labels": spec.labels,
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",
         "AttachStdin": True,
@@ -176,56 +169,24 @@ def _body(
     }
 
 
-def _temporary(container: Container | Installation) -> set[str]:
+def _tmpfs_paths(spec: ContainerSpec) -> set[str]:
     """
-    What the image wants volumes for is a temporary place too: those that the engine would make
-    could be written to without a limit.
+    Temporary directories, and the paths that the image declares as volumes: in a volume of the
+    engine, files could grow without a limit.
     """
-    base = container.base
-    mounted = {str(mount["Target"]) for mount in (*base.mounts, *container.mounts)}
+    base = spec.base
+    mounted = {str(mount["Target"]) for mount in (*base.mounts, *spec.mounts)}
     return {*TEMPORARY, *(posixpath.normpath(path) for path in base.volumes)} - mounted
 
 
 def limits(resources: Resources, *, relays: int) -> dict[str, Any]:
-    """What can be changed while it runs, too."""
+    """The limits that can be changed while the container runs."""
     return {
         "Memory": resources.memory,
-        # With swap the same, there is none.
+        # Memory and swap together: no swap.
         "MemorySwap": resources.memory,
         "NanoCpus": int(resources.cpu * 1_000_000_000),
         "PidsLimit": resources.max_processes + OWN_PROCESSES + relays,
-    }
-
-
-def config(
-    *,
-    token: str,
-    listen: str,
-    peer: int | None,
-    journal: tuple[str, ...],
-    preload: tuple[str, ...],
-    environment: str | None,
-    ephemeral: bool,
-    unattended: float | None,
-    seccomp: bytes | None,
-) -> dict[str, Any]:
-    """
-    What the executor is told on its standard input. `peer` is the user of the processes inside that
-    may connect to it; without, none may.
-    """
-    return {
-        "token": token,
-        "listen": listen,
-        "peer": peer,
-        "journal": list(journal),
-        "preload": list(preload),
-        "hooks": True,
-        "inside": SOCKET,
-        "packages": environment or "",
-        "ephemeral": ephemeral,
-        "unattended": unattended,
-        "oom_score": USER_SCORE,
-        "seccomp": "" if seccomp is None else seccomp.hex(),
     }
 
 
@@ -233,12 +194,10 @@ def bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
 
 
-def shared(executor: str, inside: str, packages: str | None) -> list[dict[str, Any]]:
-    """What all containers of a node have of it."""
-    found = [
+def shared_mounts(executor: str, inside: str, packages: str) -> list[dict[str, Any]]:
+    """The mounts of all containers of a node."""
+    return [
         bind(executor, EXECUTOR, read_only=True),
         bind(inside, INSIDE, read_only=True),
+        bind(packages, PACKAGES, read_only=True),
     ]
-    if packages is not None:
-        found.append(bind(packages, PACKAGES, read_only=True))
-    return found

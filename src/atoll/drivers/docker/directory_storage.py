@@ -28,7 +28,7 @@ from atoll.drivers.docker.storage import (
     WorkspaceNotRemoved,
     file_errors,
 )
-from atoll.drivers.docker.workspace_upgrade import moved, unmount_interrupted_move
+from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle, tree_copy
 from atoll.drivers.shared.disk_images import attached_to
 from atoll.drivers.shared.file_trees import remove_tree
@@ -88,7 +88,7 @@ class DirectoryStorage:
         self._instances.mkdir(exist_ok=True, mode=0o700)
         self._workspaces.open()
         self.places.open(images=self._trouble)
-        self._shared = container_config.shared(
+        self._shared = container_config.shared_mounts(
             str(executor_bundle.write(self._node)),
             str(executor_bundle.write_inside(self._node)),
             str(self._packages),
@@ -133,7 +133,7 @@ class DirectoryStorage:
                 self.places.make_prefix(spec.prefix)
             return self._workspaces.make(name, spec.resources.disk, spec.prefix)
         if self.quota:
-            return moved(self._workspaces, found)
+            return as_image(self._workspaces, found)
         if found.kind == IMAGE:
             raise InstanceNotStarted(
                 f"Workspace {name} is a file system image, which cannot be mounted on this node "

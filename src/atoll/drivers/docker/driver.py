@@ -42,7 +42,9 @@ from atoll.drivers.docker.errors import (
     translated,
 )
 from atoll.drivers.docker.exec_link import ExecLinks
+from atoll.drivers.docker.executor_config import ExecutorConfig
 from atoll.drivers.docker.installer import Installer
+from atoll.drivers.docker.installer_tools import InstallerTools
 from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
 from atoll.drivers.docker.scratch_containers import ScratchContainers
 from atoll.drivers.docker.storage_probe import directory_obstacle, image_obstacle
@@ -201,13 +203,13 @@ class DockerDriver:
         elif uv is None:
             self.environments.open(None)
         else:
+            tools = InstallerTools(self._node, uv, self._storage.interpreter)
             installer = Installer(
                 self._engine,
                 self._settings,
-                self._node,
+                self._node / "installs",
                 self._name,
-                uv,
-                self._storage.interpreter,
+                tools,
                 images=self._storage.quota,
             )
             await installer.open()
@@ -324,7 +326,7 @@ class DockerDriver:
             wanted = self._container(spec, base, await self._storage.prepare(spec))
             with translated():
                 made = await self._engine.docker.containers.create(
-                    container_config.body(wanted), name=name
+                    container_config.instance_body(wanted), name=name
                 )
             await self._start(spec, made.id, wanted)
             found = await self._inspect(made.id)
@@ -352,14 +354,14 @@ class DockerDriver:
     async def _image_identity(self, template: Template) -> tuple[str, ...]:
         return await self._templates.identity(template)
 
-    async def _base(self, template: Template) -> container_config.Base:
+    async def _base(self, template: Template) -> container_config.BaseImage:
         image = await self._templates.find(template)
         path = image.env.get("PATH", container_config.PATH)
         runtime = template.runtime or self._settings.runtime
         own_kernel = self._engine.is_gvisor(runtime)
         python = await self._templates.python(template)
         if python is not None:
-            return container_config.Base(
+            return container_config.BaseImage(
                 image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
             )
         if template.python:
@@ -367,7 +369,7 @@ class DockerDriver:
                 f"The image of template {template.id} has no {template.python}, which the template "
                 "names as its interpreter."
             )
-        return container_config.Base(
+        return container_config.BaseImage(
             image.id,
             portable_interpreter.command(),
             f"{portable_interpreter.PLACE}/bin/python3",
@@ -379,8 +381,8 @@ class DockerDriver:
         )
 
     def _container(
-        self, spec: InstanceSpec, base: container_config.Base, prepared: InstanceFiles
-    ) -> container_config.Container:
+        self, spec: InstanceSpec, base: container_config.BaseImage, prepared: InstanceFiles
+    ) -> container_config.ContainerSpec:
         relayed = base.own_kernel or self._storage.socket(spec.instance_id) is None
         labels: dict[str, str] = {
             Label.NODE: self._name,
@@ -390,7 +392,7 @@ class DockerDriver:
             Label.UID: str(prepared.uid),
             Label.DISK: DiskLimit.FILE_SYSTEM if prepared.size_is_limited else DiskLimit.EXECUTOR,
         }
-        return container_config.Container(
+        return container_config.ContainerSpec(
             base=base,
             labels=labels,
             mounts=tuple(prepared.mounts),
@@ -407,11 +409,11 @@ class DockerDriver:
         return None if name is None else self.environments.inside(name)
 
     async def _start(
-        self, spec: InstanceSpec, container_id: str, wanted: container_config.Container
+        self, spec: InstanceSpec, container_id: str, wanted: container_config.ContainerSpec
     ) -> None:
         """Start the container, tell its executor what to do, and wait until that is ready."""
         unattended = self._link_settings.unattended_grace
-        config = container_config.config(
+        config = ExecutorConfig(
             token=self._token(spec.instance_id),
             listen=f"\0{exec_link.SOCKET_NAME}"
             if wanted.relays
@@ -423,10 +425,10 @@ class DockerDriver:
                 if self._storage.journals
             ),
             preload=spec.template.preload,
-            environment=wanted.environment,
+            packages=wanted.environment or "",
             ephemeral=spec.ephemeral,
             unattended=None if spec.ephemeral else unattended.total_seconds(),
-            seccomp=self._filter,
+            seccomp="" if self._filter is None else self._filter.hex(),
         )
         container = self._engine.docker.containers.container(container_id)
         stream = container.attach(stdin=True, stdout=True, stderr=True)
@@ -438,7 +440,7 @@ class DockerDriver:
                     # Attached first: nothing of what it writes is missed.
                     await stream._init()
                     await container.start()
-                    await stream.write_in(json.dumps(config).encode() + b"\n")
+                    await stream.write_in(config.line())
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self._await_ready(spec.instance_id, stream)

@@ -1,9 +1,9 @@
 """
-What is said with the program of an installation over the standard streams of its container.
+Protocol with an installation's program, over the standard streams of its container.
 
-Frames as `install_program` has them: an order and its answer, and every connection that was made
-inside, each served here as if it had come over a socket. Nothing in the container need reach
-anything of the host for that, on whichever machine or in whichever runtime it is.
+The frames are those of `install_program`: an order, its answer, and the data of connections that
+the program accepts inside the container. Each connection is served here as if it had come over a
+socket. The container therefore needs no network, on whichever machine or runtime it is.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import Answer
 
-LOG = 2
-"""What is printed comes on the standard error."""
-MOST_CONNECTIONS = 64
-LAST_WORDS_SECONDS = 5.0
-READ = 64 * 1024
+STDERR = 2
+"""The program's frames go to standard output, and all other output to standard error."""
+MAX_CONNECTIONS = 64
+LOG_TIMEOUT = 5.0
+"""Seconds to wait for output that was printed before the answer."""
+READ_SIZE = 64 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -55,87 +56,97 @@ class InstallerStream:
     def __init__(
         self, stream: Stream, answer: Answer | None, hear: Callable[[bytes], None]
     ) -> None:
+        """`answer` serves connections; without it they are refused. `hear` receives the output."""
         self._stream = stream
         self._answer = answer
         self._hear = hear
-        self._ours: dict[int, asyncio.StreamWriter] = {}
-        """The ends of connections into which goes what was said inside."""
-        self._writing = asyncio.Lock()
+        self._connections: dict[int, asyncio.StreamWriter] = {}
+        """Writers to which data of connections is passed, by number."""
+        self._write_lock = asyncio.Lock()
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """`InstallFailed` when it ends without an answer, or says what makes no sense."""
-        serving: set[asyncio.Task[None]] = set()
+        """Raises `InstallFailed` if the program ends without a valid answer."""
+        tasks: set[asyncio.Task[None]] = set()
         try:
             await self._send(0, ORDER, json.dumps(order).encode())
             async for number, kind, data in self._frames():
                 if kind == ANSWER:
-                    await self._hear_out()
+                    await self._read_rest_of_log()
                     return decoded(data)
-                if kind == OPEN and self._takes(number):
-                    for work in await self._opened(number):
+                if kind == OPEN and self._may_open(number):
+                    for work in await self._open(number):
                         task = asyncio.create_task(work)
-                        serving.add(task)
-                        task.add_done_callback(serving.discard)
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
                 elif kind == OPEN:
                     await self._send(number, GONE)
-                elif number in self._ours:
-                    await self._pass_on(number, kind, data)
+                elif number in self._connections:
+                    await self._receive(number, kind, data)
             raise InstallFailed(ENDED)
         finally:
-            for task in serving:
+            for task in tasks:
                 task.cancel()
-            for writer in self._ours.values():
+            for writer in self._connections.values():
                 writer.close()
-            if serving:
-                await asyncio.wait(serving)
+            if tasks:
+                await asyncio.wait(tasks)
 
-    async def _hear_out(self) -> None:
-        """What it printed before its answer may come after it, by another pipe; then it ends."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
-                while (message := await self._read()) is not None:
-                    if message.stream == LOG:
-                        self._hear(message.data)
+    # Frames
 
     async def _read(self) -> Message | None:
         with translated():
             return await self._stream.read_out()
 
-    def _takes(self, number: int) -> bool:
-        """Whether a connection of that number may be made."""
-        return (
-            self._answer is not None
-            and number not in self._ours
-            and len(self._ours) < MOST_CONNECTIONS
-        )
-
-    async def _opened(self, number: int) -> tuple[Coroutine[Any, Any, None], ...]:
-        """A new connection, and what is to be done for it."""
-        assert self._answer is not None
-        ours, theirs = socket.socketpair()
-        reader, self._ours[number] = await asyncio.open_connection(sock=ours)
-        return self._serve(self._answer, theirs), self._tell(number, reader)
-
     async def _frames(self) -> AsyncIterator[tuple[int, bytes, bytes]]:
-        said = bytearray()
+        received = bytearray()
         while (message := await self._read()) is not None:
-            if message.stream == LOG:
+            if message.stream == STDERR:
                 self._hear(message.data)
                 continue
-            said += message.data
-            while len(said) >= FRAME.size:
-                number, kind, size = FRAME.unpack_from(said)
+            received += message.data
+            while len(received) >= FRAME.size:
+                number, kind, size = FRAME.unpack_from(received)
                 if size > (ANSWER_LIMIT if kind == ANSWER else PIECE):
                     raise InstallFailed(TOO_LONG)
                 end = FRAME.size + size
-                if len(said) < end:
+                if len(received) < end:
                     break
-                data = bytes(said[FRAME.size : end])
-                del said[:end]
+                data = bytes(received[FRAME.size : end])
+                del received[:end]
                 yield number, kind, data
 
-    async def _pass_on(self, number: int, kind: bytes, data: bytes) -> None:
-        writer = self._ours[number]
+    async def _read_rest_of_log(self) -> None:
+        """Output that was printed before the answer may arrive after it, by another pipe."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOG_TIMEOUT):
+                while (message := await self._read()) is not None:
+                    if message.stream == STDERR:
+                        self._hear(message.data)
+
+    async def _send(self, number: int, kind: bytes, data: bytes = b"") -> None:
+        async with self._write_lock:
+            # Errors mean that the container is gone, which `ask` notices: there is no answer then.
+            with contextlib.suppress(OSError, RuntimeError, AssertionError):
+                await self._stream.write_in(FRAME.pack(number, kind, len(data)) + data)
+
+    # Connections
+
+    def _may_open(self, number: int) -> bool:
+        return (
+            self._answer is not None
+            and number not in self._connections
+            and len(self._connections) < MAX_CONNECTIONS
+        )
+
+    async def _open(self, number: int) -> tuple[Coroutine[Any, Any, None], ...]:
+        """Open a connection; the coroutines are its work."""
+        assert self._answer is not None
+        ours, theirs = socket.socketpair()
+        reader, self._connections[number] = await asyncio.open_connection(sock=ours)
+        return self._serve(self._answer, theirs), self._send_response(number, reader)
+
+    async def _receive(self, number: int, kind: bytes, data: bytes) -> None:
+        writer = self._connections[number]
         with contextlib.suppress(OSError):
             if kind == DATA:
                 writer.write(data)
@@ -150,21 +161,14 @@ class InstallerStream:
         try:
             await answer(reader, writer)
         except Exception:
-            # Of one connection, which ends with that; the installation goes on.
+            # Only this connection fails; the installation continues.
             log.exception("install.connection_failed")
         finally:
             writer.close()
 
-    async def _tell(self, number: int, reader: asyncio.StreamReader) -> None:
-        """What was answered, to who asked inside; whoever served it has closed it after that."""
+    async def _send_response(self, number: int, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(READ):
+            while data := await reader.read(READ_SIZE):
                 await self._send(number, DATA, data)
-        self._ours.pop(number).close()
+        self._connections.pop(number).close()
         await self._send(number, END)
-
-    async def _send(self, number: int, kind: bytes, data: bytes = b"") -> None:
-        async with self._writing:
-            # When it is gone, which aiodocker takes for a mistake, there is no answer: that tells.
-            with contextlib.suppress(OSError, RuntimeError, AssertionError):
-                await self._stream.write_in(FRAME.pack(number, kind, len(data)) + data)

@@ -1,10 +1,10 @@
 """
-Workspaces that earlier versions kept in directories, moved into file system images.
+Moves workspaces that earlier versions kept in directories into file system images.
 
 A workspace is moved when its next instance is made, before anything uses it. The record changes
-last, in one step, and the directory goes after that: until then a move that was interrupted is
-begun anew, and nothing is lost. A file lock keeps replicas of a node from moving one workspace at
-the same time. Blocking file work; callers use a thread.
+last and atomically, and the directory is removed after that. A move that was interrupted starts
+again, and nothing is lost. A file lock prevents that two replicas of a node move one workspace at
+the same time. Blocking file system work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 
     from atoll.drivers.shared.workspaces import Workspace, Workspaces
 
-FILES, TOP, LOCK = "files", "top", "move.lock"
-"""Beside a workspace's record: its directory, where its image is mounted meanwhile, the lock."""
+FILES, MOUNT_POINT, LOCK = "files", "top", "move.lock"
+"""Beside a workspace's record: its directory, the temporary mount of its image, and the lock."""
 MAX_DOUBLINGS = 6
-"""What was written past a limit that was only watched is kept: the image is made larger."""
+"""
+User code may have written past a limit that was not enforced by a file system. Such files are kept
+and the size of the image is doubled until they fit.
+"""
 
 log = structlog.get_logger(__name__)
 
 
-def moved(workspaces: Workspaces, workspace: Workspace) -> Workspace:
-    """The workspace as an image, with a uid of its own; unchanged when it is no directory."""
+def as_image(workspaces: Workspaces, workspace: Workspace) -> Workspace:
+    """The workspace as an image with a uid of its own; unchanged if it is not a directory."""
     directory = workspaces.directory(workspace.name)
     if workspace.kind != DIRECTORY and not (directory / FILES).exists():
         return workspace
@@ -47,14 +50,14 @@ def moved(workspaces: Workspaces, workspace: Workspace) -> Workspace:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Another replica may have moved it meanwhile.
         result = _move(workspaces, workspaces.get(workspace.name) or workspace)
-        # Who waits for it finds that it was moved; who comes later does not need it.
+        # A waiting process sees that the workspace was moved; a later one does not need the lock.
         (directory / LOCK).unlink(missing_ok=True)
     return result
 
 
 def unmount_interrupted_move(workspaces: Workspaces, name: str) -> None:
-    """What a move that was killed has left mounted in a workspace that is to be removed."""
-    unmount(workspaces.directory(name) / TOP)
+    """Unmount the image of a move that was killed, before the workspace is removed."""
+    unmount(workspaces.directory(name) / MOUNT_POINT)
 
 
 def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
@@ -62,25 +65,25 @@ def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
     files = directory / FILES
     if workspace.kind != DIRECTORY:
         if workspace.kind == IMAGE:
-            remove_tree(files)  # What a move that was interrupted at its end has left.
+            remove_tree(files)  # Left by a move that was interrupted at its end.
         return workspace
-    image, top = directory / "disk", directory / TOP
+    image, mount_point = directory / "disk", directory / MOUNT_POINT
     size, uid = workspace.size, workspaces.new_uid()
-    top.mkdir(mode=0o700, exist_ok=True)
+    mount_point.mkdir(mode=0o700, exist_ok=True)
     for attempt in range(MAX_DOUBLINGS + 1):
-        unmount(top)
+        unmount(mount_point)
         image.unlink(missing_ok=True)
         workspaces.make_image(image, size)
         try:
-            _fill(image, top, files, uid)
+            _fill(image, mount_point, files, uid)
             break
         except OSError as error:
             if error.errno != errno.ENOSPC or attempt == MAX_DOUBLINGS:
                 raise
             size *= 2
         finally:
-            unmount(top)
-    top.rmdir()
+            unmount(mount_point)
+    mount_point.rmdir()
     result = replace(workspace, kind=IMAGE, uid=uid, size=size)
     workspaces.update(result)
     log.info("workspace.moved", workspace=workspace.name, size=size)
@@ -88,15 +91,15 @@ def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
     return result
 
 
-def _fill(image: Path, top: Path, files: Path, uid: int | None) -> None:
-    mount_calls.mount_image(str(image), str(top))
-    (top / "lost+found").rmdir()
-    # Beside the files while they are copied; in the same file system, as hard links need.
-    links = top / f".links-{os.urandom(8).hex()}"
+def _fill(image: Path, mount_point: Path, files: Path, uid: int | None) -> None:
+    mount_calls.mount_image(str(image), str(mount_point))
+    (mount_point / "lost+found").rmdir()
+    # Scratch space of the copy; hard links need it in the same file system.
+    links = mount_point / f".links-{os.urandom(8).hex()}"
     links.mkdir(mode=0o700)
     with contextlib.ExitStack() as held:
         fds = []
-        for directory in (files, top, links):
+        for directory in (files, mount_point, links):
             fds.append(os.open(directory, removal.DIRECTORY))
             held.callback(os.close, fds[-1])
         tree_copy.TreeCopy(fds[0], fds[1], uid, fds[2], threading.Event()).run()
