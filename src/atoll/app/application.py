@@ -367,7 +367,7 @@ async def application(
             contexts=contexts,
             invocations=Invocations(store, executions),
             files=files,
-            links=SignedUrls(
+            signed_urls=SignedUrls(
                 files,
                 connections,
                 GrantTokens(await store.secret(), clock),

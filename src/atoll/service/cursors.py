@@ -1,8 +1,7 @@
 """
-Cursors of lists that are no table's: a place in the list as text that fits into an address.
+Cursors of lists that are not tables: a position in the list as text for a URL.
 
-A cursor is of one kind of list, and is refused by the others. Nothing in it is secret, and nothing
-of it is trusted but that it is text.
+A cursor belongs to one kind of list, and the others reject it. It is neither secret nor trusted.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import binascii
 from atoll.errors import InvalidRequest
 
 
-def written(kind: str, place: str | None) -> str | None:
-    """`kind` is one letter. None stands for the end of the list, on both sides."""
-    if place is None:
+def encode(kind: str, position: str | None) -> str | None:
+    """`kind` is one letter. Null is the end of the list, on both sides."""
+    if position is None:
         return None
-    text = f"{kind}{place}".encode("utf-8", "surrogateescape")
+    text = f"{kind}{position}".encode("utf-8", "surrogateescape")
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
 
-def read(kind: str, cursor: str | None) -> str | None:
+def decode(kind: str, cursor: str | None) -> str | None:
     if cursor is None:
         return None
     try:
@@ -30,12 +29,11 @@ def read(kind: str, cursor: str | None) -> str | None:
     except (ValueError, binascii.Error):
         text = ""
     if text[:1] != kind:
-        raise bad()
+        raise bad_cursor()
     return text[1:]
 
 
-def bad() -> InvalidRequest:
+def bad_cursor() -> InvalidRequest:
     return InvalidRequest(
-        "cursor: this was not returned by an earlier page; start again without one.",
-        code="bad_cursor",
+        "cursor: not a cursor of this list. Start again without one.", code="bad_cursor"
     )

@@ -1,4 +1,4 @@
-"""Cursors of lists that are no table's."""
+"""Cursors of lists that are not tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ names = st.binary(max_size=50).map(lambda data: data.decode("utf-8", "surrogatee
 
 
 @given(place=names)
-def test_a_cursor_leads_back_to_its_place_whatever_bytes_are_in_it(place: str) -> None:
-    written = cursors.written("n", place)
+def test_a_cursor_encodes_a_position_of_any_bytes(place: str) -> None:
+    written = cursors.encode("n", place)
 
     assert written is not None
     assert written.isascii()
-    assert cursors.read("n", written) == place
+    assert cursors.decode("n", written) == place
 
 
-def test_a_list_without_an_end_and_one_at_its_end_have_none() -> None:
-    assert cursors.written("n", None) is None
-    assert cursors.read("n", None) is None
+def test_the_end_of_a_list_has_no_cursor() -> None:
+    assert cursors.encode("n", None) is None
+    assert cursors.decode("n", None) is None
 
 
-@pytest.mark.parametrize("cursor", ["", "?", "bg*", "ü", "b", cursors.written("t", "x")])
-def test_what_is_of_no_list_or_of_another_is_refused(cursor: str) -> None:
+@pytest.mark.parametrize("cursor", ["", "?", "bg*", "ü", "b", cursors.encode("t", "x")])
+def test_a_cursor_of_another_list_and_no_cursor_at_all_are_rejected(cursor: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        cursors.read("n", cursor)
+        cursors.decode("n", cursor)
 
     assert refused.value.code == "bad_cursor"

@@ -148,12 +148,12 @@ async def list_session_artifacts(
 
 def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
     """What makes links to files; None where the server does not know its address."""
-    links = services_of(request).links
+    signed_urls = services_of(request).signed_urls
     base = absolute_url_or_none(request, "/")
     if base is None:
         return None
     key_id = key_id_of(request)
-    return lambda path: base.rstrip("/") + links.artifact(session_id, path, key_id=key_id)
+    return lambda path: base.rstrip("/") + signed_urls.artifact(session_id, path, key_id=key_id)
 
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})

@@ -40,6 +40,7 @@ from atoll.api.rest.schemas.files import (
 from atoll.api.rest.schemas.types import path_of
 from atoll.api.rest.services import key_id_of, services_of
 from atoll.errors import AtollError, InvalidRequest
+from atoll.service.files.types import Search
 
 Form = Literal["tar", "tar.gz", "zip"]
 MAX_WRITTEN = 1000
@@ -119,10 +120,7 @@ async def search_files(
     page = await services_of(request).files.search(
         session_id,
         path_encoding.in_query(request),
-        query,
-        regex=regex,
-        ignore_case=ignore_case,
-        glob=glob,
+        Search(query, regex, ignore_case, glob),
         cursor=cursor,
         limit=limit,
     )
@@ -313,7 +311,7 @@ async def presign(request: Request, session_id: str, body: Presign) -> JsonRespo
     when the API key that created it is removed. Where blobs are on S3, a download's link is S3's
     own, returns the file as it is now, and is valid until it expires.
     """
-    links, life = services_of(request).links, timedelta(seconds=body.expires_in)
+    links, life = services_of(request).signed_urls, timedelta(seconds=body.expires_in)
     path, key_id = path_of(body.path), key_id_of(request)
     if body.method == "GET":
         link = await links.get(session_id, path, life, key_id=key_id, filename=body.filename)

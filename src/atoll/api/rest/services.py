@@ -52,7 +52,7 @@ class Services:
     contexts: Contexts
     invocations: Invocations
     files: Files
-    links: SignedUrls
+    signed_urls: SignedUrls
     artifacts: Artifacts
     checkpoints: Checkpoints
     autosave: Autosave

@@ -32,7 +32,7 @@ _OPEN: dict[str, Any] = {"security": []}
 async def get_signed(request: Request, token: str) -> Response:
     """Download the file that the link is for; ranges and conditions as with a key."""
     found = services_of(request)
-    grant = await found.links.granted(token, "GET")
+    grant = await found.signed_urls.verify(token, "GET")
     may_start.set(grant.may_start)
     return await downloads.answer(
         request, found.files, grant.session_id, grant.path, filename=grant.filename
@@ -48,7 +48,7 @@ async def get_signed(request: Request, token: str) -> Response:
 async def put_signed(request: Request, token: str) -> JsonResponse:
     """Write the file that the link is for."""
     found = services_of(request)
-    grant = await found.links.granted(token, "PUT")
+    grant = await found.signed_urls.verify(token, "PUT")
     entry = await found.files.write(grant.session_id, grant.path, _body(request))
     return JsonResponse(entry_out(entry), 201)
 
@@ -58,6 +58,6 @@ async def put_signed(request: Request, token: str) -> JsonResponse:
 )
 async def complete_signed(request: Request, token: str) -> JsonResponse:
     """Bring what was put to the blob store by a native link into the workspace."""
-    links = services_of(request).links
-    _entry = await links.complete(await links.granted(token, "POST"))
+    signed_urls = services_of(request).signed_urls
+    _entry = await signed_urls.complete(await signed_urls.verify(token, "POST"))
     return JsonResponse(entry_out(_entry), 201)

@@ -37,7 +37,7 @@ class Artifacts:
 
     async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
         await self._connections.session(session_id)
-        after = cursors.read("a", cursor)
+        after = cursors.decode("a", cursor)
         found: dict[str, Version] = {}
         following: str | None = None
         for _ in range(MOST // _AT_ONCE):
@@ -60,4 +60,4 @@ class Artifacts:
         chosen = sorted(found)
         items = tuple(found[path] for path in chosen[:limit])
         last = chosen[limit - 1] if len(chosen) > limit else None
-        return Page(items, cursors.written("a", last))
+        return Page(items, cursors.encode("a", last))

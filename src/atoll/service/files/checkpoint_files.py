@@ -1,8 +1,8 @@
 """
-Files of sessions that are away, out of their last checkpoints.
+Read-only file access to sessions that cannot be reached, served from their last checkpoint.
 
-Nothing is resolved on a disk: a path is a name in the manifest, and a link in it leads to another
-name or nowhere.
+A path is a name in the checkpoint's manifest. A symbolic link leads to another name of the
+manifest or nowhere; nothing is resolved on a file system.
 """
 
 from __future__ import annotations
@@ -20,29 +20,39 @@ if TYPE_CHECKING:
     from atoll.service.checkpoints.service import Checkpoints
 
 ROOT = "/workspace"
-MOST_LINKS = 20
+MAX_SYMLINKS = 20
 _TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.SYMLINK: "symlink"}
 
 
 class CheckpointFiles:
-    def __init__(self, checkpoints: Checkpoints, left: Callable[[str], Awaitable[None]]) -> None:
-        """`left` waits until a session that ends is saved."""
+    def __init__(
+        self, checkpoints: Checkpoints, wait_for_last_save: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """`wait_for_last_save` waits for the checkpoint of a session that has just ended."""
         self._checkpoints = checkpoints
-        self._left = left
+        self._wait_for_last_save = wait_for_last_save
 
     async def open(
         self, session_id: str, path: str, start: int, end: int | None
     ) -> tuple[FileInfo, AsyncIterator[bytes]] | None:
-        await self._left(session_id)
-        found = await self._resolved(session_id, path)
-        if found is None or found.kind != manifest.FILE:
+        """
+        A file and its bytes from `start` up to but not including `end`; null if the checkpoint does
+        not have it.
+        """
+        await self._wait_for_last_save(session_id)
+        entry = await self._resolve(session_id, path)
+        if entry is None or entry.kind != manifest.FILE:
             return None
-        return _entry(found), self._checkpoints.content(session_id, found, start, end)
+        return _info(entry), self._checkpoints.content(session_id, entry, start, end)
 
     async def list(
         self, session_id: str, path: str, *, after: str | None, limit: int
     ) -> tuple[list[FileInfo], str | None] | None:
-        await self._left(session_id)
+        """
+        Entries of a directory in order of name, after the name `after`, and the name after which to
+        continue; null if the checkpoint does not have the directory.
+        """
+        await self._wait_for_last_save(session_id)
         name = _name(path)
         if name is None or await self._checkpoints.get(session_id) is None:
             return None
@@ -60,24 +70,24 @@ class CheckpointFiles:
             elif "/" not in rest and (after is None or rest > after):
                 if len(listed) == limit:
                     return listed, listed[-1].name
-                listed.append(_entry(entry))
+                listed.append(_info(entry))
         return listed, None
 
-    async def _resolved(self, session_id: str, path: str) -> manifest.Entry | None:
+    async def _resolve(self, session_id: str, path: str) -> manifest.Entry | None:
         name = _name(path)
-        for _ in range(MOST_LINKS):
+        for _ in range(MAX_SYMLINKS):
             if not name:
                 return None
-            found = await self._checkpoints.find(session_id, name)
-            if found is None or found.kind != manifest.SYMLINK:
-                return found
-            target = posixpath.join(ROOT, posixpath.dirname(name), found.target)
+            entry = await self._checkpoints.find(session_id, name)
+            if entry is None or entry.kind != manifest.SYMLINK:
+                return entry
+            target = posixpath.join(ROOT, posixpath.dirname(name), entry.target)
             name = _name(posixpath.normpath(target))
         return None
 
 
 def _name(path: str) -> str | None:
-    """The path as the manifest has it; None when it is not beneath the workspace."""
+    """The name in the manifest; null for a path outside the workspace."""
     if path == ROOT or path.startswith(f"{ROOT}/"):
         path = path[len(ROOT) :]
     elif path.startswith("/"):
@@ -86,12 +96,12 @@ def _name(path: str) -> str | None:
     return None if ".." in parts else "/".join(parts)
 
 
-def _entry(found: manifest.Entry) -> FileInfo:
+def _info(entry: manifest.Entry) -> FileInfo:
     return FileInfo(
-        path=found.path,
-        type=_TYPES[found.kind],
-        size=found.size,
-        mode=found.mode,
-        modified_at=moment(found.modified),
-        etag=f"{found.inode:x}-{found.changed:x}-{found.size:x}",
+        path=entry.path,
+        type=_TYPES[entry.kind],
+        size=entry.size,
+        mode=entry.mode,
+        modified_at=moment(entry.modified),
+        etag=f"{entry.inode:x}-{entry.changed:x}-{entry.size:x}",
     )

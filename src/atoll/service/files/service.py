@@ -1,11 +1,11 @@
 """
-A session's files.
+Reads and changes the files of a session.
 
-Every path is resolved by the executor, inside the instance and beneath the workspace: the control
-plane never opens a file of user code. A path is text in which each byte that is not UTF-8 stands as
-a lone surrogate (PEP 383); what may leave by JSON is for the API to say.
+The executor resolves every path, inside the instance and below the workspace: the control plane
+never opens a file of user code. A path is text in which each byte that is not UTF-8 is a lone
+surrogate (PEP 383); the API encodes such paths.
 
-What was kept of a session that has ended, or whose node cannot be reached, is read from `Kept`.
+Files of a session that has ended, or whose node is unreachable, are read from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.link.messages import MAX_NOTICE, FileEntry, notice
 from atoll.model.page import Page
 from atoll.model.times import moment
 from atoll.service import cursors
-from atoll.service.files.types import ByteRange, Download, FileInfo, SearchMatch
+from atoll.service.files.types import ByteRange, Download, FileInfo, Search, SearchMatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -36,19 +36,18 @@ if TYPE_CHECKING:
     from atoll.service.files.checkpoint_files import CheckpointFiles
     from atoll.service.sessions.connections import Connection, Connections
 
-    Tags = list[str] | None
+    Etags = list[str] | None
 
 MAX_LIST = 1000
 TREE_SECONDS = 5.0
-"""For a page of a tree; a page that is not full then is not the last."""
+"""Time limit for a page of a tree; a page that is not full is then not necessarily the last."""
 SEARCH_SECONDS = 10.0
+WORK_TIMEOUT = timedelta(minutes=10)
+"""Time limit for copying files, and for unpacking an archive."""
 
 _CHANGES = {"mkdir", "move", "chmod", "remove"}
-_AWAY = (SessionEnded, NodeUnreachable, SessionNotReady, WorkspaceLost, LinkLost)
-"""Errors of a session whose files are not to be had where they were."""
-
-WORK_TIMEOUT = timedelta(minutes=10)
-"""How long an executor may take to copy files, or to unpack an archive that it was sent."""
+_UNREACHABLE = (SessionEnded, NodeUnreachable, SessionNotReady, WorkspaceLost, LinkLost)
+"""Errors of a session whose files may still be in a checkpoint."""
 
 
 class WorkspaceObserver(Protocol):
@@ -74,84 +73,75 @@ class Files:
     def subscribe(self, observer: WorkspaceObserver) -> None:
         self._observers.append(observer)
 
-    # Looking
+    # Directories
 
     async def list(
         self, session_id: str, path: str, *, cursor: str | None, limit: int
     ) -> Page[FileInfo]:
-        after, limit = cursors.read("n", cursor), min(limit, MAX_LIST)
+        after, limit = cursors.decode("n", cursor), min(limit, MAX_LIST)
         try:
             answer = await self._call(session_id, "list", path=path, after=after, limit=limit)
         except AtollError as error:
-            kept = None
-            if self._checkpoint_files is not None and isinstance(error, _AWAY):
-                kept = await self._checkpoint_files.list(session_id, path, after=after, limit=limit)
-            if kept is None:
+            stored = None
+            if self._checkpoint_files is not None and isinstance(error, _UNREACHABLE):
+                stored = await self._checkpoint_files.list(
+                    session_id, path, after=after, limit=limit
+                )
+            if stored is None:
                 raise
-            return Page(tuple(kept[0]), cursors.written("n", kept[1]))
-        entries = tuple(_entry(item) for item in answer["entries"])
-        return Page(entries, cursors.written("n", answer["next"]))
+            return Page(tuple(stored[0]), cursors.encode("n", stored[1]))
+        entries = tuple(_info(item) for item in answer["entries"])
+        return Page(entries, cursors.encode("n", answer["next"]))
 
     async def tree(
         self, session_id: str, path: str, *, glob: str | None, cursor: str | None, limit: int
     ) -> Page[FileInfo]:
         """
-        What is below a directory, or those that match a pattern, each directory before what is in
-        it. A page may have fewer than `limit` and not be the last.
+        Everything below a directory, or what matches a pattern; a directory comes before its
+        entries. A page may have fewer than `limit` entries although others follow.
         """
         answer = await self._call(
             session_id,
             "tree",
             path=path,
             glob=glob,
-            after=cursors.read("t", cursor),
+            after=cursors.decode("t", cursor),
             limit=min(limit, MAX_LIST),
             seconds=TREE_SECONDS,
         )
-        entries = tuple(_entry(item) for item in answer["entries"])
-        return Page(entries, cursors.written("t", answer["next"]))
+        entries = tuple(_info(item) for item in answer["entries"])
+        return Page(entries, cursors.encode("t", answer["next"]))
 
     async def search(
-        self,
-        session_id: str,
-        path: str,
-        query: str,
-        *,
-        regex: bool,
-        ignore_case: bool,
-        glob: str | None,
-        cursor: str | None,
-        limit: int,
+        self, session_id: str, path: str, search: Search, *, cursor: str | None, limit: int
     ) -> Page[SearchMatch]:
-        """Lines of text that hold something; pages as in `tree`."""
-        after, line = _search_place(cursor)
+        """Lines of text files that match; pages as in `tree`."""
+        after, line = _search_position(cursor)
         answer = await self._call(
             session_id,
             "search",
             path=path,
-            query=query,
-            regex=regex,
-            ignore_case=ignore_case,
-            glob=glob,
+            query=search.query,
+            regex=search.regex,
+            ignore_case=search.ignore_case,
+            glob=search.glob,
             after=after,
             line=line,
             limit=min(limit, MAX_LIST),
             seconds=SEARCH_SECONDS,
         )
-        found = tuple(SearchMatch(**match) for match in answer["matches"])
+        matches = tuple(SearchMatch(**match) for match in answer["matches"])
         following = answer["next"]
-        place = None if following is None else json.dumps([following["path"], following["line"]])
-        return Page(found, cursors.written("s", place))
+        position = None if following is None else json.dumps([following["path"], following["line"]])
+        return Page(matches, cursors.encode("s", position))
 
     async def stat(self, session_id: str, path: str) -> FileInfo:
-        return _entry((await self._call(session_id, "stat", path=path))["entry"])
+        return _info((await self._call(session_id, "stat", path=path))["entry"])
 
     async def watch(
         self, session_id: str, path: str, *, recursive: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        """
-        What happens below a directory, from now on: `type`, `path`, and `from` of what was moved.
-        """
+        """Changes below a directory, from now on: `type`, `path`, and `from` of a move."""
         connection = await self._connections.get(session_id)
         _, content = await connection.link.fetch("follow", path=path, recursive=recursive)
         return _notices(connection.link, content)
@@ -161,7 +151,7 @@ class Files:
     async def read(
         self, session_id: str, path: str, part: ByteRange | None = None, *, head: bool = False
     ) -> Download:
-        """A file and its content, which is read as fast as it is taken; with `head`, none of it."""
+        """A file and its content, streamed; with `head`, without content."""
         try:
             connection = await self._connections.get(session_id)
             asked = None if part is None else (part.first, part.last)
@@ -170,29 +160,30 @@ class Files:
                 path, part=asked, if_range=if_range, head=head
             )
         except AtollError as error:
-            found = await self._read_kept(session_id, path, part, head, error)
+            found = None
+            if isinstance(error, _UNREACHABLE):
+                found = await self._read_from_checkpoint(session_id, path, part, head)
             if found is None:
                 raise
             return found
-        return Download(_entry(entry), entry["start"], entry["stop"], content)
+        return Download(_info(entry), entry["start"], entry["stop"], content)
 
-    async def _read_kept(
-        self, session_id: str, path: str, part: ByteRange | None, head: bool, error: AtollError
+    async def _read_from_checkpoint(
+        self, session_id: str, path: str, part: ByteRange | None, head: bool
     ) -> Download | None:
-        if self._checkpoint_files is None or not isinstance(error, _AWAY):
+        if self._checkpoint_files is None:
             return None
         found = await self._checkpoint_files.open(session_id, path, 0, 0)
         if found is None:
             return None
-        entry = found[0]
-        start, stop = _chosen(entry, part)
-        content = found[1]
+        info, content = found
+        start, stop = _resolve(part, info)
         if not head and start is not None and stop > start:
             again = await self._checkpoint_files.open(session_id, path, start, stop)
             if again is None:
                 return None
             content = again[1]
-        return Download(entry, start, stop, content)
+        return Download(info, start, stop, content)
 
     async def write(
         self,
@@ -201,10 +192,10 @@ class Files:
         content: AsyncIterator[bytes],
         *,
         mode: int = 0o644,
-        if_match: Tags = None,
-        if_none_match: Tags = None,
+        if_match: Etags = None,
+        if_none_match: Etags = None,
     ) -> FileInfo:
-        """The file is there whole, or is as it was."""
+        """Atomic: the file is replaced completely or stays unchanged."""
         connection = await self._connections.get(session_id)
         write = connection.link.write(
             path,
@@ -215,10 +206,10 @@ class Files:
             disk=self._disk(connection),
         )
         entry: FileEntry = await self._changing(session_id, write)
-        return _entry(entry)
+        return _info(entry)
 
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
-        """A directory as an archive, made while it is taken."""
+        """A directory as an archive, which is made while it is read."""
         connection = await self._connections.get(session_id)
         _, content = await connection.link.fetch("pack", path=path, form=form)
         found: AsyncIterator[bytes] = content
@@ -227,7 +218,7 @@ class Files:
     async def unpack(
         self, session_id: str, path: str, form: str, content: AsyncIterator[bytes]
     ) -> int:
-        """An archive into a directory, all of it or nothing; how many entries it had."""
+        """Unpack an archive into a directory, atomically; the number of its entries."""
         connection = await self._connections.get(session_id)
         push = connection.link.push(
             "unpack",
@@ -240,23 +231,23 @@ class Files:
         return int((await self._changing(session_id, push))["entries"])
 
     def _disk(self, connection: Connection) -> int | None:
-        """How large the workspace may be, where the executor has to see to that."""
+        """Size limit of the workspace, if the executor has to enforce it."""
         _, watch = self._driver.run_limits(connection.instance.handle, connection.session.resources)
         return watch.get("disk")
 
     # Changing
 
     async def mkdir(self, session_id: str, path: str, *, parents: bool) -> FileInfo:
-        return _entry((await self._call(session_id, "mkdir", path=path, parents=parents))["entry"])
+        return _info((await self._call(session_id, "mkdir", path=path, parents=parents))["entry"])
 
     async def move(self, session_id: str, source: str, target: str, *, overwrite: bool) -> FileInfo:
         answer = await self._call(
             session_id, "move", source=source, target=target, overwrite=overwrite
         )
-        return _entry(answer["entry"])
+        return _info(answer["entry"])
 
     async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> FileInfo:
-        """A file or a tree; the copy is there whole or not at all."""
+        """Copy a file or a tree, atomically."""
         connection = await self._connections.get(session_id)
         copy = connection.link.call(
             "copy",
@@ -266,10 +257,10 @@ class Files:
             overwrite=overwrite,
             disk=self._disk(connection),
         )
-        return _entry((await self._changing(session_id, copy))["entry"])
+        return _info((await self._changing(session_id, copy))["entry"])
 
     async def chmod(self, session_id: str, path: str, mode: int) -> FileInfo:
-        return _entry((await self._call(session_id, "chmod", path=path, mode=mode))["entry"])
+        return _info((await self._call(session_id, "chmod", path=path, mode=mode))["entry"])
 
     async def remove(self, session_id: str, path: str, *, recursive: bool) -> None:
         await self._call(session_id, "remove", path=path, recursive=recursive)
@@ -285,7 +276,7 @@ class Files:
         try:
             return await call
         finally:
-            # Also when it failed: a part of it may have been done.
+            # Also after a failure: a part of the change may have been made.
             for observer in self._observers:
                 observer.workspace_changed(session_id)
 
@@ -305,32 +296,32 @@ async def _notices(link: Link, content: AsyncIterator[bytes]) -> AsyncIterator[d
             yield found
 
 
-def _chosen(entry: FileInfo, part: ByteRange | None) -> tuple[int | None, int]:
-    """As the executor does it."""
-    if part is None or part.if_range not in (None, entry.etag):
-        return 0, entry.size
+def _resolve(part: ByteRange | None, info: FileInfo) -> tuple[int | None, int]:
+    """Start and stop of a range in a file, like the executor resolves it."""
+    if part is None or part.if_range not in (None, info.etag):
+        return 0, info.size
     first, last = part.first, part.last
     if first is None:
-        first, last = max(0, entry.size - (last or 0)), None
-    stop = entry.size if last is None else min(entry.size, last + 1)
+        first, last = max(0, info.size - (last or 0)), None
+    stop = info.size if last is None else min(info.size, last + 1)
     return (first, stop) if first < stop else (None, 0)
 
 
-def _search_place(cursor: str | None) -> tuple[str | None, int]:
-    """The file and the line to go on behind."""
-    place = cursors.read("s", cursor)
-    if place is None:
+def _search_position(cursor: str | None) -> tuple[str | None, int]:
+    """The file and the line after which to continue."""
+    position = cursors.decode("s", cursor)
+    if position is None:
         return None, 0
     try:
-        path, line = json.loads(place)
+        path, line = json.loads(position)
     except (ValueError, TypeError, RecursionError):
-        raise cursors.bad() from None
+        raise cursors.bad_cursor() from None
     if not (isinstance(path, str) and isinstance(line, int)):
-        raise cursors.bad()
+        raise cursors.bad_cursor()
     return path, line
 
 
-def _entry(item: FileEntry) -> FileInfo:
+def _info(item: FileEntry) -> FileInfo:
     return FileInfo(
         path=item["path"],
         type=item["type"],

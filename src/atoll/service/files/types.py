@@ -45,6 +45,15 @@ class Download:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    query: str
+    regex: bool = False
+    ignore_case: bool = False
+    glob: str | None = None
+    """Search only files that match this pattern."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchMatch:
     path: str
     line: int

@@ -179,7 +179,7 @@ class Templates:
         """Newest first; a cursor is the number of the last one that was seen."""
         newest = await self.get(template_id)
         if cursor is not None and (not cursor.isascii() or not cursor.isdigit()):
-            raise cursors.bad()
+            raise cursors.bad_cursor()
         below = None if cursor is None else min(int(cursor), newest.number + 1)
         found = [newest] if below is None or below > newest.number else []
         if len(found) <= limit:

@@ -59,7 +59,7 @@ class Forwarding:
         self._app = app
         self._peers = found.peers
         self._locations = found.locations
-        self._links = found.links
+        self._signed_urls = found.signed_urls
         self._origins = found.settings.cors_origins
         self._trusted_hosts = found.settings.trusted_hosts
         self._creation = CreateForwarding(app, found)
@@ -145,7 +145,7 @@ class Forwarding:
             return await self._locations.session_of_invocation(asked.id)
         if asked.kind is TargetKind.SIGNED:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            return (await self._links.granted(asked.id, method)).session_id
+            return (await self._signed_urls.verify(asked.id, method)).session_id
         return None
 
     # HTTP
