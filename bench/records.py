@@ -28,11 +28,11 @@ from atoll.model.execution import Execution, ExecutionStatus, Language, Outcome,
 from atoll.model.invocation import STATUSES_OF, InvocationStatus
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.connect import make_engine
-from atoll.stores.sql.executions import row_of
+from atoll.stores.sql.executions import MAPPER
+from atoll.stores.sql.json_codec import micros
+from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import make_cursor
-from atoll.stores.sql.rows import micros
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import executions
 from atoll.stores.sql.upgrades import Schema
 from bench.measure import Samples, samples
 
@@ -65,7 +65,7 @@ def execution(number: int, session: str = SESSION) -> Execution:
 
 def batches(count: int) -> Iterator[list[dict[str, Any]]]:
     for start in range(0, count, BATCH):
-        yield [row_of(execution(number)) for number in range(start, min(start + BATCH, count))]
+        yield [MAPPER.row(execution(number)) for number in range(start, min(start + BATCH, count))]
 
 
 def fill_file(path: Path, count: int) -> None:
@@ -82,7 +82,7 @@ async def fill_server(url: str, count: int) -> None:
     try:
         for rows in batches(count):
             async with engine.begin() as connection:
-                await connection.execute(executions.insert(), rows)
+                await connection.execute(metadata.tables["executions"].insert(), rows)
     finally:
         await engine.dispose()
 

@@ -7,7 +7,7 @@ from sqlalchemy import delete
 from atoll.settings import DatabaseSettings
 from atoll.stores.sql import migrations
 from atoll.stores.sql.connect import make_engine
-from atoll.stores.sql.tables import metadata
+from atoll.stores.sql.metadata import metadata
 
 
 async def migrate(url: str) -> None:

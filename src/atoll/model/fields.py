@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,16 @@ class FieldInfo:
     type: Any
     """The resolved type, without `Annotated`."""
     bounds: Bounds
-    required: bool
-    """Whether the field has no default."""
-    default: Any
-    """The default value, made anew by the field's factory if it has one; None if required."""
+    make_default: Callable[[], Any] | None
+    """None if the field is required."""
+
+    @property
+    def required(self) -> bool:
+        return self.make_default is None
+
+    @property
+    def default(self) -> Any:
+        return None if self.make_default is None else self.make_default()
 
 
 @cache
@@ -97,10 +103,10 @@ def _info(field: dataclasses.Field[Any], hint: Any) -> FieldInfo:
     if get_origin(hint) is Annotated:
         kind, *extras = get_args(hint)
         bounds = next((item for item in extras if isinstance(item, Bounds)), NO_BOUNDS)
-    factory = field.default_factory
-    if factory is not dataclasses.MISSING:
-        default: Any = factory()
-    else:
-        default = None if field.default is dataclasses.MISSING else field.default
-    required = field.default is dataclasses.MISSING and factory is dataclasses.MISSING
-    return FieldInfo(field.name, kind, bounds, required, default)
+    make_default: Callable[[], Any] | None = None
+    if field.default_factory is not dataclasses.MISSING:
+        make_default = field.default_factory
+    elif field.default is not dataclasses.MISSING:
+        default = field.default
+        make_default = lambda: default  # noqa: E731
+    return FieldInfo(field.name, kind, bounds, make_default)

@@ -22,9 +22,9 @@ from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql import migrations
 from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.dsn import Kind
+from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.schema import HEAD, REVISIONS, State, revision_of, state_of
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import metadata
 from atoll.stores.sql.upgrades import Schema
 from tests.servers import free_port
 from tests.servers.postgres import PostgreSQL

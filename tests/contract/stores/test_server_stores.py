@@ -18,11 +18,11 @@ from atoll.model.keyed import KeyedRequest
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.dsn import Kind, address
+from atoll.stores.sql.json_codec import micros
+from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import statement
-from atoll.stores.sql.rows import micros
 from atoll.stores.sql.server import ServerEngine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.tables import executions
 
 from .store_entities import NOW, make_execution, make_key, make_session
 
@@ -243,7 +243,9 @@ async def filled(
 ) -> AsyncIterator[tuple[AsyncConnection, Callable[..., Awaitable[int]]]]:
     """A connection to a large table, and what counts the rows that a page of it reads."""
     async with engine.begin() as connection:
-        await connection.execute(executions.insert(), [row(n) for n in range(ROWS)])
+        await connection.execute(
+            metadata.tables["executions"].insert(), [row(n) for n in range(ROWS)]
+        )
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         mariadb = engine.dialect.name != "postgresql"

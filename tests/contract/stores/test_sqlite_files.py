@@ -17,7 +17,7 @@ import pytest
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import Request
 from atoll.settings import DatabaseSettings, SqliteSettings
-from atoll.stores.sql.paging import page_of
+from atoll.stores.sql.paging import Query, page_of
 from atoll.stores.sql.schema import ensure_schema
 from atoll.stores.sql.store import SqlStore
 
@@ -274,7 +274,7 @@ def test_a_page_is_read_from_an_index_without_sorting(
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
 
-    page_of(table, where=where, cursor=cursor, limit=5, entity=dict)(connection)
+    page_of(Query(table, where), dict, cursor, 5)(connection)
 
     connection.set_trace_callback(None)
     plan = connection.execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()

@@ -18,9 +18,9 @@ from sqlalchemy import StaticPool, create_engine
 
 from atoll.errors import PermanentError
 from atoll.stores.sql import migrations
+from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import statement
 from atoll.stores.sql.schema import HEAD, current, ensure_schema
-from atoll.stores.sql.tables import metadata
 
 from .store_entities import make_session
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
 from atoll.model.event import Bounds, Event, Stretch
-from atoll.stores.sql.rows import decode, encode, insert, micros, moment
+from atoll.stores.sql import tables
+from atoll.stores.sql.json_codec import micros
+from atoll.stores.sql.mapper import Mapper
+from atoll.stores.sql.writes import insert
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Engine
 
 SPAN = 5000
 """Events that one look goes through at most, whether they match or not."""
 
-_TELL = """
-    INSERT INTO events (created_at, type, subject, data)
-    VALUES (:created_at, :type, :subject, :data)
-"""
+MAPPER = Mapper(Event, tables.EVENTS, columns={"at": "created_at"})
 _COUNTER = "events"
 _WAITING = "SELECT id FROM events WHERE number IS NULL ORDER BY id LIMIT :limit"
 _LOCK = "UPDATE properties SET value = value WHERE name = :id"
@@ -49,16 +49,10 @@ _OLD = """
 _EXPIRE = "DELETE FROM events WHERE number <= :number"
 
 
-def tell(connection: Connection, event: Event | None) -> None:
-    """Inside the transaction of what it tells of, so that one is there when the other is."""
+def add_event(connection: Connection, event: Event | None) -> None:
+    """Inside the transaction of the change that the event reports, if there is one."""
     if event is not None:
-        row = {
-            "created_at": micros(event.at),
-            "type": event.type,
-            "subject": event.subject,
-            "data": encode(event.data),
-        }
-        connection.execute(_TELL, row)
+        connection.execute(MAPPER.insert, MAPPER.row(event))
 
 
 class SqlEvents:
@@ -103,7 +97,7 @@ class SqlEvents:
             last = _given(connection)
             upto = min(number + SPAN, last)
             asked = {**values, "after": number, "upto": upto, "limit": limit}
-            found = tuple(_event(row) for row in connection.execute(statement, asked))
+            found = tuple(MAPPER.entity(row) for row in connection.execute(statement, asked))
             if len(found) == limit:
                 upto = found[-1].number or upto
             # After the events: what is gone by now may have been gone when they were read.
@@ -186,13 +180,3 @@ def _matching(types: Sequence[str]) -> tuple[str, dict[str, Any]]:
             choices.append(f"type = :{name}")
             values[name] = pattern
     return f" AND ({' OR '.join(choices)})", values
-
-
-def _event(row: Row) -> Event:
-    return Event(
-        type=row["type"],
-        subject=row["subject"],
-        at=moment(row["created_at"]),
-        data=decode(row["data"]),
-        number=row["number"],
-    )

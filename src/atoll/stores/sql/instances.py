@@ -1,30 +1,23 @@
 """
-Instances. Their owner is written with the session that takes them; see `sessions`.
+Instances. Saving a session writes its instance's `session_id`; see `sessions`.
 
-`add` and `remove` may be repeated. `claim` may not: a second one cannot tell its own first from
-another task's of the same holder.
+`claim` is not repeatable: a second attempt cannot tell whether the first one or another task of the
+same holder claimed the instance.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from atoll.model.instance import Handle, Instance
-from atoll.stores.sql.rows import decode, encode, insert, insert_again, micros, moment
+from atoll.model.instance import Instance
+from atoll.stores.sql import tables
+from atoll.stores.sql.mapper import Mapper
+from atoll.stores.sql.records import Records
 
 if TYPE_CHECKING:
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Engine
 
-_ADD = """
-    INSERT INTO instances (
-        id, node_id, template_id, template_version, created_at, session_id, workspace, handle,
-        holder
-    ) VALUES (
-        :id, :node_id, :template_id, :template_version, :created_at, :session_id, :workspace,
-        :handle, :holder
-    )
-"""
-_GET = "SELECT * FROM instances WHERE id = :id"
+MAPPER = Mapper(Instance, tables.INSTANCES)
 _ALL = "SELECT * FROM instances ORDER BY id"
 _WAITING = """
     SELECT template_id, COUNT(*) AS many FROM instances
@@ -43,25 +36,16 @@ _REMOVE = "DELETE FROM instances WHERE id = :id"
 class SqlInstances:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._records = Records(engine, MAPPER, "Instance")
 
     async def add(self, instance: Instance) -> None:
-        row = _row(instance)
-        await self._engine.write(
-            lambda connection: insert(connection, _ADD, row, "Instance"),
-            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Instance"),
-        )
+        await self._records.add(instance)
 
     async def get(self, instance_id: str) -> Instance | None:
-        def read(connection: Connection) -> Instance | None:
-            row = connection.execute(_GET, {"id": instance_id}).fetchone()
-            return None if row is None else _instance(row)
-
-        return await self._engine.read(read)
+        return await self._records.get(instance_id)
 
     async def all(self) -> list[Instance]:
-        return await self._engine.read(
-            lambda connection: [_instance(row) for row in connection.execute(_ALL)]
-        )
+        return await self._records.list(_ALL)
 
     async def waiting(self, node_id: str, *, besides: str) -> dict[str, int]:
         values = {"node_id": node_id, "besides": besides}
@@ -85,7 +69,7 @@ class SqlInstances:
     async def abandon(self, instance_id: str) -> bool:
         def write(connection: Connection) -> bool:
             connection.execute(_ABANDON, {"id": instance_id})
-            return connection.execute(_GET, {"id": instance_id}).fetchone() is None
+            return connection.execute(MAPPER.select, {"id": instance_id}).fetchone() is None
 
         return await self._engine.write(write, again=write)
 
@@ -94,39 +78,3 @@ class SqlInstances:
             connection.execute(_REMOVE, {"id": instance_id})
 
         await self._engine.write(write, again=write)
-
-
-def _row(instance: Instance) -> dict[str, Any]:
-    handle = instance.handle
-    return {
-        "id": instance.id,
-        "node_id": instance.node_id,
-        "template_id": instance.template_id,
-        "template_version": instance.template_version,
-        "created_at": micros(instance.created_at),
-        "session_id": instance.session_id,
-        "holder": instance.holder,
-        "workspace": encode(instance.workspace),
-        "handle": encode(
-            {
-                "instance_id": handle.instance_id,
-                "driver": handle.driver,
-                "version": handle.version,
-                "data": handle.data,
-            }
-        ),
-    }
-
-
-def _instance(row: Row) -> Instance:
-    return Instance(
-        id=row["id"],
-        node_id=row["node_id"],
-        template_id=row["template_id"],
-        template_version=row["template_version"],
-        workspace=decode(row["workspace"]),
-        handle=Handle(**decode(row["handle"])),
-        created_at=moment(row["created_at"]),
-        session_id=row["session_id"],
-        holder=row["holder"],
-    )

@@ -1,27 +1,23 @@
 """
 Nodes.
 
-Two hands write a row: the node tells of itself, others judge it. Neither write touches what belongs
-to the other. `remove` may not be repeated: a second one would say that nothing was there.
+Two writers share a row: the node reports on itself, and other nodes judge it. Neither write touches
+the columns of the other. `remove` is not repeatable: a second attempt would find nothing and report
+that.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict
-from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
-from atoll.stores.sql.events import tell
-from atoll.stores.sql.rows import (
-    decode,
-    decode_optional,
-    encode,
-    encode_optional,
-    insert,
-    optional_micros,
-    optional_moment,
-)
+from atoll.model.node import Drain, Node, NodeStatus
+from atoll.stores.sql import tables
+from atoll.stores.sql.events import add_event
+from atoll.stores.sql.json_codec import ObjectCodec, decode, encode
+from atoll.stores.sql.mapper import Mapper, Special
+from atoll.stores.sql.writes import insert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +25,9 @@ if TYPE_CHECKING:
     from atoll.model.event import Event
     from atoll.stores.sql.engine import Connection, Engine, Operation, Row
 
-_ADD = """
-    INSERT INTO nodes (id, type, seen_at, told, status, failures, problem, cordoned, drain)
-    VALUES (:id, :type, :seen_at, :told, :status, :failures, NULL, :cordoned, :drain)
-"""
-_TELL = "UPDATE nodes SET type = :type, seen_at = :seen_at, told = :told WHERE id = :id"
-_GET = "SELECT * FROM nodes WHERE id = :id"
+# `problem` is the node's own until a probe finds another, which has a column.
+MAPPER = Mapper(Node, tables.NODES, rest="told", special=Special(in_rest={"problem"}))
+_REPORT = "UPDATE nodes SET type = :type, seen_at = :seen_at, told = :told WHERE id = :id"
 _ALL = "SELECT * FROM nodes ORDER BY id"
 _JUDGE = """
     UPDATE nodes SET status = :status, failures = :failures, problem = :problem
@@ -44,6 +37,7 @@ _CORDON = "UPDATE nodes SET cordoned = :cordoned WHERE id = :id"
 _DRAIN = "UPDATE nodes SET drain = :drain WHERE id = :id"
 _PROGRESS = "UPDATE nodes SET drain = :drain WHERE id = :id AND drain IS NOT NULL"
 _REMOVE = "DELETE FROM nodes WHERE id = :id"
+_DRAIN_CODEC = ObjectCodec(Drain)
 
 
 class SqlNodes:
@@ -51,27 +45,27 @@ class SqlNodes:
         self._engine = engine
 
     async def tell(self, node: Node, *, event: Event | None = None) -> None:
-        row = _row(node)
+        row = MAPPER.row(node)
 
         def write(connection: Connection) -> None:
-            if connection.execute(_TELL, row).rowcount == 0:
-                insert(connection, _ADD, row, "Node")
-            tell(connection, event)
+            if connection.execute(_REPORT, row).rowcount == 0:
+                insert(connection, MAPPER.insert, row, "Node")
+            add_event(connection, event)
 
         def again(connection: Connection) -> None:
-            found = connection.execute(_GET, row).fetchone()
+            found = connection.execute(MAPPER.select, row).fetchone()
             if found is None or any(found[name] != row[name] for name in ("seen_at", "told")):
                 write(connection)
 
         try:
             await self._engine.write(write, again=again)
         except Conflict:
-            # Another process of the node came between the look and the insert.
+            # Another process of the node inserted the row between the update and the insert.
             await self._engine.write(write, again=again)
 
     async def get(self, node_id: str) -> Node | None:
         def read(connection: Connection) -> Node | None:
-            row = connection.execute(_GET, {"id": node_id}).fetchone()
+            row = connection.execute(MAPPER.select, {"id": node_id}).fetchone()
             return None if row is None else _node(row)
 
         return await self._engine.read(read)
@@ -94,18 +88,18 @@ class SqlNodes:
             "id": node.id,
             "status": status.value,
             "failures": failures,
-            "problem": encode_optional(problem),
+            "problem": None if problem is None else encode(problem),
         }
         before = {"status_before": node.status.value, "failures_before": node.failures}
 
         def write(connection: Connection) -> bool:
             if connection.execute(_JUDGE, {**row, **before}).rowcount == 0:
                 return False
-            tell(connection, event)
+            add_event(connection, event)
             return True
 
         def again(connection: Connection) -> bool:
-            found = connection.execute(_GET, row).fetchone()
+            found = connection.execute(MAPPER.select, row).fetchone()
             written = found is not None and all(found[name] == row[name] for name in row)
             return written or write(connection)
 
@@ -129,63 +123,16 @@ def _changed(statement: str, row: Mapping[str, object], event: Event | None) -> 
     def write(connection: Connection) -> bool:
         if connection.execute(statement, row).rowcount == 0:
             return False
-        tell(connection, event)
+        add_event(connection, event)
         return True
 
     return write
 
 
 def _drain_row(node_id: str, drain: Drain | None) -> dict[str, object]:
-    return {"id": node_id, "drain": None if drain is None else encode(asdict(drain))}
-
-
-def _row(node: Node) -> dict[str, Any]:
-    told = {
-        "url": node.url,
-        "labels": node.labels,
-        "provides": sorted(node.provides),
-        "missing": node.missing,
-        "max_sessions": node.max_sessions,
-        "metrics": None if node.metrics is None else asdict(node.metrics),
-        "sessions": node.sessions,
-        "templates": node.templates,
-        "building": node.building,
-        "pool": node.pool,
-        "shared_blobs": node.shared_blobs,
-        "problem": node.problem,
-    }
-    return {
-        "id": node.id,
-        "type": node.type,
-        "seen_at": optional_micros(node.seen_at),
-        "told": encode(told),
-        "status": node.status.value,
-        "failures": node.failures,
-        "cordoned": int(node.cordoned),
-        "drain": None if node.drain is None else encode(asdict(node.drain)),
-    }
+    return {"id": node_id, "drain": None if drain is None else encode(_DRAIN_CODEC.write(drain))}
 
 
 def _node(row: Row) -> Node:
-    told, drain, found = decode(row["told"]), decode_optional(row["drain"]), row["problem"]
-    return Node(
-        id=row["id"],
-        type=row["type"],
-        url=told["url"],
-        labels=told["labels"],
-        provides=frozenset(told["provides"]),
-        missing=told["missing"],
-        max_sessions=told["max_sessions"],
-        metrics=None if told["metrics"] is None else NodeMetrics(**told["metrics"]),
-        sessions=told["sessions"],
-        templates=tuple(told["templates"]),
-        building=tuple(told["building"]),
-        pool=told["pool"],
-        shared_blobs=told["shared_blobs"],
-        seen_at=optional_moment(row["seen_at"]),
-        problem=told["problem"] if found is None else decode(found),
-        status=NodeStatus(row["status"]),
-        failures=row["failures"],
-        cordoned=bool(row["cordoned"]),
-        drain=None if drain is None else Drain(**drain),
-    )
+    node, problem = MAPPER.entity(row), row["problem"]
+    return node if problem is None else replace(node, problem=decode(problem))

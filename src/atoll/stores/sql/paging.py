@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import heapq
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,37 +30,37 @@ PAGE_BYTES = 8 * 1024 * 1024
 INDEXES_OF_TWO = {"executions_session_status"}
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    table: str
+    where: Mapping[str, str | None]
+    """The values that columns have; None allows any."""
+    rows_at_once: int | None = None
+    """How many rows to ask the database for at a time, where it does not return them one by one."""
+    statuses: Sequence[str] = ()
+    """If not empty, rows have one of these as well."""
+
+
 def page_of(
-    table: str,
-    *,
-    where: Mapping[str, str | None],
-    cursor: str | None,
-    limit: int,
-    entity: Callable[[Row], T],
-    rows_at_once: int | None = None,
-    statuses: Sequence[str] = (),
+    query: Query, entity: Callable[[Row], T], cursor: str | None, limit: int
 ) -> Operation[Page[T]]:
-    """
-    Reads one page of the rows whose columns have the values in `where`; None allows any. With
-    `statuses`, those that have one of these as well. Where rows do not come one by one, they are
-    asked for by `rows_at_once`.
-    """
+    """Reads one page of rows, made into entities."""
     if limit < 1:
-        raise InvalidRequest(f"limit: {limit} is not a number of items; it is 1 or more.")
+        raise InvalidRequest(f"limit: must be 1 or more, not {limit}.")
     values: dict[str, object] = {
-        name: str(value) for name, value in where.items() if value is not None
+        name: str(value) for name, value in query.where.items() if value is not None
     }
     order = _order(tuple(values))
-    # Several lists, each of which an index leads into: one of all would have to be sorted.
-    lists = [{**values, "status": str(status)} for status in statuses] or [values]
+    # One list per status, each from an index: a single list of all would have to be sorted.
+    lists = [{**values, "status": str(status)} for status in query.statuses] or [values]
     start = None if cursor is None else read_cursor(cursor)
 
     def read(connection: Connection) -> Page[T]:
         rows: list[Row] = []
         size, more = 0, False
-        # One more than asked for tells whether there is a next page.
+        # One row more than asked for shows whether there is a next page.
         for row in heapq.merge(
-            *(_rows(connection, table, one, start, limit + 1, rows_at_once) for one in lists),
+            *(_rows(connection, query, where, start, limit + 1) for where in lists),
             key=lambda row: (row[order], row["id"]),
             reverse=True,
         ):
@@ -78,21 +79,21 @@ def page_of(
 
 def _rows(
     connection: Connection,
-    table: str,
+    query: Query,
     where: Mapping[str, object],
     start: tuple[int, str] | None,
     limit: int,
-    at_once: int | None,
 ) -> Iterator[Row]:
-    """At most `limit` rows beyond `start`, fetched as they are asked for."""
-    order = _order(tuple(where))
+    """At most `limit` rows beyond `start`, fetched as they are needed."""
+    columns = tuple(where)
+    order = _order(columns)
     while limit > 0:
-        ask = min(limit, at_once or limit)
+        ask = min(limit, query.rows_at_once or limit)
         values = {**where, "limit": ask}
         if start is not None:
             values["after_time"], values["after_id"] = start
         row, got = None, 0
-        for row in connection.execute(statement(table, tuple(where), start is not None), values):
+        for row in connection.execute(statement(query.table, columns, start is not None), values):
             got += 1
             yield row
         if row is None or got < ask:

@@ -1,45 +1,22 @@
 """
-Sessions, and with them which instance belongs to whom.
+Sessions, and which instance belongs to which session.
 
-`add` and `save` may be repeated unless they write to the instance too.
+`add` and `save` are not repeatable when they write to the instance as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict
 from atoll.model import plan
-from atoll.model.install import Dependency, Install, InstallStatus
-from atoll.model.resources import Resources
-from atoll.model.session import (
-    Cause,
-    Durability,
-    Holding,
-    Session,
-    SessionStatus,
-    Wanted,
-    Warning,
-    WorkspaceMode,
-)
-from atoll.model.volume import VolumeMount
-from atoll.stores.sql.events import tell
-from atoll.stores.sql.paging import page_of
-from atoll.stores.sql.rows import (
-    compare_and_set,
-    compare_and_set_again,
-    decode,
-    decode_optional,
-    encode,
-    encode_optional,
-    insert,
-    inserted,
-    micros,
-    moment,
-    optional_micros,
-    optional_moment,
-)
+from atoll.model.session import Holding, Session, SessionStatus
+from atoll.stores.sql import tables
+from atoll.stores.sql.json_codec import decode, micros
+from atoll.stores.sql.mapper import Mapper, Special, Values
+from atoll.stores.sql.records import Records
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -48,46 +25,20 @@ if TYPE_CHECKING:
     from atoll.model.page import Page
     from atoll.stores.sql.engine import Connection, Engine, Row
 
-T = TypeVar("T")
 
-_ADD = """
-    INSERT INTO sessions (
-        id, template_id, status, wanted, runtime_type, runtime_node, cpu, memory, disk,
-        max_processes, timeout, created_at, updated_at, expires_at, ended_at, instance_id,
-        cause, version, workspace, message, env_vars, capacity, template_version,
-        workspace_mode, durability, started_from, install, secrets, volumes, warnings,
-        labels, node_labels, auto_start, idle_timeout, archive_after, delete_after, active_at,
-        rested_at, failures, retry_at, unsettled_at, timer_at
-    ) VALUES (
-        :id, :template_id, :status, :wanted, :runtime_type, :runtime_node, :cpu, :memory, :disk,
-        :max_processes, :timeout, :created_at, :updated_at, :expires_at, :ended_at, :instance_id,
-        :cause, :version, :workspace, :message, :env_vars, :capacity, :template_version,
-        :workspace_mode, :durability, :started_from, :install, :secrets, :volumes, :warnings,
-        :labels, :node_labels, :auto_start, :idle_timeout, :archive_after, :delete_after,
-        :active_at, :rested_at, :failures, :retry_at, :unsettled_at, :timer_at
-    )
-"""
-_GET = "SELECT * FROM sessions WHERE id = :id"
+def _due(session: Session) -> Values:
+    """What `model.plan` derives from a session, so that sweeps can find it by an index."""
+    unsettled, timer = plan.unsettled_at(session), plan.timer_at(session)
+    return {
+        "unsettled_at": None if unsettled is None else micros(unsettled),
+        "timer_at": None if timer is None else micros(timer),
+    }
+
+
+MAPPER = Mapper(
+    Session, tables.SESSIONS, special=Special(columns={"unsettled_at", "timer_at"}, write=_due)
+)
 _INSTANCE = "SELECT instance_id FROM sessions WHERE id = :id"
-_SAVE = """
-    UPDATE sessions SET
-        template_id = :template_id, status = :status, wanted = :wanted,
-        runtime_type = :runtime_type, runtime_node = :runtime_node, cpu = :cpu,
-        memory = :memory, disk = :disk, max_processes = :max_processes, timeout = :timeout,
-        created_at = :created_at, updated_at = :updated_at, expires_at = :expires_at,
-        ended_at = :ended_at, instance_id = :instance_id, cause = :cause,
-        workspace = :workspace, message = :message, env_vars = :env_vars,
-        capacity = :capacity, template_version = :template_version,
-        workspace_mode = :workspace_mode, durability = :durability, started_from = :started_from,
-        install = :install, secrets = :secrets, volumes = :volumes, warnings = :warnings,
-        labels = :labels, node_labels = :node_labels, auto_start = :auto_start,
-        idle_timeout = :idle_timeout, archive_after = :archive_after,
-        delete_after = :delete_after, active_at = :active_at, rested_at = :rested_at,
-        failures = :failures, retry_at = :retry_at, unsettled_at = :unsettled_at,
-        timer_at = :timer_at,
-        version = :version + 1
-    WHERE id = :id AND version = :version
-"""
 _OWN = """
     UPDATE instances SET session_id = :id
     WHERE id = :instance_id AND (session_id IS NULL OR session_id = :id)
@@ -133,44 +84,19 @@ _COUNT = "SELECT count(*) AS number FROM sessions WHERE status = :status"
 class SqlSessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._records = Records(engine, MAPPER, "Session")
 
     async def add(self, session: Session, *, event: Event | None = None) -> None:
-        row = _row(session)
-
-        def write(connection: Connection) -> None:
-            insert(connection, _ADD, row, "Session")
-            _own(connection, row)
-            tell(connection, event)
-
-        def again(connection: Connection) -> None:
-            if not inserted(connection, _GET, row, "Session"):
-                write(connection)
-
-        await self._engine.write(write, again=again if row["instance_id"] is None else None)
+        first = None if session.instance_id is None else partial(_own, session)
+        await self._records.add(session, event=event, first=first)
 
     async def get(self, session_id: str) -> Session | None:
-        def read(connection: Connection) -> Session | None:
-            row = connection.execute(_GET, {"id": session_id}).fetchone()
-            return None if row is None else _session(row)
-
-        return await self._engine.read(read)
+        return await self._records.get(session_id)
 
     async def save(self, session: Session, *, event: Event | None = None) -> Session:
-        row = _row(session)
-
-        def write(connection: Connection) -> None:
-            if not session.status.ended and not _has(connection, row):
-                _own(connection, row)
-            compare_and_set(connection, _SAVE, row, "Session")
-            tell(connection, event)
-
-        def again(connection: Connection) -> None:
-            if compare_and_set_again(connection, _SAVE, _GET, row, "Session"):
-                tell(connection, event)
-
         alone = session.status.ended or session.instance_id is None
-        await self._engine.write(write, again=again if alone else None)
-        return replace(session, version=session.version + 1)
+        first = None if alone else partial(_own_unless_owned, session)
+        return await self._records.save(session, event=event, first=first)
 
     async def page(
         self,
@@ -180,32 +106,23 @@ class SqlSessions:
         cursor: str | None = None,
         limit: int = 50,
     ) -> Page[Session]:
-        return await self._engine.read(
-            page_of(
-                "sessions",
-                where={"template_id": template_id, "status": status},
-                cursor=cursor,
-                limit=limit,
-                entity=_session,
-                rows_at_once=self._engine.rows_at_once,
-            )
-        )
+        where = {"template_id": template_id, "status": status}
+        return await self._records.page(cursor=cursor, limit=limit, where=where)
 
     async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         values = {"now": micros(now), "node_id": node_id, "limit": limit}
-        return await self._list(_UNSETTLED, values)
+        return await self._records.list(_UNSETTLED, values)
 
     async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         values = {"now": micros(now), "node_id": node_id, "limit": limit}
-        return await self._list(_TIMED_OUT, values)
+        return await self._records.list(_TIMED_OUT, values)
 
     async def seen(self, session: Session, at: datetime) -> bool:
-        session = replace(session, active_at=at)
         row = {
             "id": session.id,
             "version": session.version,
             "at": micros(at),
-            "timer_at": optional_micros(plan.timer_at(session)),
+            **_due(replace(session, active_at=at)),
         }
 
         def write(connection: Connection) -> bool:
@@ -218,15 +135,15 @@ class SqlSessions:
     ) -> list[Session]:
         values = {"after": after, "limit": limit}
         if node_id is None:
-            return await self._list(_UNFINISHED, values)
-        return await self._list(_ON_NODE, {**values, "node_id": node_id})
+            return await self._records.list(_UNFINISHED, values)
+        return await self._records.list(_ON_NODE, {**values, "node_id": node_id})
 
     async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
         values = {"node_id": node_id, "limit": limit, "after": after}
 
         def read(connection: Connection) -> list[Holding]:
             found = {
-                row["id"]: Holding(row["id"], row["instance_id"], decode_optional(row["workspace"]))
+                row["id"]: _holding(row)
                 for statement in (_HOLDINGS, _UNSETTLED_HOLDINGS)
                 for row in connection.execute(statement, values)
             }
@@ -244,152 +161,23 @@ class SqlSessions:
 
         return await self._engine.read(read)
 
-    async def _list(self, statement: str, values: dict[str, Any]) -> list[Session]:
-        def read(connection: Connection) -> list[Session]:
-            return [_session(row) for row in connection.execute(statement, values)]
 
-        return await self._engine.read(read)
-
-
-def _has(connection: Connection, row: dict[str, Any]) -> bool:
-    """Whether it has this instance already, which may be gone since and is nobody else's then."""
-    if row["instance_id"] is None:
-        return False
-    found = connection.execute(_INSTANCE, {"id": row["id"]}).fetchone()
-    return found is not None and found["instance_id"] == row["instance_id"]
+def _holding(row: Row) -> Holding:
+    workspace = row["workspace"]
+    return Holding(row["id"], row["instance_id"], None if workspace is None else decode(workspace))
 
 
-def _own(connection: Connection, row: dict[str, Any]) -> None:
-    if row["instance_id"] is not None and connection.execute(_OWN, row).rowcount == 0:
+def _own_unless_owned(session: Session, connection: Connection) -> None:
+    # An instance that the session has already may have been removed meanwhile.
+    found = connection.execute(_INSTANCE, {"id": session.id}).fetchone()
+    if found is None or found["instance_id"] != session.instance_id:
+        _own(session, connection)
+
+
+def _own(session: Session, connection: Connection) -> None:
+    row = {"id": session.id, "instance_id": session.instance_id}
+    if connection.execute(_OWN, row).rowcount == 0:
         raise Conflict(
-            f"Session {row['id']} cannot have instance {row['instance_id']}: it is gone, or it "
+            f"Session {session.id} cannot have instance {session.instance_id}: it is gone, or it "
             "belongs to another session."
         )
-
-
-def _row(session: Session) -> dict[str, Any]:
-    return {
-        "id": session.id,
-        "template_id": session.template_id,
-        "status": session.status.value,
-        "wanted": session.wanted.value,
-        "runtime_type": session.runtime_type,
-        "runtime_node": session.runtime_node,
-        "cpu": session.resources.cpu,
-        "memory": session.resources.memory,
-        "disk": session.resources.disk,
-        "max_processes": session.resources.max_processes,
-        "timeout": session.timeout,
-        "created_at": micros(session.created_at),
-        "updated_at": micros(session.updated_at),
-        "expires_at": micros(session.expires_at),
-        "ended_at": optional_micros(session.ended_at),
-        "instance_id": session.instance_id,
-        "cause": None if session.cause is None else session.cause.value,
-        "version": session.version,
-        "workspace": encode_optional(session.workspace),
-        "message": encode_optional(session.message),
-        "env_vars": encode(session.env_vars),
-        "capacity": session.capacity,
-        "template_version": session.template_version,
-        "workspace_mode": session.workspace_mode.value,
-        "durability": session.durability.value,
-        "started_from": session.started_from,
-        "install": None if session.install is None else encode(_install_row(session.install)),
-        "secrets": encode(session.secrets) if session.secrets else None,
-        "volumes": encode([_fields(mount) for mount in session.volumes])
-        if session.volumes
-        else None,
-        "warnings": encode([_fields(warning) for warning in session.warnings])
-        if session.warnings
-        else None,
-        "labels": encode(session.labels) if session.labels else None,
-        "node_labels": encode(session.node_labels) if session.node_labels else None,
-        "auto_start": int(session.auto_start),
-        "idle_timeout": session.idle_timeout,
-        "archive_after": session.archive_after,
-        "delete_after": session.delete_after,
-        "active_at": optional_micros(session.active_at),
-        "rested_at": optional_micros(session.rested_at),
-        "failures": session.failures,
-        "retry_at": optional_micros(session.retry_at),
-        "unsettled_at": optional_micros(plan.unsettled_at(session)),
-        "timer_at": optional_micros(plan.timer_at(session)),
-    }
-
-
-def _fields(item: VolumeMount | Warning | Dependency) -> list[Any]:
-    return [getattr(item, name) for name in item.__slots__]
-
-
-def _install_row(install: Install) -> dict[str, Any]:
-    return {
-        "dependencies": [_fields(dependency) for dependency in install.dependencies],
-        "timeout": install.timeout,
-        "fail_on_error": install.fail_on_error,
-        "allow_conflicts": install.allow_conflicts,
-        "status": install.status.value,
-        "environment": install.environment,
-        "installed": install.installed,
-        "message": install.message,
-    }
-
-
-def _install(text: str | None) -> Install | None:
-    if text is None:
-        return None
-    row = decode(text)
-    return Install(
-        **{
-            **row,
-            "dependencies": tuple(Dependency(*item) for item in row["dependencies"]),
-            "status": InstallStatus(row["status"]),
-            "installed": tuple(row["installed"]),
-        }
-    )
-
-
-def _tuple(text: str | None, kind: type[T]) -> tuple[T, ...]:
-    return () if text is None else tuple(kind(*item) for item in decode(text))
-
-
-def _session(row: Row) -> Session:
-    return Session(
-        id=row["id"],
-        template_id=row["template_id"],
-        status=SessionStatus(row["status"]),
-        wanted=Wanted(row["wanted"]),
-        runtime_type=row["runtime_type"],
-        runtime_node=row["runtime_node"],
-        resources=Resources(row["cpu"], row["memory"], row["disk"], row["max_processes"]),
-        timeout=row["timeout"],
-        created_at=moment(row["created_at"]),
-        updated_at=moment(row["updated_at"]),
-        expires_at=moment(row["expires_at"]),
-        env_vars=decode(row["env_vars"]),
-        instance_id=row["instance_id"],
-        workspace=decode_optional(row["workspace"]),
-        ended_at=optional_moment(row["ended_at"]),
-        cause=None if row["cause"] is None else Cause(row["cause"]),
-        message=decode_optional(row["message"]),
-        capacity=row["capacity"],
-        template_version=row["template_version"],
-        workspace_mode=WorkspaceMode(row["workspace_mode"]),
-        durability=Durability(row["durability"]),
-        started_from=row["started_from"],
-        install=_install(row["install"]),
-        secrets=decode_optional(row["secrets"]) or {},
-        volumes=_tuple(row["volumes"], VolumeMount),
-        warnings=_tuple(row["warnings"], Warning),
-        labels=decode_optional(row["labels"]) or {},
-        node_labels=decode_optional(row["node_labels"]) or {},
-        auto_start=bool(row["auto_start"]),
-        idle_timeout=row["idle_timeout"],
-        archive_after=row["archive_after"],
-        delete_after=row["delete_after"],
-        active_at=optional_moment(row["active_at"]),
-        rested_at=optional_moment(row["rested_at"]),
-        failures=row["failures"],
-        retry_at=optional_moment(row["retry_at"]),
-        version=row["version"],
-    )

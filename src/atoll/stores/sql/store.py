@@ -11,15 +11,15 @@ from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.instances import SqlInstances
+from atoll.stores.sql.keyed_requests import SqlKeyedRequests
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.nodes import SqlNodes
-from atoll.stores.sql.requests import SqlKeyedRequests
-from atoll.stores.sql.rows import insert
 from atoll.stores.sql.sessions import SqlSessions
 from atoll.stores.sql.sqlite import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 from atoll.stores.sql.volumes import SqlVolumes
 from atoll.stores.sql.webhooks import SqlWebhooks
+from atoll.stores.sql.writes import insert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

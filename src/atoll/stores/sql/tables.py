@@ -1,300 +1,280 @@
 """
 The schema, for the migrations to follow.
 
-A column bears its field's name. Times are microseconds since 1970 in UTC. Ids and words of ours
-are plain text; text that a user wrote and structures are JSON in ASCII, because databases differ in
-the text that they take (NUL, lone surrogates) and JSON takes any. Output is bytes as they came;
-what is large is not here but in the blob store.
+A column is named after its field. Times are microseconds since 1970 in UTC. Ids and enums are plain
+text. Text written by users and structures are JSON in ASCII, because databases differ in the text
+that they accept (NUL, lone surrogates). Output is stored as the bytes that came; what is too large
+for a row is in the blob store.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    text,
-)
-from sqlalchemy.dialects import mysql
+from atoll.stores.sql.columns import Column, ColumnType, Index, Storage, Table, text
 
-metadata = MetaData()
+ID = text(64)
+WORD = text(32)
+NAME = text(255)
+JSON = ColumnType(Storage.JSON)
+BYTES = ColumnType(Storage.BYTES)
+INTEGER = ColumnType(Storage.INTEGER)
+BIGINT = ColumnType(Storage.BIGINT)
+DOUBLE = ColumnType(Storage.DOUBLE)
+SERIAL = ColumnType(Storage.SERIAL)
+TIME = BIGINT
 
-
-def words(length: int) -> String:
-    """Text that compares by its bytes everywhere, as it does in SQLite."""
-    return (
-        String(length)
-        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-        .with_variant(String(length, collation="C"), "postgresql")
-    )
-
-
-ID = words(64)
-WORD = words(32)
-NAME = words(255)
-TIME = BigInteger()
-JSON = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-COUNTED = BigInteger().with_variant(Integer(), "sqlite")
-"""SQLite numbers rows by itself in a column of this type alone."""
-BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-
-templates = Table(
+TEMPLATES = Table(
     "templates",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("version", Integer, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("updated_at", TIME, nullable=False),
-    Column("cpu", Double, nullable=False),
-    Column("memory", BigInteger, nullable=False),
-    Column("disk", BigInteger, nullable=False),
-    Column("max_processes", Integer, nullable=False),
-    Column("pool_size", Integer, nullable=False),
-    Column("name", JSON, nullable=False),
-    Column("image", JSON, nullable=False),
-    Column("base_image", JSON, nullable=False),
-    Column("pre_installed_packages", JSON, nullable=False),
+    Column("version", INTEGER),
+    Column("created_at", TIME),
+    Column("updated_at", TIME),
+    Column("cpu", DOUBLE),
+    Column("memory", BIGINT),
+    Column("disk", BIGINT),
+    Column("max_processes", INTEGER),
+    Column("pool_size", INTEGER),
+    Column("name", JSON),
+    Column("image", JSON),
+    Column("base_image", JSON),
+    Column("pre_installed_packages", JSON),
     # `require` is a word of MariaDB's own.
-    Column("requirements", JSON, nullable=False),
-    Column("python", JSON, nullable=False),
-    Column("preload", JSON, nullable=False),
-    Column("env", JSON, nullable=False),
-    Column("number", Integer, nullable=False, server_default=text("1")),
-    Column("status", WORD, nullable=False, server_default=text("'ready'")),
-    Column("build", JSON),
-    Column("pool_max", Integer),
-    Column("runtime", ID),
-    Column("dockerfile", JSON),
-    Column("build_context", ID),
-    Column("registry", JSON),
-    Index("templates_created", "created_at", "id"),
-    Index("templates_status", "status", "id"),
+    Column("requirements", JSON),
+    Column("python", JSON),
+    Column("preload", JSON),
+    Column("env", JSON),
+    Column("number", INTEGER, default="1"),
+    Column("status", WORD, default="'ready'"),
+    Column("build", JSON, null=True),
+    Column("pool_max", INTEGER, null=True),
+    Column("runtime", ID, null=True),
+    Column("dockerfile", JSON, null=True),
+    Column("build_context", ID, null=True),
+    Column("registry", JSON, null=True),
+    Index("templates_created", ("created_at", "id")),
+    Index("templates_status", ("status", "id")),
 )
 
-template_versions = Table(
+TEMPLATE_VERSIONS = Table(
     "template_versions",
-    metadata,
     Column("template_id", ID, primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("status", WORD, nullable=False),
-    Column("template", JSON, nullable=False),
+    Column("number", INTEGER, primary_key=True),
+    Column("status", WORD),
+    Column("template", JSON),
 )
 """What templates were before: `template` is the row in `templates` as it was, by columns."""
 
-sessions = Table(
+SESSIONS = Table(
     "sessions",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("template_id", ID, nullable=False),
-    Column("status", WORD, nullable=False),
-    Column("wanted", WORD, nullable=False),
-    Column("runtime_type", NAME, nullable=False),
-    Column("runtime_node", NAME, nullable=False),
-    Column("cpu", Double, nullable=False),
-    Column("memory", BigInteger, nullable=False),
-    Column("disk", BigInteger, nullable=False),
-    Column("max_processes", Integer, nullable=False),
-    Column("timeout", BigInteger, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("updated_at", TIME, nullable=False),
-    Column("expires_at", TIME, nullable=False),
-    Column("ended_at", TIME),
-    Column("instance_id", ID),
-    Column("cause", WORD),
-    Column("version", Integer, nullable=False),
-    Column("workspace", JSON),
-    Column("message", JSON),
-    Column("env_vars", JSON, nullable=False),
-    Column("capacity", Integer, nullable=False, server_default=text("1")),
-    Column("template_version", Integer, nullable=False, server_default=text("1")),
-    Column("workspace_mode", WORD, nullable=False, server_default=text("'sync'")),
-    Column("durability", WORD, nullable=False, server_default=text("'background'")),
-    Column("started_from", ID),
-    Column("install", JSON),
-    Column("secrets", JSON),
-    Column("volumes", JSON),
-    Column("warnings", JSON),
-    Column("labels", JSON),
-    Column("node_labels", JSON),
-    Column("auto_start", Integer, nullable=False, server_default=text("1")),
-    Column("idle_timeout", BigInteger),
-    Column("archive_after", BigInteger),
-    Column("delete_after", BigInteger),
-    Column("active_at", TIME),
-    Column("rested_at", TIME),
-    Column("failures", Integer, nullable=False, server_default=text("0")),
-    Column("retry_at", TIME),
-    Column("unsettled_at", TIME),
-    Column("timer_at", TIME),
-    Index("sessions_created", "created_at", "id"),
-    Index("sessions_status", "status", "created_at", "id"),
-    Index("sessions_template", "template_id", "created_at", "id"),
-    Index("sessions_unsettled", "runtime_node", "unsettled_at"),
-    Index("sessions_timer", "runtime_node", "timer_at"),
-    Index("sessions_node", "runtime_node", "status", "id"),
+    Column("template_id", ID),
+    Column("status", WORD),
+    Column("wanted", WORD),
+    Column("runtime_type", NAME),
+    Column("runtime_node", NAME),
+    Column("cpu", DOUBLE),
+    Column("memory", BIGINT),
+    Column("disk", BIGINT),
+    Column("max_processes", INTEGER),
+    Column("timeout", BIGINT),
+    Column("created_at", TIME),
+    Column("updated_at", TIME),
+    Column("expires_at", TIME),
+    Column("ended_at", TIME, null=True),
+    Column("instance_id", ID, null=True),
+    Column("cause", WORD, null=True),
+    Column("version", INTEGER),
+    Column("workspace", JSON, null=True),
+    Column("message", JSON, null=True),
+    Column("env_vars", JSON),
+    Column("capacity", INTEGER, default="1"),
+    Column("template_version", INTEGER, default="1"),
+    Column("workspace_mode", WORD, default="'sync'"),
+    Column("durability", WORD, default="'background'"),
+    Column("started_from", ID, null=True),
+    Column("install", JSON, null=True),
+    Column("secrets", JSON, null=True),
+    Column("volumes", JSON, null=True),
+    Column("warnings", JSON, null=True),
+    Column("labels", JSON, null=True),
+    Column("node_labels", JSON, null=True),
+    Column("auto_start", INTEGER, default="1"),
+    Column("idle_timeout", BIGINT, null=True),
+    Column("archive_after", BIGINT, null=True),
+    Column("delete_after", BIGINT, null=True),
+    Column("active_at", TIME, null=True),
+    Column("rested_at", TIME, null=True),
+    Column("failures", INTEGER, default="0"),
+    Column("retry_at", TIME, null=True),
+    Column("unsettled_at", TIME, null=True),
+    Column("timer_at", TIME, null=True),
+    Index("sessions_created", ("created_at", "id")),
+    Index("sessions_status", ("status", "created_at", "id")),
+    Index("sessions_template", ("template_id", "created_at", "id")),
+    Index("sessions_unsettled", ("runtime_node", "unsettled_at")),
+    Index("sessions_timer", ("runtime_node", "timer_at")),
+    Index("sessions_node", ("runtime_node", "status", "id")),
 )
 """`unsettled_at` and `timer_at` are what `model.plan` says of the rest, to be looked for."""
 
-executions = Table(
+EXECUTIONS = Table(
     "executions",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("session_id", ID, nullable=False),
-    Column("status", WORD, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("instance_id", ID),
-    Column("started_at", TIME),
-    Column("completed_at", TIME),
-    Column("retry_count", Integer, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("request", JSON, nullable=False),
-    Column("outcome", JSON),
-    Column("return_json", BYTES),
-    Column("stdout", BYTES),
-    Column("stderr", BYTES),
-    Column("holder", ID),
-    Column("kept", JSON),
-    Column("invocation_id", ID),
-    Column("attempts", JSON),
-    Column("results_json", BYTES),
-    Column("ordinal", BigInteger, nullable=False, server_default=text("1")),
-    Column("superseded", Integer, nullable=False, server_default=text("0")),
-    Column("invoked_at", TIME),
-    Index("executions_created", "created_at", "id"),
-    Index("executions_status", "status", "created_at", "id"),
-    # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
-    Index("executions_session", "session_id", "created_at", "id"),
-    Index("executions_session_status", "session_id", "status", "created_at", "id"),
-    # The order of its executions, and what lets only one be the first.
-    Index("executions_invocation", "invocation_id", "ordinal", unique=True),
-)
-
-instances = Table(
-    "instances",
-    metadata,
-    Column("id", ID, primary_key=True),
-    Column("node_id", NAME, nullable=False),
-    Column("template_id", ID, nullable=False),
-    Column("template_version", Integer, nullable=False),
-    Column("created_at", TIME, nullable=False),
     Column("session_id", ID),
-    Column("workspace", JSON, nullable=False),
-    Column("handle", JSON, nullable=False),
-    Column("holder", ID),
+    Column("status", WORD),
+    Column("created_at", TIME),
+    Column("instance_id", ID, null=True),
+    Column("started_at", TIME, null=True),
+    Column("completed_at", TIME, null=True),
+    Column("retry_count", INTEGER),
+    Column("version", INTEGER),
+    Column("request", JSON),
+    Column("outcome", JSON, null=True),
+    Column("return_json", BYTES, null=True),
+    Column("stdout", BYTES, null=True),
+    Column("stderr", BYTES, null=True),
+    Column("holder", ID, null=True),
+    Column("kept", JSON, null=True),
+    Column("invocation_id", ID, null=True),
+    Column("attempts", JSON, null=True),
+    Column("results_json", BYTES, null=True),
+    Column("ordinal", BIGINT, default="1"),
+    Column("superseded", INTEGER, default="0"),
+    Column("invoked_at", TIME, null=True),
+    Index("executions_created", ("created_at", "id")),
+    Index("executions_status", ("status", "created_at", "id")),
+    # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
+    Index("executions_session", ("session_id", "created_at", "id")),
+    Index("executions_session_status", ("session_id", "status", "created_at", "id")),
+    # The order of its executions, and what lets only one be the first.
+    Index("executions_invocation", ("invocation_id", "ordinal"), unique=True),
 )
 
-api_keys = Table(
-    "api_keys",
-    metadata,
+INSTANCES = Table(
+    "instances",
     Column("id", ID, primary_key=True),
-    Column("digest", words(128), nullable=False),
-    Column("scope", WORD, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("name", JSON, nullable=False),
-    Index("api_keys_digest", "digest", unique=True),
+    Column("node_id", NAME),
+    Column("template_id", ID),
+    Column("template_version", INTEGER),
+    Column("created_at", TIME),
+    Column("session_id", ID, null=True),
+    Column("workspace", JSON),
+    Column("handle", JSON),
+    Column("holder", ID, null=True),
+)
+
+API_KEYS = Table(
+    "api_keys",
+    Column("id", ID, primary_key=True),
+    Column("digest", text(128)),
+    Column("scope", WORD),
+    Column("created_at", TIME),
+    Column("name", JSON),
+    Index("api_keys_digest", ("digest",), unique=True),
 )
 """`digest` in hexadecimal: bytes cannot be indexed everywhere."""
 
-keyed_requests = Table(
+KEYED_REQUESTS = Table(
     "keyed_requests",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("holder", ID, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("expires_at", TIME, nullable=False),
-    Column("fingerprint", ID),
-    Column("status", Integer),
-    Column("kept", NAME),
-    Column("headers", JSON),
-    Column("body", BYTES),
-    Index("keyed_requests_expires", "expires_at"),
+    Column("holder", ID),
+    Column("created_at", TIME),
+    Column("expires_at", TIME),
+    Column("fingerprint", ID, null=True),
+    Column("status", INTEGER, null=True),
+    Column("kept", NAME, null=True),
+    Column("headers", JSON, null=True),
+    Column("body", BYTES, null=True),
+    Index("keyed_requests_expires", ("expires_at",)),
 )
 
-checkpoints = Table(
+CHECKPOINTS = Table(
     "checkpoints",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("number", BigInteger, nullable=False),
-    Column("manifest", NAME, nullable=False),
-    Column("created_at", TIME, nullable=False),
-    Column("files", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("node_id", NAME, nullable=False),
-    Column("kept_until", TIME),
-    Column("version", Integer, nullable=False),
-    Column("backups", JSON),
-    Index("checkpoints_kept", "kept_until", "id"),
+    Column("number", BIGINT),
+    Column("manifest", NAME),
+    Column("created_at", TIME),
+    Column("files", BIGINT),
+    Column("size", BIGINT),
+    Column("node_id", NAME),
+    Column("kept_until", TIME, null=True),
+    Column("version", INTEGER),
+    Column("backups", JSON, null=True),
+    Index("checkpoints_kept", ("kept_until", "id")),
 )
 """`id` is the session's."""
 
-volumes = Table(
+VOLUMES = Table(
     "volumes",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("created_at", TIME, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("kind", WORD, nullable=False),
-    Column("node_id", NAME),
-    Column("version", Integer, nullable=False),
-    Index("volumes_created", "created_at", "id"),
+    Column("created_at", TIME),
+    Column("size", BIGINT),
+    Column("kind", WORD),
+    Column("node_id", NAME, null=True),
+    Column("version", INTEGER),
+    Index("volumes_created", ("created_at", "id")),
 )
 
-nodes = Table(
+NODES = Table(
     "nodes",
-    metadata,
     Column("id", NAME, primary_key=True),
-    Column("type", NAME, nullable=False),
-    Column("seen_at", TIME),
-    Column("told", JSON, nullable=False),
-    Column("status", WORD, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("problem", JSON),
-    Column("cordoned", Integer, nullable=False),
-    Column("drain", JSON),
+    Column("type", NAME),
+    Column("seen_at", TIME, null=True),
+    Column("told", JSON),
+    Column("status", WORD),
+    Column("failures", INTEGER),
+    Column("problem", JSON, null=True),
+    Column("cordoned", INTEGER),
+    Column("drain", JSON, null=True),
 )
 """`told` is what a node says of itself; others write what follows it."""
 
-events = Table(
+EVENTS = Table(
     "events",
-    metadata,
-    Column("id", COUNTED, primary_key=True, autoincrement=True),
-    Column("number", BigInteger),
-    Column("created_at", TIME, nullable=False),
-    Column("type", NAME, nullable=False),
-    Column("subject", ID, nullable=False),
-    Column("data", JSON, nullable=False),
-    Index("events_number", "number", unique=True),
+    Column("id", SERIAL, primary_key=True),
+    Column("number", BIGINT, null=True),
+    Column("created_at", TIME),
+    Column("type", NAME),
+    Column("subject", ID),
+    Column("data", JSON),
+    Index("events_number", ("number",), unique=True),
 )
 """
 Written with what they tell of; `number`, their place on the feed, is given later, because rows
 become visible in another order than they were numbered in.
 """
 
-webhooks = Table(
+WEBHOOKS = Table(
     "webhooks",
-    metadata,
     Column("id", ID, primary_key=True),
-    Column("created_at", TIME, nullable=False),
-    Column("url", JSON, nullable=False),
-    Column("secret", JSON, nullable=False),
-    Column("types", JSON, nullable=False),
-    Column("delivered", BigInteger, nullable=False),
-    Column("state", JSON),
-    Column("version", Integer, nullable=False),
+    Column("created_at", TIME),
+    Column("url", JSON),
+    Column("secret", JSON),
+    Column("types", JSON),
+    Column("delivered", BIGINT),
+    Column("state", JSON, null=True),
+    Column("version", INTEGER),
 )
 """`delivered` is the number of the last event that it was told of; its secret is encrypted."""
 
-properties = Table(
+PROPERTIES = Table(
     "properties",
-    metadata,
     Column("name", ID, primary_key=True),
-    Column("value", NAME, nullable=False),
+    Column("value", NAME),
 )
 """What a database knows of itself."""
+
+TABLES = (
+    TEMPLATES,
+    TEMPLATE_VERSIONS,
+    SESSIONS,
+    EXECUTIONS,
+    INSTANCES,
+    API_KEYS,
+    KEYED_REQUESTS,
+    CHECKPOINTS,
+    VOLUMES,
+    NODES,
+    EVENTS,
+    WEBHOOKS,
+    PROPERTIES,
+)

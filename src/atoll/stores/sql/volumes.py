@@ -1,46 +1,32 @@
-"""
-Volumes.
-
-`add` may be repeated. `remove` may not: a second one would say that nothing was there.
-"""
+"""Volumes. `remove` is not repeatable: a second attempt would find nothing and report that."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.model.volume import Volume
-from atoll.stores.sql.paging import page_of
-from atoll.stores.sql.rows import insert, insert_again, micros, moment
+from atoll.stores.sql import tables
+from atoll.stores.sql.mapper import Mapper
+from atoll.stores.sql.records import Records
 
 if TYPE_CHECKING:
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Engine
 
-_ADD = """
-    INSERT INTO volumes (id, created_at, size, kind, node_id, version)
-    VALUES (:id, :created_at, :size, :kind, :node_id, :version)
-"""
-_GET = "SELECT * FROM volumes WHERE id = :id"
+MAPPER = Mapper(Volume, tables.VOLUMES)
 _REMOVE = "DELETE FROM volumes WHERE id = :id"
 
 
 class SqlVolumes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._records = Records(engine, MAPPER, "Volume")
 
     async def add(self, volume: Volume) -> None:
-        row = _row(volume)
-        await self._engine.write(
-            lambda connection: insert(connection, _ADD, row, "Volume"),
-            again=lambda connection: insert_again(connection, _ADD, _GET, row, "Volume"),
-        )
+        await self._records.add(volume)
 
     async def get(self, volume_id: str) -> Volume | None:
-        def read(connection: Connection) -> Volume | None:
-            row = connection.execute(_GET, {"id": volume_id}).fetchone()
-            return None if row is None else _volume(row)
-
-        return await self._engine.read(read)
+        return await self._records.get(volume_id)
 
     async def remove(self, volume_id: str) -> bool:
         return await self._engine.write(
@@ -48,35 +34,4 @@ class SqlVolumes:
         )
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Volume]:
-        return await self._engine.read(
-            page_of(
-                "volumes",
-                where={},
-                cursor=cursor,
-                limit=limit,
-                entity=_volume,
-                rows_at_once=self._engine.rows_at_once,
-            )
-        )
-
-
-def _row(volume: Volume) -> dict[str, Any]:
-    return {
-        "id": volume.id,
-        "created_at": micros(volume.created_at),
-        "size": volume.size,
-        "kind": volume.kind,
-        "node_id": volume.node_id,
-        "version": volume.version,
-    }
-
-
-def _volume(row: Row) -> Volume:
-    return Volume(
-        id=row["id"],
-        created_at=moment(row["created_at"]),
-        size=row["size"],
-        kind=row["kind"],
-        node_id=row["node_id"],
-        version=row["version"],
-    )
+        return await self._records.page(cursor=cursor, limit=limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from atoll.stores.sql.tables import metadata
+from atoll.stores.sql.metadata import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,0 +1,77 @@
+"""
+The two kinds of write that can be refused: inserting an id, and compare-and-set by version.
+
+Each has a second form for the attempt that follows one whose outcome is not known, because the
+connection broke during its commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import Conflict
+from atoll.stores.sql.engine import Taken
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.stores.sql.engine import Connection, Row
+
+_EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+
+
+def insert(connection: Connection, statement: str, row: Mapping[str, object], noun: str) -> None:
+    try:
+        connection.execute(statement, row)
+    except (sqlite3.IntegrityError, Taken) as error:
+        if isinstance(error, sqlite3.IntegrityError) and error.sqlite_errorcode not in _EXISTS:
+            raise
+        raise _exists(row, noun) from error
+
+
+def was_inserted(connection: Connection, select: str, row: Mapping[str, object], noun: str) -> bool:
+    """Whether the earlier attempt inserted the row; `Conflict` if the id has another row."""
+    found = connection.execute(select, row).fetchone()
+    if found is None:
+        return False
+    if not _equals(found, row):
+        raise _exists(row, noun)
+    return True
+
+
+def compare_and_set(
+    connection: Connection, statement: str, row: Mapping[str, object], noun: str
+) -> None:
+    """Run an update that names `id` and `version`; `row` has the version that was read."""
+    if connection.execute(statement, row).rowcount == 0:
+        raise _changed(row, noun)
+
+
+def compare_and_set_again(
+    connection: Connection, statement: str, select: str, row: Mapping[str, Any], noun: str
+) -> bool:
+    """
+    Whether this attempt wrote the row. If the earlier one did, the row is already as it should be.
+    """
+    if connection.execute(statement, row).rowcount > 0:
+        return True
+    found = connection.execute(select, row).fetchone()
+    if found is None or not _equals(found, {**row, "version": row["version"] + 1}):
+        raise _changed(row, noun)
+    return False
+
+
+def _equals(found: Row, row: Mapping[str, object]) -> bool:
+    return all(found[name] == value for name, value in row.items())
+
+
+def _exists(row: Mapping[str, object], noun: str) -> Conflict:
+    return Conflict(f"{noun} {row['id']} exists already.")
+
+
+def _changed(row: Mapping[str, object], noun: str) -> Conflict:
+    return Conflict(
+        f"{noun} {row['id']} is no longer at version {row['version']}: another client changed or "
+        "removed it. Read it again."
+    )
