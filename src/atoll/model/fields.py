@@ -20,6 +20,7 @@ import ast
 import dataclasses
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -27,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
