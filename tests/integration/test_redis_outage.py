@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from atoll.coordination.redis import RedisCoordination, leases
-from atoll.errors import TemporaryError
+from atoll.errors import CoordinationUnavailable, TemporaryError
 from atoll.settings import CoordinationSettings
 from tests.servers.redis import RedisServer
 
@@ -44,12 +44,12 @@ on_cluster_too = pytest.mark.parametrize("server", ["redis", "redis-cluster"], i
 
 
 class Watched(RedisCoordination):
-    """Notes what it was called for."""
+    """Records what it tells its observers."""
 
     def __init__(self, replica: str, url: str, patience: float) -> None:
         settings = CoordinationSettings(
-            # Nobody beats here, and a third of it is when those who wait look again: too late to
-            # help.
+            # No heartbeats are sent here; and waiters, which check again after a third of it, must
+            # be woken earlier.
             presence_ttl=timedelta(seconds=600),
             connect_timeout=timedelta(seconds=patience),
             read_timeout=timedelta(seconds=patience),
@@ -57,8 +57,13 @@ class Watched(RedisCoordination):
         super().__init__(replica, url, settings, timedelta(hours=1))
         self.gaps: asyncio.Queue[None] = asyncio.Queue()
         self.cancellations: asyncio.Queue[str] = asyncio.Queue()
-        self.on_gap = lambda: self.gaps.put_nowait(None)
-        self.on_cancel = self.cancellations.put_nowait
+        self.subscribe(self)
+
+    def cancellation_requested(self, execution_id: str) -> None:
+        self.cancellations.put_nowait(execution_id)
+
+    def coordination_restored(self) -> None:
+        self.gaps.put_nowait(None)
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ async def until_back(replica: RedisCoordination) -> None:
     async with asyncio.timeout(LONG):
         while True:
             with suppress(TemporaryError):
-                await replica.beat()
+                await replica.heartbeat()
                 return
             await asyncio.sleep(0.05)
 
@@ -108,7 +113,7 @@ async def test_what_a_restart_lost_is_known_to_be_lost(
     server.start()
     await until_back(b)
     assert not await a.renew("s", "x")
-    assert await a.beat() is False
+    assert await a.heartbeat() is False
     assert await b.acquire("s", "y") is None
     await a.release("s", "x")
     assert await b.renew("s", "y")
@@ -145,13 +150,13 @@ async def test_nobody_waits_for_a_server_that_is_gone(
 async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
     server: RedisServer, replicas: tuple[Watched, Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "MOST_DOUBTFUL", 5)
+    monkeypatch.setattr(leases, "MAX_UNCERTAIN", 5)
     a, _ = replicas
     server.kill()
     for number in range(20):
         with pytest.raises(TemporaryError):
             await a.acquire(f"s{number}", "owner")
-    assert len(a._leases._doubtful) == 5
+    assert len(a._leases._uncertain) == 5
 
 
 async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
@@ -179,8 +184,8 @@ async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
         await bounded(waiter)
 
     # What is not known to be held was not kept either.
-    await a.beat()
-    await b.beat()
+    await a.heartbeat()
+    await b.heartbeat()
     assert await a.acquire("s", "z", wait=LONG) is None
 
 
@@ -218,7 +223,7 @@ async def test_cancellations_are_heard_again_after_an_outage(
         assert await until_heard(b, by=b) == "e"
         while await heard.wait(0.01):
             pass
-        await b.tell("t")
+        await b.notify("t")
         assert await heard.wait(LONG)
 
     await a.acquire("s", "x")
@@ -246,15 +251,15 @@ async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
                     await bounded(waiting)
             assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
             calls = [
-                a.beat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
+                a.heartbeat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
                 a.release("s", "x"), a.holder("s"), a.open_window("s", "e"), a.window("s"),
                 a.close_window("s", "e"), a.ask("e", {}, timeout=LONG), a.question("e"),
                 a.resolve("e", {}), a.cancel("e", "user"), a.cancelled("e"), a.push("e", ""),
-                a.drain("e"), a.tell("t"), a.clean("s", "e"),
+                a.drain("e"), a.notify("t"), a.clean("s", "e"),
             ]  # fmt: skip
             async with asyncio.timeout(LONG):
                 errors = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(error) for error in errors] == [TemporaryError] * len(calls)
+            assert [type(error) for error in errors] == [CoordinationUnavailable] * len(calls)
             async with asyncio.timeout(LONG):
                 await a.shutdown()
                 await a.close()

@@ -423,7 +423,7 @@ async def new(parts: Parts, **terms: Any) -> Session:
 async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    async with parts.leases.lease(instance_lease(session.id), parts.leases.own()):
+    async with parts.leases.lease(instance_lease(session.id), parts.leases.new_owner()):
         stopping = await parts.lifecycle.stop(session.id, wait=0)
         assert (stopping.wanted, stopping.status) == (Wanted.STOPPED, SessionStatus.RUNNING)
         await parts.lifecycle.start(session.id, wait=0)

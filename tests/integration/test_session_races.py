@@ -151,7 +151,7 @@ async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_sa
     session = await new(parts)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
-    async with parts.leases.lease(instance_lease(session.id), parts.leases.own()):
+    async with parts.leases.lease(instance_lease(session.id), parts.leases.new_owner()):
         await parts.sessions.delete(session.id)
         await world.restart()
     parts = world.replicas[0].parts
@@ -366,7 +366,7 @@ async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
     await parts.lifecycle.update(other.id, Change(_as_they_are, timeout=3700))
-    async with parts.leases.lease(instance_lease(slow.id), parts.leases.own()):
+    async with parts.leases.lease(instance_lease(slow.id), parts.leases.new_owner()):
         world.clock.ahead += 3601
         async with asyncio.timeout(20):
             await parts.reconciler.timers()

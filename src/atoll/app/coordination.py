@@ -36,7 +36,7 @@ def open_coordination(settings: Settings, cluster: str, clock: Clock) -> Coordin
 
 async def wake_node(coordination: Coordination, node_id: str) -> None:
     try:
-        await coordination.tell(settle_topic(node_id))
+        await coordination.notify(settle_topic(node_id))
     except TemporaryError as error:
         # Its sweep finds them.
         log.info("node.not_woken", node_id=node_id, error=error.message)
@@ -46,6 +46,6 @@ async def announce_departure(coordination: Coordination) -> None:
     """Tell the others that this replica ends, so that they take over what it had at once."""
     await coordination.shutdown()
     try:
-        await coordination.tell(LEAVING)
+        await coordination.notify(LEAVING)
     except TemporaryError as error:
         log.info("replica.left_unheard", error=error.message)

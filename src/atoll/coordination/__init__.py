@@ -1,6 +1,7 @@
 """
 Leases, approvals, cancellation, messages and presence: what the replicas of a control plane share.
 
-`base` is the contract. `memory` keeps it for replicas in one process, `redis` for replicas anywhere
-that reach the same Redis. Nothing here is a record, and nothing here knows what a session is.
+`base` is the contract. `memory` implements it for replicas in one process, `redis` for replicas
+anywhere that reach the same Redis. Nothing here is durable, and nothing here knows what a session
+is.
 """

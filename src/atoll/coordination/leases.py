@@ -1,12 +1,12 @@
 """
-What this replica holds, and the heartbeat that keeps it.
+The leases that this replica holds, and the heartbeat that keeps them.
 
-A replica may act only while it counts as alive and the lease of what it acts on is its own. The
-heartbeat renews both at a third of their time. When one is lost (Redis forgot it, or this process
-stood still for too long) the work that it covers is stopped at once: the task inside the lease is
-cancelled, and its `async with` raises `LeaseLost`. A process that has just come back from standing
-still may not have heard yet, so `check` goes by the clock; whatever slips through between the check
-and the act is refused by version in the store.
+A replica may act only while it counts as alive and holds the lease of what it acts on. The
+heartbeat renews both after a third of their time. When one is lost (Redis forgot it, or this
+process was suspended for too long), the work that it covers is stopped at once: the task inside
+the lease is cancelled, and its `async with` raises `LeaseLost`. A process that has just been
+resumed may not know yet that it lost its leases, so `check` compares the clock; a write that slips
+through between the check and the act is refused by its version in the store.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-IN_LINE_SECONDS = 86_400.0
-"""How long one call waits in line; the next would stand at its end."""
-AGAIN_SECONDS = 1.0
-"""Pause between two tries to reach the back-end."""
+MAX_WAIT = 86_400.0
+"""Seconds that one call waits for a lease."""
+RETRY_DELAY = 1.0
+"""Longest pause in seconds between two heartbeats while the last one failed."""
 
 
 class Leases:
@@ -48,10 +48,11 @@ class Leases:
         self._presence = settings.presence_ttl.total_seconds()
         self._present_until = float("-inf")
         self._held: set[Lease] = set()
-        self._gap = asyncio.Event()
-        self._unsettled_until = float("-inf")
+        self._restored = asyncio.Event()
+        self._reliable_from = float("-inf")
         self.losses = 0
-        """How often others took this replica for lost: what it had may be theirs since."""
+        """How often this replica was lost for others, who may hold its leases since."""
+        coordination.subscribe(self)
 
     @property
     def replica(self) -> str:
@@ -59,7 +60,7 @@ class Leases:
 
     @property
     def valid(self) -> bool:
-        """Whether others still take this replica for alive."""
+        """Whether this replica still counts as alive for others."""
         return self._clock.monotonic() < self._present_until
 
     def lease(
@@ -67,44 +68,44 @@ class Leases:
         key: str,
         owner: str,
         *,
-        wait: float = IN_LINE_SECONDS,
-        instead: Sequence[str] = (),
+        wait: float = MAX_WAIT,
+        alternatives: Sequence[str] = (),
     ) -> Lease:
         """
-        The right to act on `key` inside `async with`, or on one of `instead` if that is free and
-        `key` is not; waited for in the line of `key` when none is.
+        The lease of `key` inside `async with`, or that of one of `alternatives` if it is free and
+        `key` is not. If none is free, wait for `key`.
         """
-        return Lease(self, key, owner, wait, instead)
+        return Lease(self, key, owner, wait, alternatives)
 
     async def try_lease(self, key: str, owner: str | None = None) -> Lease | None:
         """
-        The same without waiting; None when another has it. To be entered at once. Without an owner
-        it is the replica's, which is let in twice.
+        The same without waiting; None if it is held. Enter it at once. Without `owner` the replica
+        itself owns it, and may enter it twice.
         """
         owner = owner or f"{self.replica}/{key}"
         if await self._coordination.acquire(key, owner) is not None:
             return None
         return Lease(self, key, owner, 0.0, ())
 
-    def own(self) -> str:
-        """An owner that is nobody else, not even another task of this replica."""
+    def new_owner(self) -> str:
+        """A unique owner: two tasks of this replica exclude each other."""
         return f"{self.replica}/{secrets.token_hex(8)}"
 
     async def start(self) -> None:
-        """Be present, before anything is done."""
-        await self.beat()
+        """Send the first heartbeat, before anything else is done."""
+        await self.heartbeat()
 
     async def run(self) -> None:
-        """The heartbeat."""
+        """Send heartbeats until cancelled."""
         while True:
-            self._gap.clear()
+            self._restored.clear()
             try:
                 async with asyncio.timeout(self._pause()):
-                    await self._gap.wait()
+                    await self._restored.wait()
             except TimeoutError:
                 pass
             try:
-                await self.beat()
+                await self.heartbeat()
                 await self._renew()
             except TemporaryError as error:
                 log.warning("heartbeat.failed", code=error.code, error=error.message)
@@ -112,32 +113,35 @@ class Leases:
                 log.error("heartbeat.failed", exc_info=error)
             self._drop_expired()
 
-    def gap(self) -> None:
+    def cancellation_requested(self, execution_id: str) -> None:
+        """Cancellations do not concern leases."""
+
+    def coordination_restored(self) -> None:
         """
-        The back-end was away and is back, perhaps without what it knew: beat at once, and take no
-        other replica for lost before it had the time to do the same.
+        The back-end is back, perhaps without its data: send a heartbeat at once, and give the other
+        replicas time to do the same before any of them counts as lost.
         """
-        self._unsettled_until = self._clock.monotonic() + self._presence * 2 / 3
-        self._gap.set()
+        self._reliable_from = self._clock.monotonic() + self._presence * 2 / 3
+        self._restored.set()
 
     @property
-    def settled(self) -> bool:
-        """Whether a replica that does not beat is lost, and not only unheard of yet."""
-        return self._clock.monotonic() >= self._unsettled_until
+    def presence_reliable(self) -> bool:
+        """False shortly after an outage, while live replicas may not have sent a heartbeat yet."""
+        return self._clock.monotonic() >= self._reliable_from
 
     def _pause(self) -> float:
         if self._present_until - self._clock.monotonic() > self._presence * 0.7:
             return min(self._presence, self._ttl) / 3
-        return min(AGAIN_SECONDS, self._presence / 6)
+        return min(RETRY_DELAY, self._presence / 6)
 
-    async def beat(self) -> None:
-        """Be present from now on; when it was not, what it held is lost."""
-        # From when it was sent: the back-end counts from when it came, which is later.
+    async def heartbeat(self) -> None:
+        """Send one; if this replica had been lost meanwhile, so are its leases."""
+        # Before the call: the back-end counts from when the heartbeat arrives, which is later.
         now = self._clock.monotonic()
-        was_present = await self._coordination.beat()
+        was_present = await self._coordination.heartbeat()
         if not was_present and self._present_until > float("-inf"):
             log.warning("replica.was_lost", replica=self.replica)
-            self.gap()
+            self.coordination_restored()
             self.losses += 1
             for lease in list(self._held):
                 lease.lose()
@@ -159,7 +163,7 @@ class Leases:
                 lease.lose()
 
     async def acquire(self, lease: Lease) -> None:
-        for key in (lease.key, *lease.instead) if lease.instead else ():
+        for key in (lease.key, *lease.alternatives) if lease.alternatives else ():
             now = self._clock.monotonic()
             if await self._coordination.acquire(key, lease.owner) is None:
                 lease.key, lease.until = key, now + self._ttl
@@ -169,29 +173,29 @@ class Leases:
         holder = await self._coordination.acquire(lease.key, lease.owner, wait=lease.wait)
         while holder is not None:
             now = self._clock.monotonic()
-            holder = await self._coordination.acquire(lease.key, lease.owner, wait=IN_LINE_SECONDS)
+            holder = await self._coordination.acquire(lease.key, lease.owner, wait=MAX_WAIT)
         if self._clock.monotonic() - now > self._ttl / 3:
-            now = await self._from_now_on(lease)
+            now = await self._renewed_at(lease)
         lease.until = now + self._ttl
         self._held.add(lease)
 
-    async def _from_now_on(self, lease: Lease) -> float:
-        """Hold what was long waited for, and so since nobody here knows when, from now on."""
+    async def _renewed_at(self, lease: Lease) -> float:
+        """Renew a lease that was granted at an unknown moment of a long wait; when that was."""
         now = self._clock.monotonic()
         try:
             if not await self._coordination.renew(lease.key, lease.owner):
                 raise LeaseLost(f"The lease of {lease.key} was lost.")
         except BaseException:
-            await self.give_back(lease)
+            await self.release(lease)
             raise
         return now
 
-    async def give_back(self, lease: Lease) -> None:
+    async def release(self, lease: Lease) -> None:
         self._held.discard(lease)
         try:
             await self._coordination.release(lease.key, lease.owner)
         except TemporaryError as error:
-            # What it was for is done, and it expires.
+            # Its work is done, and it expires.
             log.warning("lease.not_released", key=lease.key, error=error.message)
 
     def drop(self, lease: Lease) -> None:
@@ -203,10 +207,10 @@ class Leases:
 
 class Lease:
     def __init__(
-        self, leases: Leases, key: str, owner: str, wait: float, instead: Sequence[str]
+        self, leases: Leases, key: str, owner: str, wait: float, alternatives: Sequence[str]
     ) -> None:
         self._leases = leases
-        self.instead = instead
+        self.alternatives = alternatives
         self.key = key
         self.owner = owner
         self.wait = wait
@@ -220,12 +224,12 @@ class Lease:
         return not self._lost and self._leases.valid and self._leases.now() < self.until
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless it is held at this very moment."""
+        """Raise `LeaseLost` unless it is held now."""
         if not self.valid:
             raise LeaseLost(f"The lease of {self.key} was lost.")
 
     def lose(self) -> None:
-        """Stop what goes on inside it."""
+        """Cancel the task inside it."""
         self._leases.drop(self)
         if self._lost:
             return
@@ -249,9 +253,9 @@ class Lease:
     ) -> None:
         task, self._task = self._task, None
         if not self._lost:
-            await self._leases.give_back(self)
+            await self._leases.release(self)
             return
         assert task is not None
-        # Ours to take back; a cancellation from elsewhere goes on.
+        # Undo the cancellation of `lose`; one from elsewhere still counts.
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise LeaseLost(f"The lease of {self.key} was lost.") from error

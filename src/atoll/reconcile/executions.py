@@ -67,12 +67,12 @@ class Adoption:
 
     async def once(self) -> None:
         # A back-end that has forgotten this replica has forgotten the others as well.
-        await self._leases.beat()
+        await self._leases.heartbeat()
         for holder in await self._store.executions.holders():
             if holder == self._coordination.replica:
                 await self._revoke_strays()
             elif holder is None or (
-                self._leases.settled and not await self._coordination.alive(holder)
+                self._leases.presence_reliable and not await self._coordination.alive(holder)
             ):
                 for execution in await self._held_by(holder):
                     await self._runner.adopt(execution)

@@ -205,7 +205,7 @@ class Probe:
         )
         if event is not None and written:
             log.warning("node.judged", node=node.id, status=status.value, problem=problem)
-            await self._coordination.tell(node_topic(node.id))
+            await self._coordination.notify(node_topic(node.id))
             if status is NodeStatus.HEALTHY:
                 await self._each(node, "", self._migrations.wait_no_more)
 

@@ -198,7 +198,7 @@ class Orphans:
         )
 
     async def _is_held(self, key: str) -> bool:
-        lease = await self._leases.try_lease(key, self._leases.own())
+        lease = await self._leases.try_lease(key, self._leases.new_owner())
         if lease is None:
             return True
         async with lease:

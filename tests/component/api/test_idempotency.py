@@ -174,7 +174,7 @@ class World:
         alive = [c for c in self.clients if await c.coordination.alive(c.coordination.replica)]
         self.clock.time += time
         for client in alive:
-            await client.coordination.beat()
+            await client.coordination.heartbeat()
 
     async def lose(self, client: Client) -> None:
         """It is heard of no more."""

@@ -123,7 +123,7 @@ class Ground:
         await self.whole()
 
     async def whole(self) -> None:
-        await self.leases.beat()
+        await self.leases.heartbeat()
         await self.sweep.turn()
         while (self.sweep._kind, self.sweep._after) != (0, None):
             await self.sweep.turn()
@@ -249,7 +249,7 @@ async def test_nothing_of_a_session_goes_while_it_is_saved(ground: Ground) -> No
     stray = data_of(session) + digest(b"stray")
     await ground.put(stray)
     ground.clock.time += 2 * DAY.total_seconds()
-    await ground.leases.beat()
+    await ground.leases.heartbeat()
     async with ground.leases.lease(lease_of(session), "another's save"):
         await ground.whole()
         assert await ground.keys() == {stray}
@@ -308,7 +308,7 @@ async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> N
             for number in range(10):
                 (directory / digest(b"%d" % number)).touch()
         ground.clock.time += 2 * DAY.total_seconds()
-        await ground.leases.beat()
+        await ground.leases.heartbeat()
 
         await ground.sweep.turn()
         assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE
@@ -320,7 +320,7 @@ async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> N
         await ground.sweep.turn()
         assert len(await ground.keys()) == 1
         ground.clock.time += orphans.ROUND
-        await ground.leases.beat()
+        await ground.leases.heartbeat()
         await ground.sweep.turn()
         assert await ground.keys() == set()
 

@@ -58,7 +58,7 @@ class Site:
 
     async def pass_by(self, seconds: float) -> None:
         self.clock.time += seconds
-        await self.leases.beat()
+        await self.leases.heartbeat()
 
     async def built(self) -> None:
         """Begin what is due, up to its end."""

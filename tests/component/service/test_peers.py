@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from atoll.coordination.base import Heard
+    from atoll.coordination.base import Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ class Deaf(MemoryCoordination):
     refused = 0
 
     @asynccontextmanager
-    async def listen(self, topic: str) -> AsyncIterator[Heard]:
+    async def listen(self, topic: str) -> AsyncIterator[Subscription]:
         if self.refused < 2:
             self.refused += 1
             raise CoordinationUnavailable("The connection is lost.")

@@ -99,7 +99,7 @@ class MemoryGround(Ground):
         self.clock.time += time.total_seconds()
         for replica in living:
             if replica is not without:
-                await replica.beat()
+                await replica.heartbeat()
 
     async def leases_expire(self) -> None:
         await self._pass(self.settings.lease_ttl)
@@ -108,13 +108,13 @@ class MemoryGround(Ground):
         await self._pass(self.settings.presence_ttl, without=replica)
 
     async def in_line(self, key: str) -> int:
-        return len(self.state.lines.get(key, ()))
+        return len(self.state.waiters.get(key, ()))
 
     async def nothing_left(self) -> bool:
         state = self.state
         shelves = (state.leases.all(), state.windows.all(), state.approvals.all())
         more = (state.cancellations.all(), state.messages.all(), state.present.all())
-        return not any((*shelves, *more, state.lines, state.listeners))
+        return not any((*shelves, *more, state.waiters, state.listeners))
 
 
 class RedisGround(Ground):
@@ -123,27 +123,27 @@ class RedisGround(Ground):
         self.client = client
         self.settings = settings(**values)
         self.a, self.b = self.replica("a"), self.replica("b")
-        self.beating: dict[str, asyncio.Task[None]] = {}
+        self.senders: dict[str, asyncio.Task[None]] = {}
 
     def replica(self, name: str) -> Coordination:
         return RedisCoordination(name, self.url, self.settings, EXECUTION_TTL)
 
-    def beat(self, replica: Coordination) -> None:
-        async def beat() -> None:
+    def send_heartbeats(self, replica: Coordination) -> None:
+        async def send() -> None:
             while True:
                 await asyncio.sleep(0.5)
                 with suppress(TemporaryError):
-                    await replica.beat()
+                    await replica.heartbeat()
 
-        self.beating[replica.replica] = asyncio.create_task(beat())
+        self.senders[replica.replica] = asyncio.create_task(send())
 
     async def _stop(self, name: str) -> None:
-        if (task := self.beating.pop(name, None)) is not None:
+        if (task := self.senders.pop(name, None)) is not None:
             task.cancel()
             await asyncio.wait({task})
 
     async def stop(self) -> None:
-        for name in list(self.beating):
+        for name in list(self.senders):
             await self._stop(name)
 
     def key(self, name: str, kind: str) -> str:
@@ -189,8 +189,8 @@ async def redis_ground(url: str, **values: Any) -> AsyncIterator[RedisGround]:
         try:
             await ground.a.open()
             await ground.b.open()
-            ground.beat(ground.a)
-            ground.beat(ground.b)
+            ground.send_heartbeats(ground.a)
+            ground.send_heartbeats(ground.b)
             yield ground
         finally:
             await ground.stop()

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from atoll.clock import SystemClock
-from atoll.coordination.base import Holder
+from atoll.coordination.base import LeaseHolder
 from atoll.coordination.memory import MemoryCoordination
 from atoll.coordination.redis import RedisCoordination
 from atoll.coordination.redis.commands import complete
@@ -35,7 +35,7 @@ async def test_in_memory_what_nobody_asks_for_any_more_is_swept_away() -> None:
         await ground.a.push("e", "hello")
         await ground.a.cancel("e", "user")
         ground.clock.time += EXECUTION_TTL.total_seconds()
-        await ground.a.beat()
+        await ground.a.heartbeat()
         assert await ground.a.drain("e") == []
         assert await ground.a.cancelled("e") is None
 
@@ -71,7 +71,7 @@ async def test_a_replica_that_does_not_beat_is_lost(redis_server: RedisServer) -
     try:
         await a.acquire("s", "x")
         assert await b.acquire("s", "y", wait=LONG) is None
-        assert not await a.beat()
+        assert not await a.heartbeat()
     finally:
         await a.close()
         await b.close()
@@ -102,7 +102,7 @@ async def test_a_server_that_forgot_the_scripts_learns_them_again(
         await ground.a.acquire("s", "x")
         async with Redis.from_url(redis_server.url) as client:
             await client.script_flush()
-        assert await ground.b.acquire("s", "y") == Holder("a", "x")
+        assert await ground.b.acquire("s", "y") == LeaseHolder("a", "x")
 
 
 async def test_a_claim_whose_answer_was_lost_is_taken_back_with_a_beat(
@@ -118,7 +118,7 @@ async def test_a_claim_whose_answer_was_lost_is_taken_back_with_a_beat(
 
     async def taken_back() -> bool:
         with suppress(TemporaryError):
-            return await a.beat() and await a.holder("s") is None
+            return await a.heartbeat() and await a.holder("s") is None
         return False
 
     try:

@@ -61,7 +61,7 @@ async def test_one_who_begins_or_ends_to_listen_is_told_that_redis_is_away(
         )
         await coordination.open()
         try:
-            wire = coordination._ear._wire
+            wire = coordination._listener._wire
             listening = asyncio.create_task(listens(coordination, "news"))
             for _ in range(steps):
                 await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from atoll.coordination.base import MAX_MESSAGE, MAX_MESSAGES, Coordination, Holder
+from atoll.coordination.base import MAX_MESSAGE_SIZE, MAX_MESSAGES, Coordination, LeaseHolder
 from atoll.errors import TemporaryError, TooLarge
 
 from .ground import LONG, Ground, until
@@ -33,18 +33,31 @@ async def test_a_window_expires(ground: Ground) -> None:
     assert await ground.a.window("s") is None
 
 
-def heard(*replicas: Coordination) -> asyncio.Queue[tuple[str, str]]:
-    cancellations: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+class Recorder:
+    """Records the cancellations that a replica is told of."""
+
+    def __init__(self, replica: str, requests: asyncio.Queue[tuple[str, str]]) -> None:
+        self._replica = replica
+        self._requests = requests
+
+    def cancellation_requested(self, execution_id: str) -> None:
+        self._requests.put_nowait((self._replica, execution_id))
+
+    def coordination_restored(self) -> None:
+        pass
+
+
+def cancellations_of(*replicas: Coordination) -> asyncio.Queue[tuple[str, str]]:
+    requests: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     for replica in replicas:
-        name = replica.replica
-        replica.on_cancel = lambda id_, name=name: cancellations.put_nowait((name, id_))  # type: ignore[misc]
-    return cancellations
+        replica.subscribe(Recorder(replica.replica, requests))
+    return requests
 
 
 async def test_every_replica_hears_of_a_cancellation_and_the_first_reason_stays(
     ground: Ground,
 ) -> None:
-    cancellations = heard(ground.a, ground.b)
+    cancellations = cancellations_of(ground.a, ground.b)
     assert await ground.a.cancelled("e") is None
     await ground.a.cancel("e", "user")
     async with asyncio.timeout(LONG):
@@ -91,27 +104,27 @@ async def test_messages_beyond_the_bound_are_refused(ground: Ground) -> None:
         await ground.b.push("e", "one more")
     assert refused.value.code == "queue_full"
     assert len(await ground.a.drain("e")) == MAX_MESSAGES
-    await ground.b.push("e", "x" * MAX_MESSAGE)
+    await ground.b.push("e", "x" * MAX_MESSAGE_SIZE)
     with pytest.raises(TooLarge):
-        await ground.b.push("e", "x" * (MAX_MESSAGE - 1) + "ø")
+        await ground.b.push("e", "x" * (MAX_MESSAGE_SIZE - 1) + "ø")
 
 
-async def test_what_is_told_while_listening_is_heard(ground: Ground) -> None:
+async def test_what_is_told_while_listening_is_cancellations_of(ground: Ground) -> None:
     async with ground.a.listen("t") as here, ground.b.listen("t") as there:
         assert not await here.wait(0.01)
-        await ground.b.tell("t")
-        await ground.b.tell("t")
+        await ground.b.notify("t")
+        await ground.b.notify("t")
         assert await here.wait(LONG)
         assert await there.wait(LONG)
         async with ground.a.listen("u") as other:
-            await ground.a.tell("u")
+            await ground.a.notify("u")
             assert await other.wait(LONG)
-            await ground.a.tell("another")
+            await ground.a.notify("another")
             assert not await other.wait(0.01)
         waiting = asyncio.create_task(there.wait(LONG))
-        await ground.a.tell("t")
+        await ground.a.notify("t")
         assert await waiting
-    await ground.a.tell("t")
+    await ground.a.notify("t")
 
 
 async def test_one_of_two_listeners_may_leave(ground: Ground) -> None:
@@ -119,7 +132,7 @@ async def test_one_of_two_listeners_may_leave(ground: Ground) -> None:
         for _ in range(5):
             async with ground.a.listen("t"):
                 pass
-            await ground.b.tell("t")
+            await ground.b.notify("t")
             assert await stays.wait(LONG)
 
 
@@ -150,7 +163,7 @@ async def test_cleaning_leaves_what_is_anothers(ground: Ground) -> None:
     await ground.a.acquire("s", "f")
     await ground.a.open_window("s", "f")
     await ground.a.clean("s", "e")
-    assert await ground.a.holder("s") == Holder("a", "f")
+    assert await ground.a.holder("s") == LeaseHolder("a", "f")
     assert await ground.a.window("s") == "f"
 
 
@@ -172,10 +185,10 @@ async def test_shutdown_gives_back_all_leases_and_leaves_all_lines(ground: Groun
     with pytest.raises(TemporaryError):
         await waiter
     assert await ground.in_line("t") == 0
-    assert await ground.b.holder("t") == Holder("b", "y")
+    assert await ground.b.holder("t") == LeaseHolder("b", "y")
     with pytest.raises(TemporaryError):
         await ground.a.acquire("u", "x")
-    assert not await ground.a.beat()
+    assert not await ground.a.heartbeat()
 
 
 async def test_nothing_is_left_after_all_was_given_back(ground: Ground) -> None:
@@ -186,7 +199,7 @@ async def test_nothing_is_left_after_all_was_given_back(ground: Ground) -> None:
     await ground.a.cancel("e", "user")
     await ground.a.ask("e", {}, timeout=LONG)
     async with ground.a.listen("t"):
-        await ground.a.tell("t")
+        await ground.a.notify("t")
     assert not await ground.nothing_left()
     await ground.a.clean("s", "e")
     await ground.a.shutdown()
@@ -199,6 +212,6 @@ async def test_opening_and_closing_twice_is_harmless(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.a.close()
     await ground.a.close()
-    assert await ground.b.holder("s") == Holder("a", "x")
+    assert await ground.b.holder("s") == LeaseHolder("a", "x")
     await ground.a.open()
     assert await ground.a.renew("s", "x")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from atoll.coordination.base import Holder
+from atoll.coordination.base import LeaseHolder
 
 from .ground import LONG, SHORT_PRESENCE, Ground
 
@@ -19,7 +19,7 @@ async def test_a_free_lease_is_taken_and_others_are_told_the_holder(ground: Grou
     assert await ground.a.holder("s") is None
     assert await ground.a.acquire("s", "x") is None
 
-    told = Holder("a", "x")
+    told = LeaseHolder("a", "x")
     assert await ground.a.holder("s") == await ground.b.holder("s") == told
     assert await ground.b.acquire("s", "y") == told
     assert await ground.a.acquire("s", "y") == told
@@ -28,10 +28,10 @@ async def test_a_free_lease_is_taken_and_others_are_told_the_holder(ground: Grou
 
 async def test_owners_of_the_same_name_on_two_replicas_are_two(ground: Ground) -> None:
     assert await ground.a.acquire("s", "x") is None
-    assert await ground.b.acquire("s", "x") == Holder("a", "x")
+    assert await ground.b.acquire("s", "x") == LeaseHolder("a", "x")
     await ground.b.release("s", "x")
     assert not await ground.b.renew("s", "x")
-    assert await ground.b.holder("s") == Holder("a", "x")
+    assert await ground.b.holder("s") == LeaseHolder("a", "x")
 
 
 async def test_the_same_owner_may_take_it_again(ground: Ground) -> None:
@@ -47,7 +47,7 @@ async def test_only_the_owner_gives_it_back(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.a.release("s", "y")
     await ground.b.release("s", "y")
-    assert await ground.a.holder("s") == Holder("a", "x")
+    assert await ground.a.holder("s") == LeaseHolder("a", "x")
     await ground.a.release("s", "x")
     await ground.a.release("s", "x")
     assert await ground.b.acquire("s", "y") is None
@@ -68,7 +68,7 @@ async def test_a_late_release_does_not_free_the_next_holders(ground: Ground) -> 
     await ground.b.acquire("s", "y")
     await ground.a.release("s", "x")
     assert not await ground.a.renew("s", "x")
-    assert await ground.a.holder("s") == Holder("b", "y")
+    assert await ground.a.holder("s") == LeaseHolder("b", "y")
 
 
 @pytest.mark.quick
@@ -79,7 +79,7 @@ async def test_one_who_waits_gets_it_when_it_is_given_back(ground: Ground) -> No
         await ground.until_in_line("s", 1)
         await ground.a.release("s", "x")
         assert await waiter is None
-    assert await ground.a.holder("s") == Holder("b", "y")
+    assert await ground.a.holder("s") == LeaseHolder("b", "y")
     assert await ground.in_line("s") == 0
 
 
@@ -87,8 +87,8 @@ async def test_one_who_waited_in_vain_is_told_the_holder_and_leaves_the_line(
     ground: Ground,
 ) -> None:
     await ground.a.acquire("s", "x")
-    assert await ground.b.acquire("s", "y", wait=0.05) == Holder("a", "x")
-    assert await ground.a.acquire("s", "y", wait=0.05) == Holder("a", "x")
+    assert await ground.b.acquire("s", "y", wait=0.05) == LeaseHolder("a", "x")
+    assert await ground.a.acquire("s", "y", wait=0.05) == LeaseHolder("a", "x")
     assert await ground.in_line("s") == 0
     await ground.a.release("s", "x")
     assert await ground.a.acquire("s", "z") is None
@@ -121,7 +121,7 @@ async def test_a_free_lease_with_others_in_line_is_theirs(ground: Ground) -> Non
     release = asyncio.create_task(ground.a.release("s", "x"))
     told = await ground.a.acquire("s", "z")
     await release
-    assert told in (Holder("a", "x"), Holder("b", "y"))
+    assert told in (LeaseHolder("a", "x"), LeaseHolder("b", "y"))
     assert await waiter is None
 
 
@@ -188,9 +188,9 @@ async def test_the_lease_of_a_lost_replica_is_taken_over(ground: Ground) -> None
     await ground.a.acquire("s", "x")
     await ground.die(ground.a)
     assert not await ground.b.alive("a")
-    assert await ground.b.holder("s") == Holder("a", "x")
+    assert await ground.b.holder("s") == LeaseHolder("a", "x")
     assert await ground.b.acquire("s", "y") is None
-    assert await ground.b.holder("s") == Holder("b", "y")
+    assert await ground.b.holder("s") == LeaseHolder("b", "y")
 
 
 @short_presence
@@ -214,7 +214,7 @@ async def test_one_who_does_not_wait_leaves_a_lost_lease_to_the_first_in_line(
     waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
     await ground.until_in_line("s", 1)
     await ground.die(ground.a)
-    assert await ground.b.acquire("s", "z") == Holder("b", "y")
+    assert await ground.b.acquire("s", "z") == LeaseHolder("b", "y")
     assert await waiter is None
 
 
@@ -233,18 +233,18 @@ async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
 
 
 async def test_a_replica_that_was_lost_is_told_with_its_next_beat(ground: Ground) -> None:
-    assert await ground.a.beat()
+    assert await ground.a.heartbeat()
     await ground.lose(ground.a)
     assert not await ground.b.alive("a")
-    assert not await ground.a.beat()
+    assert not await ground.a.heartbeat()
     assert await ground.b.alive("a")
-    assert await ground.a.beat()
+    assert await ground.a.heartbeat()
 
 
 async def test_a_replica_does_not_take_itself_for_lost(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.lose(ground.a)
-    assert await ground.a.acquire("s", "y") == Holder("a", "x")
+    assert await ground.a.acquire("s", "y") == LeaseHolder("a", "x")
 
 
 async def test_many_at_once_hold_it_one_at_a_time(ground: Ground) -> None:

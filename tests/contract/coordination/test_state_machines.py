@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from atoll.coordination.base import CANCELLED, Coordination, Holder
+from atoll.coordination.base import CANCELLED, Coordination, LeaseHolder
 from tests.servers.redis import RedisServer
 
 from .ground import LONG, Ground, memory_ground, redis_ground, until
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Opener = Callable[[], AbstractAsyncContextManager[Ground]]
 
 REPLICAS = ("a", "b")
-OWNERS = [Holder(replica, owner) for replica in REPLICAS for owner in ("x", "y", "z")]
+OWNERS = [LeaseHolder(replica, owner) for replica in REPLICAS for owner in ("x", "y", "z")]
 
 
 class Machine(RuleBasedStateMachine):
@@ -74,14 +74,14 @@ class Machine(RuleBasedStateMachine):
 class LeaseMachine(Machine):
     def __init__(self, opener: Opener) -> None:
         super().__init__(opener)
-        self.holder: Holder | None = None
-        self.line: list[tuple[Holder, asyncio.Task[Holder | None]]] = []
+        self.holder: LeaseHolder | None = None
+        self.line: list[tuple[LeaseHolder, asyncio.Task[LeaseHolder | None]]] = []
         self.lost: set[str] = set()
 
-    def waits(self, me: Holder) -> bool:
+    def waits(self, me: LeaseHolder) -> bool:
         return any(me == waiter for waiter, _ in self.line)
 
-    def ask_for(self, me: Holder) -> Holder | None:
+    def ask_for(self, me: LeaseHolder) -> LeaseHolder | None:
         """Who has it before `me`, by the model."""
         holder = self.holder
         if holder is not None and holder.replica in self.lost - {me.replica}:
@@ -99,13 +99,13 @@ class LeaseMachine(Machine):
             assert self.run(self.result(task)) is None
 
     @rule(me=st.sampled_from(OWNERS))
-    def acquire(self, me: Holder) -> None:
+    def acquire(self, me: LeaseHolder) -> None:
         if not self.waits(me):
             told = self.run(self.replica(me.replica).acquire("s", me.owner))
             assert told == self.ask_for(me)
 
     @rule(me=st.sampled_from(OWNERS))
-    def wait(self, me: Holder) -> None:
+    def wait(self, me: LeaseHolder) -> None:
         if me.replica in self.lost or self.waits(me):
             return
         task = self.start(self.replica(me.replica).acquire("s", me.owner, wait=LONG))
@@ -124,13 +124,13 @@ class LeaseMachine(Machine):
             self.run(self.result(task))
 
     @rule(me=st.sampled_from(OWNERS))
-    def release(self, me: Holder) -> None:
+    def release(self, me: LeaseHolder) -> None:
         self.run(self.replica(me.replica).release("s", me.owner))
         if self.holder == me:
             self.free()
 
     @rule(me=st.sampled_from(OWNERS))
-    def renew(self, me: Holder) -> None:
+    def renew(self, me: LeaseHolder) -> None:
         assert self.run(self.replica(me.replica).renew("s", me.owner)) == (self.holder == me)
 
     def nudge(self, replica: str) -> None:
@@ -156,8 +156,8 @@ class LeaseMachine(Machine):
             self.nudge(next(iter(set(REPLICAS) - {replica})))
 
     @rule(replica=st.sampled_from(REPLICAS))
-    def beat(self, replica: str) -> None:
-        assert self.run(self.replica(replica).beat()) == (replica not in self.lost)
+    def heartbeat(self, replica: str) -> None:
+        assert self.run(self.replica(replica).heartbeat()) == (replica not in self.lost)
         self.lost.discard(replica)
 
     @invariant()

@@ -1,9 +1,9 @@
 """
-Questions to people in Redis.
+Questions to people, and their answers, in Redis.
 
-The record of a question says who asks and until when, so that an answer to one who is no longer
-there can be refused. It is put before its asker first waits and looked at whenever the asker is
-woken, so an answer that comes in between is found. An answered one stays until it expires.
+The record of a question names the replica that asks and its deadline, so that an answer to a lost
+replica can be refused. It is stored before the asking task first waits and read whenever the task
+is woken, so an answer that comes in between is found. An answered question stays until it expires.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.coordination.base import CANCELLED, SHUTDOWN
-from atoll.coordination.content import packed, unpacked
+from atoll.coordination.payload import decode, encode
 from atoll.coordination.redis import scripts
 from atoll.errors import TemporaryError
 
@@ -21,59 +21,59 @@ if TYPE_CHECKING:
 
     from atoll.coordination.base import Resolution
     from atoll.coordination.redis.commands import Commands
-    from atoll.coordination.redis.waiting import Waiting
+    from atoll.coordination.redis.waiters import Waiters
     from atoll.settings import CoordinationSettings
 
-KEPT = 60.0
+KEPT_AFTER_TIMEOUT = 60.0
 """Seconds that an approval outlives its time-out."""
 
 
-class Approvals:
+class RedisApprovals:
     def __init__(
         self,
         replica: str,
         settings: CoordinationSettings,
         commands: Commands,
-        waiting: Waiting,
+        waiters: Waiters,
         alive: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._replica = replica
         self._prefix = settings.prefix
-        self._look = settings.presence_ttl.total_seconds() / 3
+        self._check_interval = settings.presence_ttl.total_seconds() / 3
         self._commands = commands
-        self._waiting = waiting
+        self._waiters = waiters
         self._alive = alive
         self._asked: dict[str, str] = {}
-        """Executions by the tokens of their questions."""
+        """Executions by the tokens of their open questions."""
 
     async def ask(
         self, execution_id: str, question: dict[str, Any], timeout: float
     ) -> dict[str, Any] | None:
-        text = packed(question)
-        with self._waiting.bell() as (token, bell):
+        text = encode(question)
+        with self._waiters.add() as (token, wake_up):
             self._asked[token] = execution_id
             deadline = asyncio.get_running_loop().time() + timeout
             try:
                 answer = await self._put(execution_id, text, token, timeout)
                 while answer is None:
-                    if self._waiting.ended:
+                    if self._waiters.shut_down:
                         return dict(SHUTDOWN)
                     left = deadline - asyncio.get_running_loop().time()
                     if left <= 0:
                         answer = await self._withdraw(execution_id, token)
                         break
-                    await bell.wait(min(left, self._look))
+                    await wake_up.wait(min(left, self._check_interval))
                     current, answer = await self._commands.send(
                         "HMGET", self._keys(execution_id)[0], "token", "answer"
                     )
-                    if current != token:  # Forgotten, or another question took its place.
+                    if current != token:  # Forgotten, or replaced by another question.
                         return None
-                return None if answer is None else unpacked(answer)
+                return None if answer is None else decode(answer)
             except asyncio.CancelledError:
                 await self._forget(execution_id, token)
                 raise
             except TemporaryError:
-                if self._waiting.ended:
+                if self._waiters.shut_down:
                     return dict(SHUTDOWN)
                 raise
             finally:
@@ -90,14 +90,14 @@ class Approvals:
             self._replica,
             token,
             int(timeout * 1000),
-            int((timeout + KEPT) * 1000),
-            packed(CANCELLED),
-            packed(SHUTDOWN),
+            int((timeout + KEPT_AFTER_TIMEOUT) * 1000),
+            encode(CANCELLED),
+            encode(SHUTDOWN),
         )
         return answer
 
     async def _withdraw(self, execution_id: str, token: str) -> str | None:
-        """The answer after all, or nothing, and then nobody can give one any more."""
+        """The answer if there is one; otherwise withdraw the question."""
         answer: str | None = await self._commands.run(
             scripts.WITHDRAW, self._keys(execution_id)[:1], self._prefix, token
         )
@@ -113,18 +113,18 @@ class Approvals:
         pending = await self._commands.run(
             scripts.QUESTION, self._keys(execution_id)[:1], self._prefix
         )
-        if pending is None or await self._lost(pending[1]):
+        if pending is None or await self._is_lost(pending[1]):
             return None
-        return unpacked(pending[0])
+        return decode(pending[0])
 
     async def resolve(
         self, execution_id: str, answer: dict[str, Any], question: dict[str, Any] | None
     ) -> Resolution:
-        text = packed(answer)
+        text = encode(answer)
         asker = await self._commands.send("HGET", self._keys(execution_id)[0], "replica")
-        if asker is None or await self._lost(asker):
+        if asker is None or await self._is_lost(asker):
             return "gone"
-        asked = "" if question is None else packed(question)
+        asked = "" if question is None else encode(question)
         return await self._resolve(execution_id, text, question=asked)
 
     async def _resolve(
@@ -135,12 +135,12 @@ class Approvals:
         )
         return resolution
 
-    async def _lost(self, replica: str) -> bool:
+    async def _is_lost(self, replica: str) -> bool:
         return replica != self._replica and not await self._alive(replica)
 
     async def cancel(self, execution_id: str, reason: str, ttl: int) -> None:
         keys = self._keys(execution_id)
-        answer = packed(CANCELLED)
+        answer = encode(CANCELLED)
         await self._commands.run(
             scripts.CANCEL, keys, self._prefix, execution_id, reason, ttl, answer
         )
@@ -153,9 +153,9 @@ class Approvals:
         keys = (*self._keys(execution_id), queue)
         await self._commands.run(scripts.CLEAN_EXECUTION, keys, self._prefix)
 
-    async def end(self) -> None:
-        """Answer all that was asked from here, as far as the server can be reached."""
-        answer = packed(SHUTDOWN)
+    async def shut_down(self) -> None:
+        """Answer all questions of this replica with `SHUTDOWN`, ignoring failures."""
+        answer = encode(SHUTDOWN)
         resolved = [self._resolve(asker, answer, token) for token, asker in self._asked.items()]
         await asyncio.gather(*resolved, return_exceptions=True)
 

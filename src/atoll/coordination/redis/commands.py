@@ -1,10 +1,9 @@
 """
-What is sent to Redis: bounded in time, with every failure as `TemporaryError`.
+Sends commands to Redis, bounded in time; every failure is `CoordinationUnavailable`.
 
-Nothing is sent again after a failure, because it may have been done. What is sent is waited for
-even when the caller is cancelled: afterwards it is done or has failed, so there is something to
-undo or there is not. A server in cluster mode is recognised when connecting; each command then goes
-to the node that has its key.
+A failed command is not repeated, because it may have been executed. A command is awaited even when
+the caller is cancelled, so that the caller knows afterwards whether there is something to undo. A
+cluster is detected on connecting; each command then goes to the node that has its key.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ FAILURES = (
     RedisClusterException,
     OSError,
     TimeoutError,
-    # How a connection that goes while something is sent by it shows itself: redis-py has no writer
-    # any more, or uvloop a transport that is closed.
+    # Raised when a connection is lost while a command is being written: redis-py has no writer any
+    # more, or uvloop's transport is closed.
     AttributeError,
     RuntimeError,
 )
@@ -51,8 +50,8 @@ T = TypeVar("T")
 
 async def complete(work: Coroutine[Any, Any, T]) -> T:
     """
-    What the work gives. A caller that is cancelled meanwhile is kept until the work has ended, so
-    this is for work that is bounded in time.
+    The result of the work. A caller that is cancelled meanwhile still waits until the work has
+    ended, so use this only for work that is bounded in time.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -80,11 +79,11 @@ PARAMETERS = frozenset(
         "ssl_check_hostname",
     }
 )
-"""What may stand behind the `?` of an address; the rest are settings."""
+"""Query parameters that an address may have; everything else is a setting."""
 
 
 def check_address(url: str) -> None:
-    """Refuse an address with a mistake in it, without showing any of it but a parameter's name."""
+    """Refuse an invalid address; the message shows no part of it except a parameter's name."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("redis", "rediss", "unix")
@@ -92,13 +91,13 @@ def check_address(url: str) -> None:
     except ValueError:
         known, port_fits = True, False
     if not known:
-        raise _bad_address("it begins with redis://, rediss:// or unix://")
+        raise _bad_address("It must begin with redis://, rediss:// or unix://")
     if not port_fits or parts.fragment:
-        raise _bad_address("its port is no number, or a / # ? @ in the password is not escaped")
+        raise _bad_address("The port is invalid, or a / # ? @ in the password is not escaped")
     if parts.scheme != "unix" and not re.fullmatch(r"(/\d*)?", parts.path):
         raise _bad_address(
-            "what follows the host is the number of a database; write a / # ? @ in the password as "
-            "%2F %23 %3F %40"
+            "The path must be the number of a database. Write / # ? @ in the password as %2F %23 "
+            "%3F %40"
         )
     for name in parse_qs(parts.query, keep_blank_values=True):
         if name not in PARAMETERS:
@@ -106,11 +105,11 @@ def check_address(url: str) -> None:
 
 
 def _bad_address(why: str) -> InvalidRequest:
-    return InvalidRequest(f"redis_url is no address of a Redis: {why}.", code="bad_redis_url")
+    return InvalidRequest(f"Invalid redis_url. {why}.", code="bad_redis_url")
 
 
 class Wire(Protocol):
-    """A connection of redis-py, as far as it is used here."""
+    """The part of a redis-py connection that is used here."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -127,8 +126,8 @@ class Commands:
         self._url = url
         self._read_timeout = settings.read_timeout.total_seconds()
         self._connect_timeout = settings.connect_timeout.total_seconds()
-        self.patience = self._connect_timeout + self._read_timeout
-        """Seconds after which a command has failed."""
+        self.timeout = self._connect_timeout + self._read_timeout
+        """Seconds after which a command counts as failed."""
         self._options: dict[str, Any] = {
             "socket_timeout": self._read_timeout,
             "socket_connect_timeout": self._connect_timeout,
@@ -136,20 +135,23 @@ class Commands:
             "encoding_errors": "surrogatepass",
             "protocol": 2,
         }
-        # One connection is the ear's.
-        self._most = settings.max_connections - 1
-        self._turns = asyncio.Semaphore(self._most)
+        # One connection is the listener's.
+        self._max_connections = settings.max_connections - 1
+        self._slots = asyncio.Semaphore(self._max_connections)
         self._client: Redis | RedisCluster | None = None
         check_address(url)
         try:
             self._pool = ConnectionPool.from_url(
-                url, max_connections=self._most, retry=Retry(NoBackoff(), 0), **self._options
+                url,
+                max_connections=self._max_connections,
+                retry=Retry(NoBackoff(), 0),
+                **self._options,
             )
             address = urlsplit(url)
-            self._place = address.path if not address.hostname else address.netloc.split("@")[-1]
+            self._address = address.path if not address.hostname else address.netloc.split("@")[-1]
         except ValueError:
             # Without the cause, which may show the password.
-            raise _bad_address("a parameter has a value that is not allowed") from None
+            raise _bad_address("A parameter has an invalid value") from None
 
     async def open(self) -> None:
         if self._client is not None:
@@ -158,7 +160,7 @@ class Commands:
         try:
             cluster = await self.send("INFO", "cluster")
         except TemporaryError as error:
-            # Some services forbid INFO; those of them with a cluster answer like one server.
+            # Some hosted services forbid INFO; their clusters behave like one server.
             if not isinstance(error.__cause__, NoPermissionError):
                 raise
             return
@@ -167,8 +169,8 @@ class Commands:
         await client.aclose(close_connection_pool=True)
         self._client = RedisCluster.from_url(
             self._url,
-            max_connections=self._most,
-            # Connections are not looked at before they are used again, so the first may be stale.
+            max_connections=self._max_connections,
+            # Connections are not checked before they are reused, so the first may be stale.
             retry=Retry(NoBackoff(), 1),
             **self._options,
         )
@@ -182,7 +184,7 @@ class Commands:
             async with asyncio.timeout(self._connect_timeout):
                 if isinstance(client, RedisCluster):
                     await client.aclose()
-                    # After a failure the client takes itself for closed.
+                    # After a failure the client considers itself closed.
                     await client.nodes_manager.aclose()
                     await client.nodes_manager.aclose("startup_nodes")
                 else:
@@ -208,11 +210,11 @@ class Commands:
 
     async def _bounded(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self.patience), self._turns:
+            async with asyncio.timeout(self.timeout), self._slots:
                 return await work
         except FAILURES as error:
             if isinstance(error, ReadOnlyError):
-                # A former primary; its name may lead to another server by now.
+                # A former primary; its name may resolve to another server by now.
                 await self._pool.disconnect(inuse_connections=False)
             raise self.unavailable(error) from error
         finally:
@@ -221,8 +223,8 @@ class Commands:
     def unavailable(self, error: Exception) -> TemporaryError:
         reason = str(error).rstrip(".") or type(error).__name__
         return CoordinationUnavailable(
-            f"Redis at {self._place} cannot be used: {reason}. Check that it runs and that"
-            " redis_url leads to it.",
+            f"Redis at {self._address} cannot be used: {reason}. Check that it is running and that"
+            " redis_url is right.",
         )
 
     def wire(self) -> Wire:

@@ -1,4 +1,4 @@
-"""The face of coordination over Redis."""
+"""Coordination over Redis: the contract of `base`, put together from its parts."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.coordination.base import MAX_MESSAGES
-from atoll.coordination.bell import Bell
-from atoll.coordination.content import checked
+from atoll.coordination.payload import check_size
 from atoll.coordination.redis import scripts
-from atoll.coordination.redis.approvals import Approvals
+from atoll.coordination.redis.approvals import RedisApprovals
 from atoll.coordination.redis.commands import Commands
-from atoll.coordination.redis.ear import Ear
-from atoll.coordination.redis.leases import Leases
-from atoll.coordination.redis.waiting import Waiting
+from atoll.coordination.redis.leases import RedisLeases
+from atoll.coordination.redis.listener import PubSubListener
+from atoll.coordination.redis.waiters import Waiters
+from atoll.coordination.wakeup import WakeUp
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from datetime import timedelta
 
-    from atoll.coordination.base import Heard, Holder, Resolution
+    from atoll.coordination.base import CoordinationObserver, LeaseHolder, Resolution, Subscription
     from atoll.settings import CoordinationSettings
 
 log = structlog.get_logger(__name__)
 
-DEAF_LOOK = 1.0
-"""Seconds after which one who listens while the connection is lost is told to look."""
+DISCONNECTED_INTERVAL = 1.0
+"""Seconds between the wake-ups of a subscription while the connection is lost."""
 
 
-class Listener:
-    def __init__(self, ear: Ear, bell: Bell) -> None:
-        self._ear = ear
-        self._bell = bell
+class RedisSubscription:
+    def __init__(self, listener: PubSubListener, wake_up: WakeUp) -> None:
+        self._listener = listener
+        self._wake_up = wake_up
 
     async def wait(self, timeout: float) -> bool:
-        if self._ear.deaf:
-            await self._bell.wait(min(timeout, DEAF_LOOK))
+        if self._listener.disconnected:
+            await self._wake_up.wait(min(timeout, DISCONNECTED_INTERVAL))
             return True
-        return await self._bell.wait(timeout)
+        return await self._wake_up.wait(timeout)
 
 
 class RedisCoordination:
@@ -49,80 +49,84 @@ class RedisCoordination:
         self, replica: str, url: str, settings: CoordinationSettings, execution_ttl: timedelta
     ) -> None:
         self.replica = replica
-        self.on_cancel: Callable[[str], None] = lambda _: None
-        self.on_gap: Callable[[], None] = lambda: None
+        self._observers: list[CoordinationObserver] = []
         self._prefix = settings.prefix
         self._presence_ttl = int(settings.presence_ttl.total_seconds() * 1000)
         self._lease_ttl = int(settings.lease_ttl.total_seconds() * 1000)
         self._execution_ttl = int(execution_ttl.total_seconds() * 1000)
         self._inbox = f"{self._prefix}:replica:{replica}"
         self._cancellations = f"{self._prefix}:cancel"
-        self._listeners: dict[str, set[Bell]] = {}
-        self._waiting = Waiting()
-        self._beating = asyncio.Lock()
+        self._listeners: dict[str, set[WakeUp]] = {}
+        self._waiters = Waiters()
+        self._heartbeat_lock = asyncio.Lock()
         self._commands = Commands(url, settings)
-        self._ear = Ear(
+        self._listener = PubSubListener(
             self._commands,
             settings.read_timeout.total_seconds(),
-            hear=self._hear,
-            missed=self._missed,
+            on_message=self._receive,
+            on_interruption=self._interrupted,
         )
-        shared = replica, settings, self._commands, self._waiting, self.alive
-        self._leases = Leases(*shared)
-        self._approvals = Approvals(*shared)
+        shared = replica, settings, self._commands, self._waiters, self.alive
+        self._leases = RedisLeases(*shared)
+        self._approvals = RedisApprovals(*shared)
+
+    def subscribe(self, observer: CoordinationObserver) -> None:
+        self._observers.append(observer)
 
     async def open(self) -> None:
-        self._waiting.ended = False
+        self._waiters.shut_down = False
         try:
             await self._commands.open()
-            await self._ear.open(self._inbox, self._cancellations)
-            await self.beat()
+            await self._listener.open(self._inbox, self._cancellations)
+            await self.heartbeat()
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        await self._ear.close()
+        await self._listener.close()
         await self._commands.close()
-        # They find that the connection is gone.
-        self._ring_all()
+        # They notice that the connection is closed.
+        self._wake_all()
 
-    def _hear(self, channel: str, content: str) -> None:
+    def _receive(self, channel: str, content: str) -> None:
         if channel == self._inbox:
-            self._waiting.ring(content)
+            self._waiters.wake(content)
         elif channel == self._cancellations:
-            self._call(self.on_cancel, content)
+            for observer in self._observers:
+                self._call(observer.cancellation_requested, content)
         else:
-            for bell in self._listeners.get(channel, ()):
-                bell.ring()
+            for wake_up in self._listeners.get(channel, ()):
+                wake_up.wake()
 
-    def _missed(self, connected: bool) -> None:
-        self._ring_all()
+    def _interrupted(self, connected: bool) -> None:
+        self._wake_all()
         if connected:
-            self._call(self.on_gap)
+            for observer in self._observers:
+                self._call(observer.coordination_restored)
 
     def _call(self, callback: Callable[..., None], *args: str) -> None:
-        # Not from here: what it raises is not to end the ear.
+        # Not called from here: an exception of its must not end the listener.
         asyncio.get_running_loop().call_soon(callback, *args)
 
-    def _ring_all(self) -> None:
-        self._waiting.ring_all()
-        for bells in self._listeners.values():
-            for bell in bells:
-                bell.ring()
+    def _wake_all(self) -> None:
+        self._waiters.wake_all()
+        for wake_ups in self._listeners.values():
+            for wake_up in wake_ups:
+                wake_up.wake()
 
     def _key(self, name: str, kind: str) -> str:
         return f"{{{self._prefix}:{name}}}:{kind}"
 
     # Presence
 
-    async def beat(self) -> bool:
-        async with self._beating:
-            if self._waiting.ended:
+    async def heartbeat(self) -> bool:
+        async with self._heartbeat_lock:
+            if self._waiters.shut_down:
                 return False
             key = self._key(self.replica, "alive")
-            present = await self._commands.run(scripts.BEAT, (key,), self._presence_ttl)
-            await self._leases.take_back()
+            present = await self._commands.run(scripts.HEARTBEAT, (key,), self._presence_ttl)
+            await self._leases.undo_uncertain()
             return bool(present)
 
     async def alive(self, replica: str) -> bool:
@@ -130,7 +134,7 @@ class RedisCoordination:
 
     # Leases
 
-    async def acquire(self, key: str, owner: str, *, wait: float = 0.0) -> Holder | None:
+    async def acquire(self, key: str, owner: str, *, wait: float = 0.0) -> LeaseHolder | None:
         return await self._leases.acquire(key, owner, wait)
 
     async def renew(self, key: str, owner: str) -> bool:
@@ -139,7 +143,7 @@ class RedisCoordination:
     async def release(self, key: str, owner: str) -> None:
         await self._leases.release(key, owner)
 
-    async def holder(self, key: str) -> Holder | None:
+    async def holder(self, key: str) -> LeaseHolder | None:
         return await self._leases.holder(key)
 
     # The interactive window
@@ -185,14 +189,14 @@ class RedisCoordination:
         pushed = await self._commands.run(
             scripts.PUSH,
             (self._key(execution_id, "queue"),),
-            checked(message),
+            check_size(message),
             MAX_MESSAGES,
             self._execution_ttl,
         )
         if not pushed:
             raise TemporaryError(
-                f"{MAX_MESSAGES} messages wait for {execution_id}; send this one once it has read"
-                " them.",
+                f"{MAX_MESSAGES} messages already wait for {execution_id}. Retry when it has read"
+                " some.",
                 code="queue_full",
             )
 
@@ -201,23 +205,23 @@ class RedisCoordination:
         messages: list[str] = await self._commands.run(scripts.DRAIN, (key,))
         return messages
 
-    # Telling others
+    # Notifications
 
-    async def tell(self, topic: str) -> None:
+    async def notify(self, topic: str) -> None:
         await self._commands.send("PUBLISH", f"{self._prefix}:topic:{topic}", "")
 
     @asynccontextmanager
-    async def listen(self, topic: str) -> AsyncIterator[Heard]:
-        channel, bell = f"{self._prefix}:topic:{topic}", Bell()
-        self._listeners.setdefault(channel, set()).add(bell)
+    async def listen(self, topic: str) -> AsyncIterator[Subscription]:
+        channel, wake_up = f"{self._prefix}:topic:{topic}", WakeUp()
+        self._listeners.setdefault(channel, set()).add(wake_up)
         try:
-            await self._ear.subscribe(channel)
-            yield Listener(self._ear, bell)
+            await self._listener.subscribe(channel)
+            yield RedisSubscription(self._listener, wake_up)
         finally:
-            self._listeners[channel].discard(bell)
+            self._listeners[channel].discard(wake_up)
             if not self._listeners[channel]:
                 del self._listeners[channel]
-            await self._ear.unsubscribe(channel)
+            await self._listener.unsubscribe(channel)
 
     # The end
 
@@ -226,14 +230,14 @@ class RedisCoordination:
         await self._approvals.clean(execution_id, self._key(execution_id, "queue"))
 
     async def shutdown(self) -> None:
-        self._waiting.ended = True
+        self._waiters.shut_down = True
         try:
-            async with asyncio.timeout(self._commands.patience):
-                await self._approvals.end()
-                await self._leases.give_back()
-                async with self._beating:
+            async with asyncio.timeout(self._commands.timeout):
+                await self._approvals.shut_down()
+                await self._leases.release_all()
+                async with self._heartbeat_lock:
                     await self._commands.send("DEL", self._key(self.replica, "alive"))
         except (TemporaryError, TimeoutError) as error:
             log.warning("coordination.shutdown_unfinished", error=str(error))
         finally:
-            self._waiting.ring_all()
+            self._waiters.wake_all()

@@ -1,10 +1,9 @@
 """
 Leases in Redis.
 
-A free lease costs one round trip to take and one to give back. One who is told a holder, or
-somebody ahead in line, of another replica asks whether that replica is alive, and if not tries
-again without it. A place in line lasts for `presence_ttl` and is renewed by looking, three times as
-often.
+Taking a free lease costs one round trip, releasing it another. If the holder, or the first waiter,
+is on another replica, the caller checks whether that replica is alive, and if not tries again
+without it. A waiter keeps its place for `presence_ttl` and renews it three times as often.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from atoll.coordination.base import Holder
+from atoll.coordination.base import LeaseHolder
 from atoll.coordination.redis import scripts
 from atoll.errors import TemporaryError
 
@@ -22,87 +21,87 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.coordination.redis.commands import Commands
-    from atoll.coordination.redis.waiting import Waiting
+    from atoll.coordination.redis.waiters import Waiters
     from atoll.settings import CoordinationSettings
 
-TAKEN_BACK = 100
-"""Claims of unknown outcome that are taken back at a time."""
-MOST_DOUBTFUL = 10_000
-"""Such claims that are remembered. Older ones have expired, or were never heard."""
+UNDO_BATCH = 100
+"""Claims of unknown outcome that are undone at a time."""
+MAX_UNCERTAIN = 10_000
+"""Claims of unknown outcome that are remembered. Older ones have expired or never arrived."""
 
 
-class Leases:
+class RedisLeases:
     def __init__(
         self,
         replica: str,
         settings: CoordinationSettings,
         commands: Commands,
-        waiting: Waiting,
+        waiters: Waiters,
         alive: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._replica = replica
         self._prefix = settings.prefix
         self._ttl = int(settings.lease_ttl.total_seconds() * 1000)
-        self._stay = int(settings.presence_ttl.total_seconds() * 1000)
-        self._look = settings.presence_ttl.total_seconds() / 3
+        self._place_ttl = int(settings.presence_ttl.total_seconds() * 1000)
+        self._check_interval = settings.presence_ttl.total_seconds() / 3
         self._commands = commands
-        self._waiting = waiting
+        self._waiters = waiters
         self._alive = alive
         self._held: dict[tuple[str, str], str] = {}
-        """The claims that got their lease, by key and owner."""
-        self._doubtful: dict[str, str] = {}
-        """The keys by claims of which it is not known what became of them."""
+        """The claims that hold a lease, by key and owner."""
+        self._uncertain: dict[str, str] = {}
+        """Keys by claim, for claims whose outcome is unknown."""
 
-    async def acquire(self, key: str, owner: str, wait: float) -> Holder | None:
-        self._waiting.check()
+    async def acquire(self, key: str, owner: str, wait: float) -> LeaseHolder | None:
+        self._waiters.check()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
-        with self._waiting.bell() as (token, bell):
-            claim = f"{_spelled(self._replica, owner)}\n{token}"
+        with self._waiters.add() as (token, wake_up):
+            claim = f"{_encode_holder(self._replica, owner)}\n{token}"
             try:
                 while True:
-                    stand = loop.time() < deadline
-                    holder, left = await self._try(key, claim, stand=stand)
-                    self._waiting.check()
+                    waits = loop.time() < deadline
+                    holder, left = await self._try(key, claim, waits=waits)
+                    self._waiters.check()
                     if holder is None:
                         self._held[key, owner] = claim
                         return None
                     self._held.pop((key, owner), None)
-                    if not stand:
+                    if not waits:
                         return holder
-                    await bell.wait(min(deadline - loop.time(), self._look, left))
-                    self._waiting.check()
+                    await wake_up.wait(min(deadline - loop.time(), self._check_interval, left))
+                    self._waiters.check()
             except (TemporaryError, asyncio.CancelledError) as error:
                 if (key, owner) not in self._held:
-                    self._doubt(claim, key)
-                    if self._waiting.ended or isinstance(error, asyncio.CancelledError):
+                    self._remember_uncertain(claim, key)
+                    if self._waiters.shut_down or isinstance(error, asyncio.CancelledError):
                         await self._undo(claim)
                 raise
 
-    async def _try(self, key: str, claim: str, *, stand: bool) -> tuple[Holder | None, float]:
-        """Who is before the claim, if anybody, and in how many seconds to look at the latest."""
+    async def _try(self, key: str, claim: str, *, waits: bool) -> tuple[LeaseHolder | None, float]:
+        """The claim ahead of this one, if any, and after how many seconds to check again."""
         lost = ""
         while True:
-            told = await self._commands.run(
+            answer = await self._commands.run(
                 scripts.ACQUIRE,
                 self._keys(key),
                 self._prefix,
                 claim,
                 self._ttl,
-                self._stay if stand else 0,
+                self._place_ttl if waits else 0,
                 lost,
             )
-            if told is None:
+            if answer is None:
                 return None, 0.0
-            before, left = told
-            holder = _holder(before)
+            ahead, left = answer
+            holder = _decode_holder(ahead)
             if holder.replica == self._replica or await self._alive(holder.replica):
-                # Redis expires a key in the millisecond after its last.
+                # Redis expires a key in the millisecond after its last one.
                 return holder, (left + 1) / 1000 if left >= 0 else math.inf
-            lost = before
+            lost = ahead
 
     async def renew(self, key: str, owner: str) -> bool:
-        me = _spelled(self._replica, owner)
+        me = _encode_holder(self._replica, owner)
         renewed = await self._commands.run(
             scripts.RENEW, self._keys(key), self._prefix, me, self._ttl
         )
@@ -113,57 +112,57 @@ class Leases:
     async def release(self, key: str, owner: str) -> None:
         claim = self._held.pop((key, owner), None)
         if claim is not None:
-            self._doubt(claim, key)
-        me = _spelled(self._replica, owner)
+            self._remember_uncertain(claim, key)
+        me = _encode_holder(self._replica, owner)
         await self._commands.run(scripts.RELEASE, self._keys(key), self._prefix, me)
         if claim is not None:
-            self._doubtful.pop(claim, None)
+            self._uncertain.pop(claim, None)
 
-    async def holder(self, key: str) -> Holder | None:
+    async def holder(self, key: str) -> LeaseHolder | None:
         claim = await self._commands.send("GET", self._keys(key)[0])
-        return None if claim is None else _holder(claim)
+        return None if claim is None else _decode_holder(claim)
 
     async def clean(self, session_id: str, execution_id: str, window: str) -> None:
         self._held.pop((session_id, execution_id), None)
         keys = (*self._keys(session_id), window)
         await self._commands.run(scripts.CLEAN_SESSION, keys, self._prefix, execution_id)
 
-    def _doubt(self, claim: str, key: str) -> None:
-        self._doubtful[claim] = key
-        if len(self._doubtful) > MOST_DOUBTFUL:
-            del self._doubtful[next(iter(self._doubtful))]
+    def _remember_uncertain(self, claim: str, key: str) -> None:
+        self._uncertain[claim] = key
+        if len(self._uncertain) > MAX_UNCERTAIN:
+            del self._uncertain[next(iter(self._uncertain))]
 
-    async def take_back(self) -> None:
-        """Undo claims whose answer did not arrive, as far as the server can be reached."""
-        for claim in list(self._doubtful)[:TAKEN_BACK]:
+    async def undo_uncertain(self) -> None:
+        """Undo claims whose answer did not arrive, until the server fails again."""
+        for claim in list(self._uncertain)[:UNDO_BATCH]:
             if not await self._undo(claim):
                 return
 
     async def _undo(self, claim: str) -> bool:
-        if (key := self._doubtful.get(claim)) is None:
+        if (key := self._uncertain.get(claim)) is None:
             return True
         try:
             await self._commands.run(scripts.LEAVE, self._keys(key), self._prefix, claim)
         except TemporaryError:
             return False
-        self._doubtful.pop(claim, None)
+        self._uncertain.pop(claim, None)
         return True
 
-    async def give_back(self) -> None:
-        """Release all that this replica is known to hold, as far as the server can be reached."""
+    async def release_all(self) -> None:
+        """Release all leases that this replica is known to hold, ignoring failures."""
         held = [self.release(key, owner) for key, owner in self._held]
         await asyncio.gather(*held, return_exceptions=True)
-        await self.take_back()
+        await self.undo_uncertain()
 
     def _keys(self, key: str) -> tuple[str, str, str]:
         tag = f"{{{self._prefix}:{key}}}"
         return f"{tag}:lease", f"{tag}:line", f"{tag}:places"
 
 
-def _spelled(replica: str, owner: str) -> str:
+def _encode_holder(replica: str, owner: str) -> str:
     return json.dumps([replica, owner])
 
 
-def _holder(claim: str) -> Holder:
+def _decode_holder(claim: str) -> LeaseHolder:
     replica, owner = json.loads(claim.partition("\n")[0])
-    return Holder(replica, owner)
+    return LeaseHolder(replica, owner)

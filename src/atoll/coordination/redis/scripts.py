@@ -1,12 +1,12 @@
 """
-What happens at once on the server.
+The Lua scripts: each is one atomic step on the server.
 
-A claim is one call of `acquire`: who calls, as JSON, and on a second line the call's own token. A
-claim stands in the line, then it is the value of the lease; so a call that did not hear the answer
-can take back exactly what it got, and nothing that the same owner got later.
+A claim is one call of `acquire`: the holder as JSON, and on a second line a token of the call. A
+claim waits in the line, and then is the value of the lease. So a call that lost its answer can undo
+exactly what it acquired, and nothing that the same owner acquired later.
 
-`line` holds claims by when they came, `places` the same claims by when they expire (milliseconds).
-To wake somebody, their token is published on the channel of their replica.
+`line` holds claims by arrival time, `places` the same claims by expiry (milliseconds). To wake a
+waiter, its token is published on the channel of its replica.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ end
 """
 
 ACQUIRE = Script(f"""{_LINE}
--- prefix, claim, lease's ttl, place's ttl (0: do not stand in line), a claim of a lost replica
--- Nothing when the claim has the lease, otherwise the claim before it and for how long at most.
+-- prefix, claim, lease's ttl, place's ttl (0: do not wait), a claim of a lost replica
+-- Returns nothing if the claim got the lease, otherwise the claim ahead of it and its lease's ttl.
 local claim, ttl, stay, lost = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local me = holder_of(claim)
 local held = redis.call('GET', lease)
@@ -131,7 +131,7 @@ CLOSE_WINDOW = Script("""
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """)
 
-BEAT = Script("""
+HEARTBEAT = Script("""
 local present = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
 return present
@@ -154,7 +154,7 @@ ASK = Script(f"""{_APPROVAL}
 -- the answer of a shutdown
 local known = redis.call('HMGET', approval, 'question', 'replica', 'answer')
 if known[3] and known[3] ~= ARGV[8] and known[1] == ARGV[2] and known[2] ~= ARGV[3] then
-    -- Answered to a replica that was lost before it passed that on.
+    -- Answered to a replica that was lost before it delivered the answer.
     redis.call('HSET', approval, 'replica', ARGV[3], 'token', ARGV[4])
     return known[3]
 end
@@ -210,7 +210,7 @@ redis.call('DEL', unpack(KEYS))
 """)
 
 PUSH = Script("""
--- message, most of them, ttl
+-- message, limit, ttl
 if redis.call('LLEN', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])

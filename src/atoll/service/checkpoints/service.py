@@ -139,7 +139,7 @@ class Checkpoints:
 
     def _alone(self, session_id: str) -> Lease:
         # Of this call alone: the same owner would be let in twice.
-        return self._leases.lease(lease_of(session_id), self._leases.own())
+        return self._leases.lease(lease_of(session_id), self._leases.new_owner())
 
     async def _captured(
         self, session_id: str, link: Link, before: Checkpoint | None

@@ -105,7 +105,7 @@ class Feed:
             self.wake()
         if numbered:
             try:
-                await self._coordination.tell(TOPIC)
+                await self._coordination.notify(TOPIC)
             except TemporaryError as error:
                 log.info("events.not_told", error=error.message)
         return numbered

@@ -17,7 +17,7 @@ from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
-    from atoll.coordination.base import Coordination, Heard
+    from atoll.coordination.base import Coordination, Subscription
     from atoll.model.execution import Execution
     from atoll.service.executions.offload import Offload
     from atoll.stores.base import Store
@@ -41,7 +41,7 @@ class Completions:
     async def tell(self, execution_id: str) -> None:
         """Wake those who wait for its end on any replica."""
         try:
-            await self._coordination.tell(f"ended:{execution_id}")
+            await self._coordination.notify(f"ended:{execution_id}")
         except TemporaryError as error:
             # Who waits for it elsewhere looks now and then as well.
             log.info("execution.not_told", execution_id=execution_id, error=error.message)
@@ -86,7 +86,7 @@ class Completions:
                 return execution
 
     async def _told_of_end(
-        self, execution_id: str, heard: Heard, deadline: float
+        self, execution_id: str, heard: Subscription, deadline: float
     ) -> Execution | None:
         while True:
             left = deadline - self._clock.monotonic()

@@ -98,8 +98,7 @@ class Runner:
         """Told of each end before it is final, with what its session was reached by."""
         sessions.ended = sessions.halted = self._session_ended
         connections.reconnected = self._reconnected
-        coordination.on_cancel = self._cancel_heard
-        coordination.on_gap = self._cancels_missed
+        coordination.subscribe(self)
 
     # What is under way
 
@@ -155,7 +154,7 @@ class Runner:
         self.start(execution, capacity, adopted=True)
         # Not before: it is seen to whatever this raises, and one that comes now is heard.
         if await self._coordination.cancelled(execution.id) is not None:
-            self._cancel_heard(execution.id)
+            self.cancellation_requested(execution.id)
 
     async def capacity_here(self, session_id: str) -> int | None:
         """
@@ -234,7 +233,7 @@ class Runner:
             self._give_up(run)
         if left:
             with contextlib.suppress(TemporaryError):
-                await self._coordination.tell(LEAVING)
+                await self._coordination.notify(LEAVING)
 
     async def release(self, execution_id: str) -> None:
         """Record that nobody sees to an execution of ours, however long the store is away."""
@@ -274,7 +273,7 @@ class Runner:
         run.cancelled = True
         run.give_up_turn()
 
-    def _cancel_heard(self, execution_id: str) -> None:
+    def cancellation_requested(self, execution_id: str) -> None:
         run = self._runs.get(execution_id)
         if run is not None:
             self._background.start(self._cancel_as_asked(run), f"cancel {execution_id}")
@@ -285,14 +284,13 @@ class Runner:
             reason = await self._coordination.cancelled(run.execution.id)
         await self.cancel(run, reason or None)
 
-    def _cancels_missed(self) -> None:
-        self._leases.gap()
+    def coordination_restored(self) -> None:
         self._background.start(self._look_for_cancels(), "look for cancellations")
 
     async def _look_for_cancels(self) -> None:
         for execution_id in list(self._runs):
             if await self._coordination.cancelled(execution_id) is not None:
-                self._cancel_heard(execution_id)
+                self.cancellation_requested(execution_id)
 
     def _session_ended(self, session: Session) -> None:
         for run in self._runs.values():
@@ -375,7 +373,7 @@ class Runner:
         execution = run.execution
         lost = None
         place, *others = _places(execution.session_id, queue.slot(turn), queue.capacity)
-        lease = self._leases.lease(place, execution.id, instead=others)
+        lease = self._leases.lease(place, execution.id, alternatives=others)
         run.in_line = True
         try:
             async with lease:

@@ -70,9 +70,9 @@ class Migrations:
     async def notify(self, left: str, to: set[str]) -> None:
         """Tell the nodes that sessions have come to, and the one that they have left."""
         for node_id in sorted(to):
-            await self._coordination.tell(settle_topic(node_id))
+            await self._coordination.notify(settle_topic(node_id))
         if to:
-            await self._coordination.tell(node_topic(left))
+            await self._coordination.notify(node_topic(left))
 
     async def keep_waiting(self, session: Session, why: str) -> None:
         """Say of a session that it waits for its node."""

@@ -141,7 +141,7 @@ class Peers:
         """Have the others refresh as soon as the address of this node is in the store."""
         if self._announced or self._own is None:
             return
-        await self._coordination.tell(TOPIC)
+        await self._coordination.notify(TOPIC)
         self._announced = True
 
     async def close(self) -> None:

@@ -202,7 +202,7 @@ class Nodes:
             await self._store.nodes.cordon(
                 node_id, True, event=self._event("node.cordoned", node_id)
             )
-            await self._coordination.tell(node_topic(node_id))
+            await self._coordination.notify(node_topic(node_id))
         return await self.get(node_id)
 
     async def uncordon(self, node_id: str) -> Node:
@@ -214,7 +214,7 @@ class Nodes:
             await self._store.nodes.cordon(
                 node_id, False, event=self._event("node.uncordoned", node_id)
             )
-            await self._coordination.tell(node_topic(node_id))
+            await self._coordination.notify(node_topic(node_id))
         return await self.get(node_id)
 
     async def drain(self, node_id: str) -> Node:
@@ -229,7 +229,7 @@ class Nodes:
                 Drain(total, total),
                 event=self._event("node.draining", node_id, sessions=total),
             )
-        await self._coordination.tell(node_topic(node_id))
+        await self._coordination.notify(node_topic(node_id))
         return await self.get(node_id)
 
     async def tell_drain(self, node_id: str, message: str | None) -> None:

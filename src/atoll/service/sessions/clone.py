@@ -108,7 +108,7 @@ class Clones:
             cloned = await self._secrets.seal(cloned, self._secrets.reveal(source))
         name = ids.instance_id()
         # However long that takes, it is not taken for left behind before it has an owner.
-        async with self._leases.lease(workspace_lease(name), self._leases.own()):
+        async with self._leases.lease(workspace_lease(name), self._leases.new_owner()):
             return await self._begun(source, cloned, name)
 
     async def _begun(self, source: Session, cloned: Session, name: str) -> Session:
@@ -145,7 +145,7 @@ class Clones:
         # The place first: nobody stands still in line for one.
         async with (
             self._copying,
-            self._leases.lease(instance_lease(source_id), self._leases.own()),
+            self._leases.lease(instance_lease(source_id), self._leases.new_owner()),
         ):
             source = await self._connections.session(source_id)
             if (

@@ -323,7 +323,7 @@ class Sessions:
 
     async def _start_cold(self, session: Session) -> Session:
         # Else whoever finds a session that is not yet what is wanted would begin with it too.
-        async with self._leases.lease(instance_lease(session.id), self._leases.own()):
+        async with self._leases.lease(instance_lease(session.id), self._leases.new_owner()):
             return await self._make_first(session)
 
     async def _make_first(self, session: Session) -> Session:

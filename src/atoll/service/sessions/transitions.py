@@ -127,7 +127,7 @@ class Transitions:
         Bring a session of this node to what is wanted, as far as that goes. Without `wait`, None
         when another has its lease: then that one does. What fails is recorded and raised.
         """
-        key, owner = instance_lease(session_id), self._leases.own()
+        key, owner = instance_lease(session_id), self._leases.new_owner()
         lease: Lease | None = self._leases.lease(key, owner)
         if not wait:
             lease = await self._leases.try_lease(key, owner)
@@ -333,7 +333,7 @@ class Transitions:
         """One of the node's places for what is archived; another time when all are taken."""
         for number in range(self._archive_settings.concurrency):
             key = f"archive:{self._node_id}#{number}"
-            lease = await self._leases.try_lease(key, self._leases.own())
+            lease = await self._leases.try_lease(key, self._leases.new_owner())
             if lease is not None:
                 async with lease:
                     yield
@@ -346,7 +346,7 @@ class Transitions:
         if session.status.ended:
             await self._saved(session)  # Who clears it has its lease.
             return
-        async with self._leases.lease(instance_lease(session_id), self._leases.own()):
+        async with self._leases.lease(instance_lease(session_id), self._leases.new_owner()):
             session = await self._connections.session(session_id)
             if session.status is SessionStatus.STOPPED:
                 await self._saved(session)
@@ -401,7 +401,7 @@ class Transitions:
         Give a session of this node to another: its files are saved and verified, then it has
         nothing here any more and the other node is told. What runs in it is ended.
         """
-        async with self._leases.lease(instance_lease(session_id), self._leases.own()):
+        async with self._leases.lease(instance_lease(session_id), self._leases.new_owner()):
             session = await self._connections.session(session_id)
             if session.status.ended or session.runtime_node != self._node_id:
                 return session

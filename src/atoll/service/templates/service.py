@@ -128,7 +128,7 @@ class Templates:
         self.forget()
         self._feed.written()
         try:
-            await self._coordination.tell(CHANGED)
+            await self._coordination.notify(CHANGED)
         except TemporaryError as error:
             # They forget what they know when they hear of the back-end again.
             log.info("templates.not_told", error=error.message)

@@ -158,7 +158,7 @@ class Webhooks:
 
     async def _tell(self) -> None:
         try:
-            await self._coordination.tell(CHANGED)
+            await self._coordination.notify(CHANGED)
         except TemporaryError as error:
             # They look now and then as well.
             log.info("webhooks.not_told", error=error.message)

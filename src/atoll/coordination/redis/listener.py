@@ -1,8 +1,8 @@
 """
-What is heard from Redis: one connection for all that is published, kept up for good.
+Receives everything published in Redis over one connection, and reconnects whenever it is lost.
 
-A connection that does not answer counts as lost. Then, and once more when all channels are
-subscribed to again, `missed` is called, because what was published in between is gone.
+A connection that does not answer a ping counts as lost. `on_interruption` is called then, and once
+more when all channels are subscribed again, because what was published in between is lost.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds before connecting again, doubled each time."""
+FIRST_DELAY, MAX_DELAY = 0.05, 2.0
+"""Seconds before reconnecting, doubled each time."""
 
 
-class Ear:
+class PubSubListener:
     def __init__(
         self,
         commands: Commands,
         read_timeout: float,
         *,
-        hear: Callable[[str, str], None],
-        missed: Callable[[bool], None],
+        on_message: Callable[[str, str], None],
+        on_interruption: Callable[[bool], None],
     ) -> None:
         self._commands = commands
-        # Quiet for half of it, then a ping that is answered in the other half.
-        self._quiet = read_timeout / 2
+        # Silence for half of it, then a ping that must be answered in the other half.
+        self._ping_after = read_timeout / 2
         self._read_timeout = read_timeout
-        self._hear = hear
-        self._missed = missed
-        """Given whether the connection is there again."""
+        self._receive = on_message
+        self._on_interruption = on_interruption
+        """Called with whether the connection is restored."""
         self._wanted: Counter[str] = Counter()
         self._asked: defaultdict[str, deque[asyncio.Future[bool]]] = defaultdict(deque)
-        """For each subscription that was sent, whether it was confirmed, in order."""
+        """For each subscription that was sent, in order: whether it was confirmed."""
         self._wire: Wire | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def deaf(self) -> bool:
+    def disconnected(self) -> bool:
         return self._wire is None
 
     async def open(self, *channels: str) -> None:
@@ -60,17 +60,17 @@ class Ear:
             wire = await self._connected()
         except FAILURES as error:
             raise self._commands.unavailable(error) from error
-        self._task = asyncio.create_task(self._keep(wire), name="redis-ear")
+        self._task = asyncio.create_task(self._keep(wire), name="redis-listener")
 
     async def close(self) -> None:
         task, self._task = self._task, None
         while task is not None and not task.done():
-            # Again and again, since `wait_for`, which redis-py uses, loses one now and then.
+            # Repeatedly, because `wait_for`, which redis-py uses, sometimes loses a cancellation.
             task.cancel()
-            await asyncio.wait({task}, timeout=FIRST_PAUSE)
+            await asyncio.wait({task}, timeout=FIRST_DELAY)
 
     async def subscribe(self, channel: str) -> None:
-        """Hear what is published from now on. Undone by `unsubscribe`, also after a failure."""
+        """Receive what is published from now on. Undo it with `unsubscribe`, even if it failed."""
         self._wanted[channel] += 1
         wire = self._wire
         try:
@@ -96,48 +96,48 @@ class Ear:
         try:
             await complete(_send(wire, "UNSUBSCRIBE", channel))
         except FAILURES:
-            return  # The reader notices too.
+            return  # The reading task notices it too.
 
     async def _keep(self, wire: Wire) -> None:
         while True:
             try:
                 await self._read(wire)
-            except Exception as error:  # noqa: BLE001 - without the ear nobody is woken any more
+            except Exception as error:  # noqa: BLE001 - without it no task would be woken
                 log.warning(
                     "coordination.connection_lost", error=str(error) or type(error).__name__
                 )
             finally:
                 self._wire = None
-                self._give_up_asking()
+                self._fail_pending()
                 await wire.disconnect(nowait=True)
-            self._missed(False)
+            self._on_interruption(False)
             wire = await self._connected_again()
             log.info("coordination.connection_restored")
-            self._missed(True)
+            self._on_interruption(True)
 
     async def _connected_again(self) -> Wire:
-        pause = FIRST_PAUSE
+        delay = FIRST_DELAY
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
             try:
                 return await self._connected()
             except FAILURES as error:
                 log.debug("coordination.connection_refused", error=str(error))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            delay = min(2 * delay, MAX_DELAY)
 
     async def _connected(self) -> Wire:
-        """A connection that hears all channels."""
+        """A connection that is subscribed to all channels."""
         wire = self._commands.wire()
         channels = set(self._wanted)
         try:
-            async with asyncio.timeout(self._commands.patience):
+            async with asyncio.timeout(self._commands.timeout):
                 await wire.connect()
                 await wire.send_command("SUBSCRIBE", *channels, check_health=False)
                 confirmed = 0
                 while confirmed < len(channels):
                     message = await wire.read_response()
                     confirmed += message[0] == "subscribe"
-                    self._heard(message)
+                    self._dispatch(message)
                 if unwanted := channels - set(self._wanted):
                     await wire.send_command("UNSUBSCRIBE", *unwanted, check_health=False)
         except BaseException:
@@ -149,20 +149,20 @@ class Ear:
     async def _read(self, wire: Wire) -> None:
         pinged = False
         while True:
-            message = await wire.read_response(timeout=self._quiet, disconnect_on_error=False)
+            message = await wire.read_response(timeout=self._ping_after, disconnect_on_error=False)
             if message is not None:
                 pinged = False
-                self._heard(message)
+                self._dispatch(message)
             elif pinged:
                 raise ConnectionError("no answer to a ping")
             else:
                 pinged = True
                 await wire.send_command("PING", check_health=False)
 
-    def _heard(self, message: list[Any]) -> None:
+    def _dispatch(self, message: list[Any]) -> None:
         match message:
             case ["message", channel, content]:
-                self._hear(channel, content)
+                self._receive(channel, content)
             case ["subscribe", channel, _] if asked := self._asked.get(channel):
                 confirmed = asked.popleft()
                 if not asked:
@@ -170,7 +170,7 @@ class Ear:
                 if not confirmed.done():
                     confirmed.set_result(True)
 
-    def _give_up_asking(self) -> None:
+    def _fail_pending(self) -> None:
         for asked in self._asked.values():
             for confirmed in asked:
                 if not confirmed.done():
@@ -179,7 +179,7 @@ class Ear:
 
 
 async def _send(wire: Wire, *command: str) -> None:
-    # By now it may be closed. redis-py would connect it again, and nobody would read from it.
+    # It may be closed by now. redis-py would reconnect it, and no task would read from it.
     if not wire.is_connected:
         raise ConnectionError("the connection is lost")
     await wire.send_command(*command, check_health=False)
