@@ -147,7 +147,7 @@ def test_a_context_that_is_left_open_is_warned_about(session: Session) -> None:
         session.context()
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match=r"<Context .* was left open"):
+    with pytest.warns(ResourceWarning, match=r"<Context .* was not closed"):
         leave_open()
 
 

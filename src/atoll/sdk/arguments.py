@@ -22,7 +22,7 @@ def check_string(**values: Any) -> None:
             raise wrong_type(name, "a string", value)
 
 
-def check_numbers(**values: Any) -> None:
+def check_number(**values: Any) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
             raise wrong_type(name, "a number", value)
@@ -41,7 +41,7 @@ def check_string_list(**lists: Any) -> None:
                 raise wrong_type(f"{name}[{index}]", "a string", item)
 
 
-def check_string_dict(*, removable: bool = False, **mappings: Any) -> None:
+def check_string_dict(*, nullable: bool = False, **mappings: Any) -> None:
     """Strings by name; with `removable` a value may be None."""
     for name, value in mappings.items():
         if value is None:
@@ -51,7 +51,7 @@ def check_string_dict(*, removable: bool = False, **mappings: Any) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise wrong_type(f"{name}: the name {key!r}", "a string", key, field=name)
-            if not isinstance(item, str) and not (removable and item is None):
+            if not isinstance(item, str) and not (nullable and item is None):
                 raise wrong_type(f"{name}.{key}", "a string", item)
 
 
@@ -61,12 +61,12 @@ def check_functions(**functions: Any) -> None:
             raise wrong_type(name, "a function", value)
 
 
-def check_limits(*, cpu: Any, memory: Any, disk: Any, max_processes: Any) -> None:
-    for name, value in (("cpu", cpu), ("memory", memory), ("disk", disk)):
+def check_quantity(**values: Any) -> None:
+    """An amount such as 2, 0.5 or "512Mi"."""
+    for name, value in values.items():
         number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
         if value is not None and not number and not isinstance(value, str):
             raise wrong_type(name, "a number or a string", value)
-    check_numbers(max_processes=max_processes)
 
 
 def wrong_type(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from atoll.sdk.arguments import check_numbers
+from atoll.sdk.arguments import check_number
 from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, AttributeHints
+from atoll.sdk.encoding import show_options
 from atoll.sdk.endpoint import resolve_endpoint
 from atoll.sdk.events import AsyncEvents
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
@@ -21,11 +22,10 @@ from atoll.sdk.webhooks import AsyncWebhooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from atoll.sdk.options import CreateOptions
     from atoll.sdk.session import AsyncSession
-    from atoll.sdk.values import Mount
 
 
 class AsyncAtoll(AttributeHints):
@@ -49,7 +49,7 @@ class AsyncAtoll(AttributeHints):
         timeout: float = 30.0,
         **settings: Any,
     ) -> None:
-        check_numbers(timeout=timeout)
+        check_number(timeout=timeout)
         self._http = HttpClient(resolve_endpoint(url, api_key, data_dir, settings), timeout)
         self._sessions = AsyncSessions(self._http)
         self._templates = AsyncTemplates(self._http)
@@ -109,63 +109,22 @@ class AsyncAtoll(AttributeHints):
     def __repr__(self) -> str:
         return f"<Atoll at {self._http.endpoint.name}>"
 
+    @show_options
     def session(
-        self,
-        template: str | None = None,
-        *,
-        timeout: int | None = None,
-        cpu: str | float | None = None,
-        memory: str | int | None = None,
-        disk: str | int | None = None,
-        max_processes: int | None = None,
-        env: Mapping[str, str] | None = None,
-        capacity: int | None = None,
-        dependencies: Sequence[str | Mapping[str, str]] = (),
-        install_timeout: int | None = None,
-        allow_version_conflicts: bool | None = None,
-        secrets: Mapping[str, str] | None = None,
-        volumes: Sequence[Mount] = (),
-        workspace_mode: str | None = None,
-        durability: str | None = None,
-        started_from: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        auto_start: bool | None = None,
-        idle_timeout: int | None = None,
-        archive_after: int | None = None,
-        delete_after: int | None = None,
+        self, template: str | None = None, **options: Unpack[CreateOptions]
     ) -> Pending[AsyncSession]:
         """
-        A session for the length of an `async with`; see `sessions.create` for the arguments.
-        Without a block, delete it yourself.
+        Create a session for an `async with` block, which deletes it at its end. Takes the options
+        of `sessions.create`. Without a block, delete it yourself.
         """
-        creating = self._sessions.create(
-            template,
-            timeout=timeout,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            max_processes=max_processes,
-            env=env,
-            capacity=capacity,
-            dependencies=dependencies,
-            install_timeout=install_timeout,
-            allow_version_conflicts=allow_version_conflicts,
-            secrets=secrets,
-            volumes=volumes,
-            workspace_mode=workspace_mode,
-            durability=durability,
-            started_from=started_from,
-            labels=labels,
-            auto_start=auto_start,
-            idle_timeout=idle_timeout,
-            archive_after=archive_after,
-            delete_after=delete_after,
-        )
+        creation = self._sessions.create(template, **options)
 
-        async def make() -> AsyncSession:
-            return (await creating)._expect_close()
+        async def create() -> AsyncSession:
+            session = await creation
+            session._warns_if_unclosed = True
+            return session
 
-        return Pending("atoll.session", make())
+        return Pending("atoll.session", create())
 
     async def open(self) -> None:
         """Start what has to be started; the first request does it too."""

@@ -1,23 +1,19 @@
-"""Contexts: where code finds what the code before it left behind."""
+"""Contexts: interpreters that keep their state between runs."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.errors import NotFound
+from atoll.sdk.arguments import check_string
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.decode import decode
-from atoll.sdk.executions import execute_body
+from atoll.sdk.deletable import AsyncDeletable
+from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.options import CONTEXT_RUN_FIELDS
 from atoll.sdk.paths import url_segment
-from atoll.sdk.pending import warn_unclosed
-from atoll.sdk.retry import best_effort
 from atoll.sdk.values import ContextInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
     from atoll.sdk.callbacks import (
         ApprovalCallback,
         DisplayCallback,
@@ -25,32 +21,26 @@ if TYPE_CHECKING:
         OutputCallback,
     )
     from atoll.sdk.executions import AsyncExecution
-    from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.options import ContextRunOptions
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.values import Result
 
 
-class AsyncContext:
+class AsyncContext(AsyncDeletable):
     """
-    A Python process of a session that keeps variables, imports and open files between runs.
+    A Python process in a session that keeps variables, imports and open files between runs.
 
-    It is deleted when a `with` block of it is left, and in any case with its session.
+    A `with` block deletes it at its end. It is also deleted with its session.
     """
 
     def __init__(
-        self,
-        http: HttpClient,
-        session: AsyncSession,
-        info: ContextInfo,
-        *,
-        scoped: bool = False,
+        self, session: AsyncSession, info: ContextInfo, *, warns_if_unclosed: bool = False
     ) -> None:
-        self._http = http
         self._session = session
+        self._http = session._http
+        self._requests = session._requests
         self._info = info
-        self._needs_close = scoped
-        """Whether it is meant for a `with` block."""
-        self._deleted = False
+        self._warns_if_unclosed = warns_if_unclosed
         self._path = f"sessions/{url_segment(info.session_id)}/contexts/{url_segment(info.id)}"
 
     @property
@@ -59,89 +49,67 @@ class AsyncContext:
 
     @property
     def info(self) -> ContextInfo:
-        """As of the last answer about it; `refresh` asks again."""
+        """The context as of the last response. Call `refresh` to update it."""
         return self._info
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._deleted and self._session._is_open
 
     def __repr__(self) -> str:
         return f"<Context {self._info.id} {self._info.state}>"
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            await best_effort(self.delete())
-            return
-        with suppress(NotFound):
-            await self.delete()
-
-    def __del__(self) -> None:
-        # What was not made completely has no such attribute. With its session it ends too.
-        if self.__dict__.get("_needs_close") and not self._deleted and self._session._is_open:
-            warn_unclosed(self)
-
+    @show_options
     async def run(
         self,
         code: str,
         *,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
         on_result: DisplayCallback | None = None,
         on_event: EventCallback | None = None,
         on_approval: ApprovalCallback | None = None,
-        execution_id: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[ContextRunOptions],
     ) -> Result:
         """
-        Run `code` and wait for its end. `Result.results` has the value of its last expression and
-        all that it displayed; `on_result` is given each as it comes. The other callbacks, an
-        `execution_id` and an `idempotency_key` do what they do in `Session.run`.
+        Run `code` and wait for the result. `Result.results` contains what the code displayed and
+        the value of its last expression; `on_result` receives each of them while the code runs.
+        The other callbacks, `execution_id` and `idempotency_key` work as in `Session.run`.
 
-        After `timeout` seconds it is interrupted, and what was there before is kept; code that does
-        not heed that is ended two seconds later, and the context with it. When the call is
-        cancelled, so is the execution, in the same way.
+        After `timeout` seconds the code is interrupted and the context keeps its state. Code that
+        ignores the interrupt is killed two seconds later, and the context dies with it. Cancelling
+        the call cancels the execution in the same way.
         """
-        body = self._body(code, timeout, stdin, env, execution_id)
         callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval, on_result)
-        return await self._session._run(body, idempotency_key, callbacks)
+        return await self._requests.run(self._body(code, options), idempotency_key, callbacks)
 
+    @show_options
     async def submit(
         self,
         code: str,
         *,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        execution_id: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[ContextRunOptions],
     ) -> AsyncExecution:
-        """Like `run`, without waiting for anything but the server's word that it will be run."""
-        body = self._body(code, timeout, stdin, env, execution_id)
-        return await self._session._submit(body, idempotency_key)
+        """Like `run`, but returns as soon as the server has accepted the execution."""
+        return await self._requests.submit(self._body(code, options), idempotency_key)
 
     async def interrupt(self) -> ContextInfo:
-        """KeyboardInterrupt in what runs now, if anything does; the variables stay."""
+        """Raise KeyboardInterrupt in the running code, if any. Variables are kept."""
         return await self._post("interrupt")
 
     async def restart(self) -> ContextInfo:
-        """Begin anew, with nothing; what runs is cancelled. This is what a dead one needs."""
+        """Start again with an empty state, even if the context is dead. Cancels running code."""
         return await self._post("restart")
 
     async def refresh(self) -> ContextInfo:
-        """Ask the server how it is."""
+        """Fetch the current state of the context."""
         self._info = decode(ContextInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def delete(self) -> None:
-        """End it; what runs is cancelled."""
+        """End the context and cancel its running code."""
         self._deleted = True
         await self._http.call("DELETE", self._path)
 
@@ -150,13 +118,7 @@ class AsyncContext:
         self._info = decode(ContextInfo, answer)
         return self._info
 
-    def _body(
-        self,
-        code: str,
-        timeout: float | None,
-        stdin: str | None,
-        env: Mapping[str, str] | None,
-        execution_id: str | None,
-    ) -> dict[str, object]:
-        body = execute_body(code, "python", None, None, timeout, stdin, env, (), None, execution_id)
-        return {**body, "context_id": self._info.id}
+    def _body(self, code: str, options: ContextRunOptions) -> dict[str, Any]:
+        check_string(code=code)
+        body = encode(options, CONTEXT_RUN_FIELDS, call="context.run")
+        return body | {"code": code, "language": "python", "context_id": self._info.id}

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, TemporaryError
 from atoll.sdk.arguments import (
-    check_numbers,
+    check_number,
     check_string,
-    check_string_dict,
-    check_string_list,
     wrong_type,
 )
 from atoll.sdk.consoles import AsyncConsole, open_console
 from atoll.sdk.decode import decode
+from atoll.sdk.encoding import encode
 from atoll.sdk.files import AsyncFiles
+from atoll.sdk.options import RUN_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.retry import Backoff
 from atoll.sdk.sse import events
@@ -25,11 +25,12 @@ from atoll.sdk.values import Answer, Approval, Artifact, Event, ExecutionInfo, R
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from atoll.sdk.file_transfer import ProgressCallback
     from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.options import RunOptions
 
 # One request waits this long at most: proxies cut what takes longer.
 _WAIT = 30.0
@@ -89,7 +90,7 @@ class AsyncExecution:
     async def wait(self, wait: float | None = None) -> Result:
         """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
         execution goes on. A server that is started again meanwhile is waited for."""
-        check_numbers(wait=wait)
+        check_number(wait=wait)
         now = asyncio.get_running_loop().time
         deadline = None if wait is None else now() + wait
         backoff = Backoff()
@@ -263,49 +264,18 @@ class AsyncExecutions:
             yield decode(ExecutionInfo, item)
 
 
-def check_run(
-    code: Any,
-    language: Any,
-    command: Any,
-    timeout: Any,
-    stdin: Any,
-    env: Any,
-    args: Any,
-    cwd: Any,
-    execution_id: Any,
-) -> None:
-    check_string(code=code, language=language, stdin=stdin, cwd=cwd, execution_id=execution_id)
-    check_string_list(command=command, args=args)
-    check_string_dict(env=env)
-    check_numbers(timeout=timeout)
+def execute_body(code: str | None, options: RunOptions) -> dict[str, Any]:
+    """The body of an `execute` request."""
+    check_string(code=code)
+    body = encode(options, RUN_FIELDS, call="run")
+    return with_code(body, code)
 
 
-def execute_body(
-    code: str | None,
-    language: str,
-    command: Sequence[str] | None,
-    event: Any,
-    timeout: float | None,
-    stdin: str | None,
-    env: Mapping[str, str] | None,
-    args: Sequence[str],
-    cwd: str | None,
-    execution_id: str | None = None,
-    stdin_open: bool = False,
-) -> dict[str, Any]:
-    """What `execute` is sent; what was not given is left to the server."""
-    check_run(code, language, command, timeout, stdin, env, args, cwd, execution_id)
-    body = {
-        "code": code,
-        "language": str(language) if code is not None else None,
-        "command": None if command is None else list(command),
-        "event": event,
-        "timeout": timeout,
-        "stdin": stdin,
-        "env": dict(env) if env else None,
-        "args": list(args) or None,
-        "cwd": cwd,
-        "execution_id": execution_id,
-        "stdin_open": stdin_open or None,
-    }
-    return {name: value for name, value in body.items() if value is not None}
+def with_code(body: dict[str, Any], code: str | None) -> dict[str, Any]:
+    """The body with its code. The language belongs to the code, not to a command."""
+    language = body.pop("language", "python")
+    if code is not None:
+        body |= {"code": code, "language": language}
+    if not body.get("stdin_open"):
+        body.pop("stdin_open", None)
+    return body

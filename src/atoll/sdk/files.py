@@ -67,7 +67,7 @@ class AsyncFiles:
         answer = await self._http.call(
             "PUT",
             self._url(path),
-            content=content,
+            body=content,
             query={"mode": None if mode is None else _octal(mode)},
             headers=_conditions(overwrite, if_match),
         )
@@ -333,7 +333,7 @@ class AsyncFiles:
     ) -> Any:
         try:
             return await self._http.call(
-                "PUT", self._url(path), content=sending, query=query, headers=headers, wait=wait
+                "PUT", self._url(path), body=sending, query=query, headers=headers, wait=wait
             )
         except TemporaryError:
             if sending.failure is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import AsyncIterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -23,7 +24,7 @@ from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_er
 from atoll.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from atoll.errors import AtollError
     from atoll.sdk.asgi_transport import ASGIApp
@@ -90,20 +91,20 @@ class HttpClient:
         path: str,
         *,
         body: Any = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
         once: bool | None = None,
     ) -> Any:
         """
-        The answer's JSON; `wait` is how long the server was asked to take, in seconds.
+        The JSON of the response. `body` is a JSON value, or bytes or an async iterable to send
+        unchanged. `wait` extends the timeout by the seconds that the server was asked to wait.
 
-        While a server that has answered before is away, for 30 s at most, the request is sent again
-        if that is safe: it was never sent, or the server does it `once` however often it is sent.
-        Without `once`, the method decides.
+        If a server that has responded before becomes unavailable, the request is repeated for at
+        most 30 s, as long as that is safe: it was never sent, or it is idempotent (`once`; by
+        default the method decides).
         """
-        streamed = content is not None and not isinstance(content, bytes)
+        streamed = isinstance(body, AsyncIterable)
         conditional = not _CONDITIONS.isdisjoint(map(str.lower, headers or ()))
         if once is None:
             once = method in _REPEATABLE and not conditional
@@ -115,7 +116,6 @@ class HttpClient:
                     method,
                     path,
                     body=body,
-                    content=content,
                     query=query,
                     headers=headers,
                     wait=wait,
@@ -140,14 +140,13 @@ class HttpClient:
         path: str,
         *,
         body: Any = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
     ) -> Any:
         """Like `call`, but sent only once."""
         async with self.stream(
-            method, path, body=body, content=content, query=query, headers=headers, wait=wait
+            method, path, body=body, query=query, headers=headers, wait=wait
         ) as response:
             text = await response.aread()
         if not text:
@@ -191,7 +190,6 @@ class HttpClient:
         path: str,
         *,
         body: Any = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
@@ -199,7 +197,8 @@ class HttpClient:
         """An answer that is not an error, its body not read yet."""
         client = await self.open()
         headers = dict(headers or {})
-        if body is not None:
+        content = body
+        if body is not None and not isinstance(body, bytes | AsyncIterable):
             content = _json(body)
             headers["content-type"] = "application/json"
         timeout = httpx.Timeout(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict, InvalidRequest
-from atoll.sdk.arguments import check_string, check_string_dict
+from atoll.errors import Conflict
+from atoll.sdk.arguments import check_string
 from atoll.sdk.decode import decode
-from atoll.sdk.executions import AsyncExecution, check_run
+from atoll.sdk.encoding import encode
+from atoll.sdk.executions import AsyncExecution, with_code
+from atoll.sdk.options import INVOKE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.values import ExecutionInfo, InvocationInfo, Result
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator
 
     from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.options import InvokeOptions
 
 
 class AsyncInvocation:
@@ -108,50 +111,19 @@ class AsyncInvocations:
 
 
 def invoke_body(
-    session_id: str,
-    function: str | None,
-    code: str | None,
-    command: Sequence[str] | None,
-    language: str,
-    input: Any,
-    content_type: str | None,
-    timeout: float | None,
-    metadata: Mapping[str, str] | None,
-    invocation_id: str | None,
-    execution_id: str | None,
-    stdin: str | None,
-    stdin_open: bool,
-    env: Mapping[str, str] | None,
-    args: Sequence[str],
-    cwd: str | None,
+    session_id: str, function: str | None, input: Any, options: InvokeOptions
 ) -> dict[str, Any]:
-    """What `POST invocations` is sent; what was not given is left to the server."""
-    check_run(code, language, command, timeout, stdin, env, args, cwd, execution_id)
-    check_string(function=function, content_type=content_type, invocation_id=invocation_id)
-    check_string_dict(metadata=metadata)
-    if timeout is not None and timeout <= 0:
-        raise InvalidRequest("timeout is more than 0 seconds.", field="timeout")
-    raw = isinstance(input, bytes | bytearray | memoryview)
-    body = {
-        "session_id": session_id,
-        # The server holds a `sync` request as long as it may wait, and only its answer tells the
-        # id; so who waits does it by the id.
-        "mode": "async",
-        "function_name": function,
-        "code": code,
-        "command": None if command is None else list(command),
-        "language": str(language) if code is not None else None,
-        "input": None if raw else input,
-        "input_base64": base64.b64encode(input).decode() if raw else None,
-        "content_type": content_type,
-        "timeout_ms": None if timeout is None else max(1, round(timeout * 1000)),
-        "metadata": dict(metadata) if metadata else None,
-        "invocation_id": invocation_id,
-        "execution_id": execution_id,
-        "stdin": stdin,
-        "stdin_open": stdin_open or None,
-        "env": dict(env) if env else None,
-        "args": list(args) or None,
-        "cwd": cwd,
-    }
-    return {name: value for name, value in body.items() if value is not None}
+    """The body of an `invocations` request."""
+    check_string(function=function)
+    body = encode(options, INVOKE_FIELDS, call="invoke")
+    body = with_code(body, body.pop("code", None))
+    # A `sync` request would return the id, which is needed to cancel, only with the result. So the
+    # client submits in mode `async` and waits for the result by id.
+    body |= {"session_id": session_id, "mode": "async"}
+    if function is not None:
+        body["function_name"] = function
+    if isinstance(input, bytes | bytearray | memoryview):
+        body["input_base64"] = base64.b64encode(input).decode()
+    elif input is not None:
+        body["input"] = input
+    return body

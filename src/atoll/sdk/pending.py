@@ -7,7 +7,6 @@ What is made by `await`, or for the length of an `async with`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -75,8 +74,3 @@ class Pending(Coroutine[Any, Any, T]):
                 call = self._call
                 message = f"Await it first: `await {call}(…)`, or `async with {call}(…) as …:`."
             raise AttributeError(message, name=name, obj=self)
-
-
-def warn_unclosed(thing: object) -> None:
-    message = f"{thing!r} was left open: use `with`, or call delete()."
-    warnings.warn(message, ResourceWarning, stacklevel=2, source=thing)

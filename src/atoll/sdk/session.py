@@ -1,35 +1,34 @@
-"""One session: running code in it, and what belongs to it."""
+"""One session: run code in it, manage its files, and start, stop or change it."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from atoll import ids
 from atoll.errors import NotFound
-from atoll.sdk.arguments import check_numbers, check_string, check_string_dict, check_string_list
+from atoll.sdk.arguments import check_number, check_string, check_string_dict, check_string_list
 from atoll.sdk.attribute_hints import SESSION_ALTERNATIVES, AttributeHints
-from atoll.sdk.callbacks import Callbacks, follow
+from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
+from atoll.sdk.deletable import AsyncDeletable
 from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
+from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.execution_requests import CALLER_LEFT, ExecutionRequests, time_limit
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
+from atoll.sdk.options import UPDATE_FIELDS
 from atoll.sdk.paths import url_segment
-from atoll.sdk.pending import Pending, warn_unclosed
+from atoll.sdk.pending import Pending
 from atoll.sdk.retry import best_effort, new_key, undo_if_cancelled
 from atoll.sdk.secrets import AsyncSecrets
-from atoll.sdk.state_requests import change_body, request_state
+from atoll.sdk.state_requests import request_state
 from atoll.sdk.values import (
     Artifact,
     Checkpoint,
     ContextInfo,
     Event,
     ExecutionInfo,
-    InvocationInfo,
     Packages,
     ProcessInfo,
     Result,
@@ -37,36 +36,35 @@ from atoll.sdk.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from atoll.sdk.callbacks import ApprovalCallback, EventCallback, OutputCallback
     from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.options import InvokeOptions, RunOptions, UpdateOptions
 
-# Short executions are answered by the request that submits them. It must not wait much longer: only
-# its answer tells the id, without which an execution cannot be cancelled.
-_FIRST_WAIT = 1.0
-# Beyond what one answer may take: saving goes by what has changed.
-_SAVE_WAIT = 600.0
-_LEFT = "Its caller left."
-"""The reason of a cancellation that nobody asked for in words."""
+_SAVE_TIMEOUT = 600.0
+"""Seconds beyond the usual timeout: saving takes as long as the amount of changed data requires."""
 
 
-class AsyncSession(AttributeHints):
+class AsyncSession(AsyncDeletable, AttributeHints):
     """
-    A sandbox that lives until it is deleted or its time is over. A `with` block deletes it at its
-    end. At rest (stopped, archived) it has its files and uses neither memory nor CPU time; what is
-    asked of it starts it again.
+    A sandbox with its own files, processes and limits. It exists until you delete it or its
+    lifetime ends; a `with` block deletes it at its end.
+
+    A stopped or archived session keeps its files and uses neither memory nor CPU. Requests that
+    need it start it again.
     """
 
     ALTERNATIVES = SESSION_ALTERNATIVES
 
-    def __init__(self, http: HttpClient, info: SessionInfo) -> None:
+    def __init__(
+        self, http: HttpClient, info: SessionInfo, *, warns_if_unclosed: bool = False
+    ) -> None:
         self._http = http
         self._info = info
-        self._needs_close = False
-        self._deleted = False
+        self._warns_if_unclosed = warns_if_unclosed
         self._path = f"sessions/{url_segment(info.id)}"
+        self._requests = ExecutionRequests(http, self._path)
         self._files = AsyncFiles(http, self._path)
         self._secrets = AsyncSecrets(http, self._path)
 
@@ -76,217 +74,131 @@ class AsyncSession(AttributeHints):
 
     @property
     def info(self) -> SessionInfo:
-        """As of the last answer about it; `refresh` asks again."""
+        """The session as of the last response. Call `refresh` to update it."""
         return self._info
 
     @property
     def files(self) -> AsyncFiles:
-        """Its workspace."""
+        """Files of the workspace."""
         return self._files
 
     @property
     def secrets(self) -> AsyncSecrets:
-        """Variables whose values nobody is shown."""
+        """Environment variables whose values the API never returns."""
         return self._secrets
-
-    def _expect_close(self) -> Self:
-        """Warn if it is neither deleted nor the subject of a `with` block."""
-        self._needs_close = True
-        return self
 
     @property
     def _is_open(self) -> bool:
-        """Whether it may be there, as far as this object knows; embedded ones end with the host."""
+        # Sessions of an embedded server end with it.
         embedded = self._http.endpoint.url is None
         return not self._deleted and not (embedded and self._http.closed)
 
     def __repr__(self) -> str:
         return f"<Session {self._info.id} {self._info.status}>"
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            # It must not be hidden by one of ours.
-            await best_effort(self.delete())
-            return
-        with suppress(NotFound):
-            await self.delete()
-
-    def __del__(self) -> None:
-        # What was not made completely has no such attribute.
-        if self.__dict__.get("_needs_close") and self._is_open:
-            warn_unclosed(self)
-
+    @show_options
     async def run(
         self,
         code: str | None = None,
         *,
-        language: str = "python",
-        command: Sequence[str] | None = None,
-        event: Any = None,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        stdin_open: bool = False,
         wait: float | None = None,
         on_stdout: OutputCallback | None = None,
         on_stderr: OutputCallback | None = None,
         on_event: EventCallback | None = None,
         on_approval: ApprovalCallback | None = None,
-        execution_id: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[RunOptions],
     ) -> Result:
         """
-        Run `code` in a `language` (python, javascript, shell) or a `command`, and wait for its end.
+        Run `code` in a `language` (python, javascript, shell), or a `command`, and wait for the
+        result.
 
-        Python code that defines `handler` has it called with `event`; what it returns is the
-        result's `return_value`. A program that fails is a result, not an exception: see `Result.ok`
-        and `Result.check`.
+        If Python code defines `handler`, it is called with `event`, and its return value is the
+        result's `return_value`. A program that fails does not raise: check `Result.ok`, or call
+        `Result.check`.
 
-        `timeout` is how long the code may run, `wait` how long this call waits, in seconds; after
-        `wait` it raises `TimeoutError`. However the call is left before the end, by that, by an
-        error in a callback or because it was cancelled, the execution is cancelled.
+        `timeout` limits how long the code runs, and `wait` how long this call waits, in seconds.
+        After `wait` the call raises `TimeoutError`. If the call ends early for any reason
+        (`wait`, cancellation, an error in a callback), the execution is cancelled.
 
-        The callbacks are told what happens as it happens: `on_stdout` and `on_stderr` get text,
-        `on_event` every `Event`. `on_approval` gets an `Approval` that the code asks for; what it
-        returns is the answer: a bool, an `Answer`, or None to leave it to somebody else.
+        Callbacks receive events while the code runs: `on_stdout` and `on_stderr` text, `on_event`
+        every `Event`. `on_approval` receives an `Approval` that the code requests; it returns
+        True, False, an `Answer`, or None to leave the answer to someone else.
 
-        A connection that breaks does not matter, nor a server that is away for less than 30 s. With
-        an `execution_id` of your own, or an `idempotency_key`, it is run once, however many calls
-        ask for it.
+        The call survives lost connections and a server that is unavailable for less than 30 s.
+        Calls with the same `execution_id` or `idempotency_key` run the code once.
         """
-        body = execute_body(
-            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
-        )
+        body = execute_body(code, options)
         callbacks = Callbacks(on_stdout, on_stderr, on_event, on_approval)
-        async with _within(wait):
-            return await self._run(body, idempotency_key, callbacks, wait)
+        async with time_limit(wait):
+            return await self._requests.run(body, idempotency_key, callbacks, wait)
 
+    @show_options
     async def stream(
         self,
         code: str | None = None,
         *,
-        language: str = "python",
-        command: Sequence[str] | None = None,
-        event: Any = None,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        stdin_open: bool = False,
-        execution_id: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[RunOptions],
     ) -> AsyncIterator[Event]:
         """
-        Like `run`, giving the events as they happen; the last one is the `result`.
+        Like `run`, but yields events while the code runs. The last event is the `result`.
 
-        A connection that breaks is taken up again where it broke, with no gap and no repeat, also
-        when the server was started again. Leaving the iteration before the end cancels the
-        execution; `submit` and `events` leave it running. Each event has the `execution_id`, by
-        which `execution` talks to it meanwhile.
+        After a lost connection or a restart of the server the stream resumes without gaps or
+        repeats. Leaving the iteration early cancels the execution; to leave it running, use
+        `submit` and `events`. Each event has an `execution_id`: pass it to `execution` to send
+        input meanwhile.
         """
-        body = execute_body(
-            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
-        )
-        execution = await self._submit(body, idempotency_key)
+        execution = await self._requests.submit(execute_body(code, options), idempotency_key)
         ended = False
         try:
-            async for happened in execution.events():
-                ended = happened.kind == "result"
-                yield happened
+            async for event in execution.events():
+                ended = event.kind == "result"
+                yield event
         finally:
             if not ended and not self._http.closed:
-                await best_effort(execution.cancel(_LEFT))
+                await best_effort(execution.cancel(CALLER_LEFT))
 
+    @show_options
     async def submit(
         self,
         code: str | None = None,
         *,
-        language: str = "python",
-        command: Sequence[str] | None = None,
-        event: Any = None,
-        timeout: float | None = None,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        stdin_open: bool = False,
-        execution_id: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[RunOptions],
     ) -> AsyncExecution:
         """
-        Like `run`, without waiting for anything but the server's word that it will be run. With
-        `stdin_open` its stdin stays open behind `stdin`, for `execution.write`.
+        Like `run`, but returns as soon as the server has accepted the execution. With
+        `stdin_open`, standard input stays open after `stdin`, for `execution.write`.
         """
-        body = execute_body(
-            code, language, command, event, timeout, stdin, env, args, cwd, execution_id, stdin_open
-        )
-        return await self._submit(body, idempotency_key)
+        return await self._requests.submit(execute_body(code, options), idempotency_key)
 
+    @show_options
     async def invoke(
         self,
         function: str | None = None,
         *,
-        code: str | None = None,
-        command: Sequence[str] | None = None,
-        language: str = "python",
         input: Any = None,
-        content_type: str | None = None,
-        timeout: float | None = None,
         wait: float | None = None,
         mode: Literal["sync", "async"] = "sync",
-        metadata: Mapping[str, str] | None = None,
-        invocation_id: str | None = None,
-        execution_id: str | None = None,
-        stdin: str | None = None,
-        stdin_open: bool = False,
-        env: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
         idempotency_key: str | None = None,
+        **options: Unpack[InvokeOptions],
     ) -> AsyncInvocation:
         """
-        Call a `function`: one that `code` defines, or `module:name` in the workspace. Or run `code`
-        or a `command` as `run` does.
+        Call a `function`: one that `code` defines, or `module:name` in the workspace. Without
+        `function`, run `code` or a `command` as `run` does.
 
-        The function is given `input`, a JSON value or bytes with a `content_type`; what it returns
-        is the `return_value` of the result. In mode `sync` this waits for the end, for `wait`
-        seconds at most as `run` does; in mode `async` for nothing. `metadata` is kept with the
+        The function receives `input`, a JSON value or bytes with a `content_type`. Its return value
+        is the result's `return_value`. In mode `sync` the call waits for the result, at most `wait`
+        seconds, as `run` does; in mode `async` it returns at once. `metadata` is stored with the
         invocation.
 
-        An `invocation_id` of your own makes it the same invocation however often it is asked for.
-        One that has failed is run again by asking with a new `execution_id` as well.
+        Calls with the same `invocation_id` are the same invocation. To run a failed invocation
+        again, call with its `invocation_id` and a new `execution_id`.
         """
-        body = invoke_body(
-            self.id,
-            function,
-            code,
-            command,
-            language,
-            input,
-            content_type,
-            timeout,
-            metadata,
-            invocation_id,
-            execution_id,
-            stdin,
-            stdin_open,
-            env,
-            args,
-            cwd,
-        )
-        async with _within(wait):
-            return await self._invoke(body, idempotency_key, mode)
+        body = invoke_body(self.id, function, input, options)
+        async with time_limit(wait):
+            return await self._requests.invoke(body, idempotency_key, mode)
 
     async def interactive(
         self,
@@ -300,17 +212,18 @@ class AsyncSession(AttributeHints):
         idempotency_key: str | None = None,
     ) -> AsyncExecution:
         """
-        Start a command (a shell, if none is given) to talk with: see `execution.console()`.
+        Start an interactive command, by default a shell, and talk to it through
+        `execution.console()`.
 
-        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes whose input
-        stays open. `timeout` is in seconds; without, it may take as long as the server allows.
+        With `rows` and `cols` it runs on a terminal of that size, otherwise on pipes with an open
+        standard input. `timeout` is in seconds; by default the server's limit applies.
         """
         terminal = None if rows is None or cols is None else {"rows": rows, "cols": cols}
         check_string_list(command=command)
         check_string_dict(env=env)
         check_string(cwd=cwd)
-        check_numbers(rows=rows, cols=cols, timeout=timeout)
-        body = {
+        check_number(rows=rows, cols=cols, timeout=timeout)
+        fields = {
             "session_id": self._info.id,
             "mode": "console",
             "command": list(command or shell(on_terminal=terminal is not None)),
@@ -320,8 +233,8 @@ class AsyncSession(AttributeHints):
             "env": dict(env) if env else None,
             "cwd": cwd,
         }
-        given = {name: value for name, value in body.items() if value is not None}
-        return (await self._invoke(given, idempotency_key, "async")).execution
+        body = {name: value for name, value in fields.items() if value is not None}
+        return (await self._requests.invoke(body, idempotency_key, "async")).execution
 
     def context(
         self,
@@ -331,56 +244,59 @@ class AsyncSession(AttributeHints):
         idempotency_key: str | None = None,
     ) -> Pending[AsyncContext]:
         """
-        A new context, whose runs find what earlier ones left behind; python is the only `language`
-        that has them. It begins in `cwd`, by default the workspace. A `with` block deletes it at
-        its end.
+        Create a context: an interpreter that keeps its state between runs. The only `language` is
+        python. It starts in `cwd`, by default the workspace. A `with` block deletes it at its end.
         """
-        return Pending("session.context", self._new_context(language, cwd, idempotency_key))
+        return Pending("session.context", self._create_context(language, cwd, idempotency_key))
 
-    async def _new_context(self, language: str, cwd: str | None, key: str | None) -> AsyncContext:
+    async def _create_context(
+        self, language: str, cwd: str | None, key: str | None
+    ) -> AsyncContext:
         check_string(language=language, cwd=cwd)
         body = {"language": language, **({} if cwd is None else {"cwd": cwd})}
         path = f"{self._path}/contexts"
         creation = self._http.call_once(path, key=key or new_key(), body=body)
         answer = await undo_if_cancelled(creation, lambda answer: self._context(answer).delete())
-        return AsyncContext(self._http, self, decode(ContextInfo, answer), scoped=True)
+        return self._context(answer, warns_if_unclosed=True)
 
     async def contexts(self) -> AsyncIterator[AsyncContext]:
-        """The contexts that it has, oldest first."""
+        """Contexts of the session, oldest first."""
         async for item in self._http.pages(f"{self._path}/contexts"):
             yield self._context(item)
 
     async def get_context(self, context_id: str) -> AsyncContext:
-        """The context with this id; raises `NotFound` when there is none, or no more."""
+        """The context with this id. Raises `NotFound` if it does not exist."""
         path = f"{self._path}/contexts/{url_segment(context_id)}"
         return self._context(await self._http.call("GET", path))
 
     def execution(self, execution_id: str) -> AsyncExecution:
-        """The handle of an execution known by its id; the server is not asked."""
+        """A handle for an execution with a known id. Sends no request."""
         return AsyncExecution(self._http, execution_id)
 
     async def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
-        """What was run in it, newest first."""
+        """Executions in this session, newest first."""
         async for item in self._http.pages(f"{self._path}/executions", {"status": status}):
             yield decode(ExecutionInfo, item)
 
     async def artifacts(self) -> AsyncIterator[Artifact]:
         """
-        The files that its executions made or changed, by path, each as it was last; for
-        `files.download`. They may have been removed since.
+        Files that executions created or changed, by path, each in its latest version. Download
+        them with `files.download`. Some may have been removed since.
         """
         async for item in self._http.pages(f"{self._path}/artifacts"):
             yield decode(Artifact, item)
 
     async def checkpoint(self) -> Checkpoint:
-        """Save its files now; that is done when this returns."""
-        answer = await self._http.call(
-            "POST", f"{self._path}/checkpoint", wait=_SAVE_WAIT, once=True
-        )
+        """Save the workspace, and return when it is stored."""
+        path = f"{self._path}/checkpoint"
+        answer = await self._http.call("POST", path, wait=_SAVE_TIMEOUT, once=True)
         return decode(Checkpoint, answer)
 
     async def last_checkpoint(self) -> Checkpoint | None:
-        """The last time that its files were saved; also after its end, for a while."""
+        """
+        The latest checkpoint, or None. It stays available for some time after the session has
+        ended.
+        """
         try:
             return decode(Checkpoint, await self._http.call("GET", f"{self._path}/checkpoint"))
         except NotFound as error:
@@ -389,17 +305,17 @@ class AsyncSession(AttributeHints):
             return None
 
     async def processes(self) -> list[ProcessInfo]:
-        """What its executions left running in the background."""
+        """Background processes that executions left running."""
         answer = await self._http.call("GET", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def end_processes(self) -> list[ProcessInfo]:
-        """End those, with everything they started; what they were."""
+        """Kill the background processes with their children, and return which they were."""
         answer = await self._http.call("DELETE", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def dependencies(self) -> Packages:
-        """Its own Python packages: what was asked for, what is installed, or how far that is."""
+        """Python packages of this session: requested, installed, and the installation's status."""
         answer = await self._http.call("GET", f"{self._path}/dependencies")
         return decode(Packages, answer)
 
@@ -411,11 +327,11 @@ class AsyncSession(AttributeHints):
         allow_version_conflicts: bool = False,
     ) -> Packages:
         """
-        Add Python packages, such as "requests" or ["numpy", "pandas>=2,<3"], and wait for that, at
-        most `timeout` seconds (300). What runs afterwards finds them. When it fails it raises, and
-        the session keeps what it has.
+        Install Python packages, such as `"requests"` or `["numpy", "pandas>=2,<3"]`, and wait for
+        at most `timeout` seconds (300). Later executions can import them. If the installation
+        fails, the call raises, and the installed packages stay as they were.
         """
-        check_numbers(timeout=timeout)
+        check_number(timeout=timeout)
         body = {
             "dependencies": dependencies_body(dependencies),
             "install_timeout": timeout or INSTALL_TIMEOUT,
@@ -431,136 +347,88 @@ class AsyncSession(AttributeHints):
         return decode(Packages, answer)
 
     async def install_log(self) -> str:
-        """What the last installation printed, while it goes on too."""
+        """Output of the latest installation, also while it is running."""
         path = f"{self._path}/dependencies/log"
         async with self._http.stream("GET", path) as response:
             return (await response.aread()).decode("utf-8", "replace")
 
     async def refresh(self) -> SessionInfo:
-        """Ask the server how it is."""
+        """Fetch the current state of the session."""
         self._info = decode(SessionInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def start(self, *, wait: float | None = None) -> SessionInfo:
         """
-        Have it run: with its files from the node or from the archive, or from where it was paused.
-        What is run in it does that by itself, unless `auto_start` is False.
+        Start the session: from its files on the node or in the archive, or from where it was
+        paused. Running code starts it automatically, unless `auto_start` is False.
 
-        This and the others of its kind wait until the session is so, at most `wait` seconds; the
-        `status` says what it is then. The server goes on with it in any case.
+        This and the following methods wait until the session has reached the state, at most
+        `wait` seconds; check the returned `status`. The server continues in any case.
         """
-        return await self._become("start", wait)
+        return await self._request_state("start", wait)
 
     async def stop(self, *, wait: float | None = None) -> SessionInfo:
         """
-        End what runs in it and give back its memory; its files stay on its node. Its life does not
-        go on until it is started again, which begins a new one.
+        Stop the session and free its memory. Its files stay on its node. The next start begins a
+        new lifetime.
         """
-        return await self._become("stop", wait)
+        return await self._request_state("stop", wait)
 
     async def archive(self, *, wait: float | None = None) -> SessionInfo:
-        """Stop it, and have its files in the blob store alone, where any node can start it from."""
-        return await self._become("archive", wait)
+        """Stop the session and move its files to the blob store. Any node can then start it."""
+        return await self._request_state("archive", wait)
 
     async def pause(self, *, wait: float | None = None) -> SessionInfo:
         """
-        Let it stand still with its memory, contexts and processes; it uses no CPU time. Raises
-        `Conflict` with the code `session_busy` while an execution is under way. Its life goes on.
+        Freeze the session with its memory, contexts and processes. It uses no CPU time, and its
+        lifetime continues. Raises `Conflict` with the code `session_busy` while an execution is
+        running.
         """
-        return await self._become("pause", wait)
+        return await self._request_state("pause", wait)
 
     async def resume(self, *, wait: float | None = None) -> SessionInfo:
-        """The same as `start`."""
-        return await self._become("resume", wait)
+        """Same as `start`."""
+        return await self._request_state("resume", wait)
 
-    async def update(
-        self,
-        *,
-        timeout: int | None = None,
-        cpu: str | float | None = None,
-        memory: str | int | None = None,
-        disk: str | int | None = None,
-        max_processes: int | None = None,
-        env: Mapping[str, str | None] | None = None,
-        labels: Mapping[str, str | None] | None = None,
-        auto_start: bool | None = None,
-        idle_timeout: int | None = None,
-        archive_after: int | None = None,
-        delete_after: int | None = None,
-    ) -> SessionInfo:
+    @show_options
+    async def update(self, **options: Unpack[UpdateOptions]) -> SessionInfo:
         """
-        Change what is given and leave the rest: see `sessions.create`. `timeout` gives it so many
-        seconds of life from now on. `env` and `labels` are added to what it has; None removes one.
-        New limits count at once, variables for what is run next. 0 is never for the last three.
+        Change the given options and keep the others. `timeout` is a new lifetime from now on.
+        `env` and `labels` are merged with the existing ones; a value of None removes one. New
+        limits apply at once, new variables to later executions. For `idle_timeout`,
+        `archive_after` and `delete_after`, 0 means never.
         """
-        body = change_body(
-            timeout=timeout,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            max_processes=max_processes,
-            env=env,
-            labels=labels,
-            auto_start=auto_start,
-            idle_timeout=idle_timeout,
-            archive_after=archive_after,
-            delete_after=delete_after,
-        )
+        body = encode(options, UPDATE_FIELDS, call="update")
         answer = await self._http.call("PATCH", self._path, body=body)
         self._info = decode(SessionInfo, answer)
         return self._info
 
     async def extend(self, seconds: int) -> SessionInfo:
-        """Give it so many seconds of life from now on."""
+        """Set the remaining lifetime, counted from now."""
         return await self.update(timeout=seconds)
 
+    @show_options
     async def clone(
-        self,
-        *,
-        timeout: int | None = None,
-        cpu: str | float | None = None,
-        memory: str | int | None = None,
-        disk: str | int | None = None,
-        max_processes: int | None = None,
-        env: Mapping[str, str | None] | None = None,
-        labels: Mapping[str, str | None] | None = None,
-        auto_start: bool | None = None,
-        idle_timeout: int | None = None,
-        archive_after: int | None = None,
-        delete_after: int | None = None,
-        idempotency_key: str | None = None,
+        self, *, idempotency_key: str | None = None, **options: Unpack[UpdateOptions]
     ) -> AsyncSession:
         """
-        A new session as this one is, but for what is given (see `update`), with a copy of its
-        files as they are now. Memory, processes and executions are not copied.
+        Create a session with the same settings, except for the given options (see `update`), and
+        with a copy of the current files. Memory, processes and executions are not copied.
         """
-        body = change_body(
-            timeout=timeout,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            max_processes=max_processes,
-            env=env,
-            labels=labels,
-            auto_start=auto_start,
-            idle_timeout=idle_timeout,
-            archive_after=archive_after,
-            delete_after=delete_after,
-        )
-        path = f"{self._path}/clone"
+        body = encode(options, UPDATE_FIELDS, call="clone")
         creation = self._http.call_once(
-            path, key=idempotency_key or new_key(), body=body, wait=_SAVE_WAIT
+            f"{self._path}/clone", key=idempotency_key or new_key(), body=body, wait=_SAVE_TIMEOUT
         )
         answer = await undo_if_cancelled(creation, lambda answer: self._cloned(answer).delete())
         return self._cloned(answer)
 
     async def delete(self) -> SessionInfo:
-        """End it; its record and the results stay readable. Doing so again changes nothing."""
+        """End the session. Its record and results stay readable. Idempotent."""
         self._deleted = True
         self._info = decode(SessionInfo, await self._http.call("DELETE", self._path))
         return self._info
 
-    async def _become(self, verb: str, wait: float | None) -> SessionInfo:
+    async def _request_state(self, verb: str, wait: float | None) -> SessionInfo:
         answer = await request_state(self._http, self._path, verb, wait)
         self._info = decode(SessionInfo, answer)
         return self._info
@@ -568,85 +436,13 @@ class AsyncSession(AttributeHints):
     def _cloned(self, answer: Any) -> AsyncSession:
         return AsyncSession(self._http, decode(SessionInfo, answer))
 
-    def _context(self, answer: Any) -> AsyncContext:
-        return AsyncContext(self._http, self, decode(ContextInfo, answer))
-
-    async def _run(
-        self,
-        body: dict[str, Any],
-        key: str | None,
-        callbacks: Callbacks,
-        wait: float | None = None,
-    ) -> Result:
-        if callbacks:
-            execution = await self._submit(body, key)
-            return await _to_the_end(execution, follow(execution, callbacks))
-        first = _FIRST_WAIT if wait is None else min(_FIRST_WAIT, wait)
-        answer = await undo_if_cancelled(self._execute(body, key, first), self._cancel)
-        if answer["status"] != "submitted":
-            return decode(Result, answer)
-        execution = AsyncExecution(self._http, answer["execution_id"])
-        return await _to_the_end(execution, execution.wait())
-
-    async def _invoke(self, body: dict[str, Any], key: str | None, mode: str) -> AsyncInvocation:
-        async def undo(answer: Any) -> None:
-            await AsyncInvocation(self._http, decode(InvocationInfo, answer)).cancel(_LEFT)
-
-        answer = await undo_if_cancelled(self._once("invocations", body, key), undo)
-        invocation = AsyncInvocation(self._http, decode(InvocationInfo, answer))
-        if mode == "sync":
-            await _to_the_end(invocation, invocation.wait())
-        return invocation
-
-    async def _submit(self, body: dict[str, Any], key: str | None) -> AsyncExecution:
-        answer = await undo_if_cancelled(self._execute(body, key), self._cancel)
-        return AsyncExecution(self._http, answer["execution_id"])
-
-    async def _execute(self, body: dict[str, Any], key: str | None, wait: float = 0.0) -> Any:
-        return await self._once(f"{self._path}/execute", body, key, wait)
-
-    async def _once(
-        self, path: str, body: dict[str, Any], key: str | None, wait: float = 0.0
-    ) -> Any:
-        """Without a key it gets an id, which costs the server nothing, so it may be sent again."""
-        if key is None and "execution_id" not in body and "invocation_id" not in body:
-            body = {**body, "execution_id": ids.execution_id(datetime.now(UTC))}
-        # In a header: how long this client waits is no part of the request that a key stands for.
-        headers = {"prefer": f"wait={wait:g}"} if wait else {}
-        return await self._http.call_once(path, key=key, body=body, headers=headers, wait=wait)
-
-    async def _cancel(self, answer: Any) -> None:
-        if answer["status"] == "submitted":
-            await AsyncExecution(self._http, answer["execution_id"]).cancel(_LEFT)
+    def _context(self, answer: Any, *, warns_if_unclosed: bool = False) -> AsyncContext:
+        info = decode(ContextInfo, answer)
+        return AsyncContext(self, info, warns_if_unclosed=warns_if_unclosed)
 
 
 def shell(*, on_terminal: bool) -> list[str]:
-    """The best shell that the sandbox has."""
+    """A command that runs bash if the sandbox has it, else sh."""
     options = " -il" if on_terminal else ""
     line = f"command -v bash >/dev/null 2>&1 && exec bash{options}; exec sh{options[:-1]}"
     return ["sh", "-c", line]
-
-
-async def _to_the_end(
-    work: AsyncExecution | AsyncInvocation, waiting: Coroutine[None, None, Result]
-) -> Result:
-    try:
-        return await waiting
-    except BaseException:
-        # Nobody will come for it: the caller was cancelled, a callback failed, the server is lost.
-        await best_effort(work.cancel(_LEFT))
-        raise
-
-
-@asynccontextmanager
-async def _within(wait: float | None) -> AsyncIterator[None]:
-    """Cancels what is done in it after so many seconds."""
-    check_numbers(wait=wait)
-    limit = asyncio.timeout(wait)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"It did not end within {wait:g} s, and was cancelled.") from None

@@ -8,18 +8,13 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.image import parse
-from atoll.sdk.arguments import (
-    check_limits,
-    check_numbers,
-    check_string,
-    check_string_dict,
-    check_string_list,
-)
 from atoll.sdk.decode import decode
+from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.options import TEMPLATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.retry import Backoff, new_key
 from atoll.sdk.sse import messages
@@ -27,9 +22,10 @@ from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping
 
     from atoll.sdk.http_client import HttpClient
+    from atoll.sdk.options import TemplateOptions
     from atoll.sdk.tar_pack import TarPacker
 
 _READ_ONLY = (
@@ -46,6 +42,7 @@ _READ_ONLY = (
     "created_at",
     "updated_at",
 )
+_LIMITS = ("cpu", "memory", "disk", "max_processes")
 _PIECE = 1024 * 1024
 _CONTEXT_WAIT = 600.0
 """Seconds for which a server may be busy with a context beyond what one answer may take."""
@@ -59,57 +56,35 @@ class AsyncTemplates:
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
+    @show_options
     async def create(
-        self,
-        name: str,
-        *,
-        template_id: str | None = None,
-        image: str | None = None,
-        base_image: str | None = None,
-        python: str | None = None,
-        preload: Sequence[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        pool_size: int | None = None,
-        pool_max: int | None = None,
-        cpu: str | float | None = None,
-        memory: str | int | None = None,
-        disk: str | int | None = None,
-        max_processes: int | None = None,
-        require: Sequence[str] | None = None,
-        debian_packages: Sequence[str] | None = None,
-        python_packages: Sequence[str] | None = None,
-        runtime: str | None = None,
-        dockerfile: str | None = None,
-        context: str | os.PathLike[str] | None = None,
-        registry: Mapping[str, str] | None = None,
+        self, name: str, *, template_id: str | None = None, **options: Unpack[TemplateOptions]
     ) -> TemplateInfo:
         """
-        A new template.
+        Create a template.
 
-        `image` is a root file system directory on the node, `python` the interpreter, `preload` the
-        modules it has imported before code arrives, `pool_size` and `pool_max` how many instances
-        are kept ready at least and, when many are asked for, at most, `require` what a node must be
-        able to give. `debian_packages` and `python_packages` are installed on `base_image`: a root
-        file system directory, `template:` and another template's id, or nothing for the node's own
-        Python. That takes a while: see `wait_ready`.
+        On nodes that run sandboxes themselves, `image` is a root file system directory on the node
+        and `python` its interpreter. `debian_packages` and `python_packages` are installed on
+        `base_image`: a root file system directory, `template:` and another template's id, or
+        nothing for the node's own Python.
 
-        Where sessions are made by Docker, `image` is the name of an image, or `dockerfile` the text
-        of a Dockerfile, and `context` a directory of this machine that it copies from; what its
-        `.dockerignore` leaves out is not sent. `registry` has the credentials for pulling:
-        `username` and `password`, or `identity_token`, and with a Dockerfile the `server`.
+        On nodes with Docker, `image` is the name of an image, or `dockerfile` is the text of a
+        Dockerfile and `context` a local directory with the files that it copies. Files that its
+        `.dockerignore` excludes are not sent. `registry` has the credentials for pulling:
+        `username` and `password`, or `identity_token`; with a Dockerfile also the `server`.
         `runtime` is an OCI runtime such as `runsc`.
+
+        `preload` are modules that the interpreter imports before code arrives. `pool_size` and
+        `pool_max` are the minimum and maximum number of ready instances. `require` is the isolation
+        that a node must provide. `cpu`, `memory`, `disk` and `max_processes` are the default limits
+        of sessions.
+
+        Building takes time: see `wait_ready`.
         """
-        body = {"name": name, "id": template_id}
-        changes = _changes(
-            image, base_image, python, preload, env, pool_size, pool_max,
-            require, debian_packages, python_packages, runtime, dockerfile, registry,
-        )  # fmt: skip
-        if context is not None:
-            changes["build_context"] = await self.send_context(context)
-        limits = _limits(cpu, memory, disk, max_processes)
-        body |= changes | ({"default_resources": limits} if limits else {})
-        given = {name: value for name, value in body.items() if value is not None}
-        answer = await self._http.call_once("templates", key=new_key(), body=given)
+        body = {"name": name, **await self._body(options, call="templates.create")}
+        if template_id is not None:
+            body["id"] = template_id
+        answer = await self._http.call_once("templates", key=new_key(), body=body)
         return decode(TemplateInfo, answer)
 
     async def get(self, template_id: str) -> TemplateInfo:
@@ -120,54 +95,35 @@ class AsyncTemplates:
         async for item in self._http.pages("templates"):
             yield decode(TemplateInfo, item)
 
+    @show_options
     async def update(
-        self,
-        template_id: str,
-        *,
-        name: str | None = None,
-        image: str | None = None,
-        base_image: str | None = None,
-        python: str | None = None,
-        preload: Sequence[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        pool_size: int | None = None,
-        pool_max: int | None = None,
-        cpu: str | float | None = None,
-        memory: str | int | None = None,
-        disk: str | int | None = None,
-        max_processes: int | None = None,
-        require: Sequence[str] | None = None,
-        debian_packages: Sequence[str] | None = None,
-        python_packages: Sequence[str] | None = None,
-        runtime: str | None = None,
-        dockerfile: str | None = None,
-        context: str | os.PathLike[str] | None = None,
-        registry: Mapping[str, str] | None = None,
+        self, template_id: str, *, name: str | None = None, **options: Unpack[TemplateOptions]
     ) -> TemplateInfo:
         """
-        Change what is given and keep the rest, as a new version; sessions that exist already keep
+        Change the given options and keep the others, as a new version. Existing sessions keep
         theirs.
         """
         path = f"templates/{url_segment(template_id)}"
         stored = await self._http.call("GET", path)
-        body = {key: value for key, value in stored.items() if key not in _READ_ONLY}
-        changes = _changes(
-            image, base_image, python, preload, env, pool_size, pool_max,
-            require, debian_packages, python_packages, runtime, dockerfile, registry,
-        )  # fmt: skip
-        if context is not None:
-            changes["build_context"] = await self.send_context(context)
-        body |= {key: value for key, value in changes.items() if value is not None}
-        if image is not None and registry is None and not _serves(body.get("registry"), image):
-            del body["registry"]  # Those of the image before are not for another's server.
-        body["default_resources"] = {
-            **stored["default_resources"],
-            **_limits(cpu, memory, disk, max_processes),
-        }
-        body["name"] = stored["name"] if name is None else name
-        # Not repeated: each is another version.
+        changes = await self._body(options, call="templates.update")
+        limits = stored["default_resources"] | changes.pop("default_resources", {})
+        body = {key: value for key, value in stored.items() if key not in _READ_ONLY} | changes
+        image = options.get("image")
+        kept_registry = body.get("registry") if "registry" not in changes else None
+        if image is not None and not _serves(kept_registry, image):
+            del body["registry"]  # Credentials must not go to another image's registry.
+        body |= {"default_resources": limits, "name": stored["name"] if name is None else name}
+        # Not repeatable: each request creates a version.
         answer = await self._http.call("PUT", path, body=body, once=False)
         return decode(TemplateInfo, answer)
+
+    async def _body(self, options: TemplateOptions, *, call: str) -> dict[str, Any]:
+        body = encode(options, TEMPLATE_FIELDS, call=call, keep_empty=True)
+        if limits := {name: body.pop(name) for name in _LIMITS if name in body}:
+            body["default_resources"] = limits
+        if "build_context" in body:
+            body["build_context"] = await self.send_context(body["build_context"])
+        return body
 
     async def send_context(self, source: str | os.PathLike[str]) -> str:
         """
@@ -184,7 +140,7 @@ class AsyncTemplates:
             await self._http.call(
                 "PUT",
                 f"build-contexts/{digest}",
-                content=_pieces(file),
+                body=_pieces(file),
                 headers={"content-type": "application/x-tar"},
                 wait=_CONTEXT_WAIT,
             )
@@ -260,44 +216,6 @@ class AsyncTemplates:
         await self._http.call("DELETE", f"templates/{url_segment(template_id)}")
 
 
-def _changes(
-    image: str | None,
-    base_image: str | None,
-    python: str | None,
-    preload: Sequence[str] | None,
-    env: Mapping[str, str] | None,
-    pool_size: int | None,
-    pool_max: int | None,
-    require: Sequence[str] | None,
-    debian_packages: Sequence[str] | None,
-    python_packages: Sequence[str] | None,
-    runtime: str | None,
-    dockerfile: str | None,
-    registry: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    check_string(image=image, base_image=base_image, python=python, runtime=runtime)
-    check_string(dockerfile=dockerfile)
-    check_string_list(preload=preload, require=require)
-    check_string_list(debian_packages=debian_packages, python_packages=python_packages)
-    check_string_dict(env=env, registry=registry)
-    check_numbers(pool_size=pool_size, pool_max=pool_max)
-    return {
-        "image": image,
-        "base_image": base_image,
-        "python": python,
-        "preload": None if preload is None else list(preload),
-        "env": None if env is None else dict(env),
-        "pool_size": pool_size,
-        "pool_max": pool_max,
-        "debian_packages": None if debian_packages is None else list(debian_packages),
-        "python_packages": None if python_packages is None else list(python_packages),
-        "runtime": runtime,
-        "dockerfile": dockerfile,
-        "registry": None if registry is None else dict(registry),
-        "security_context": None if require is None else {"require": list(require)},
-    }
-
-
 def _serves(registry: Mapping[str, str] | None, image: str) -> bool:
     """Whether credentials, if there are any, are for the registry of an image."""
     try:
@@ -318,19 +236,3 @@ def _pack(packer: TarPacker, file: IO[bytes]) -> str:
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
     while piece := await asyncio.to_thread(file.read, _PIECE):
         yield piece
-
-
-def _limits(
-    cpu: str | float | None,
-    memory: str | int | None,
-    disk: str | int | None,
-    max_processes: int | None,
-) -> dict[str, Any]:
-    check_limits(cpu=cpu, memory=memory, disk=disk, max_processes=max_processes)
-    limits = {
-        "cpu": None if cpu is None else str(cpu),
-        "memory": None if memory is None else str(memory),
-        "disk": None if disk is None else str(disk),
-        "max_processes": max_processes,
-    }
-    return {name: value for name, value in limits.items() if value is not None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll import Atoll, InvalidRequest
+from atoll import AsyncAtoll, Atoll, InvalidRequest
+from atoll.sdk.options import CreateOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,3 +106,32 @@ def test_a_dependency_from_elsewhere_says_what_is_allowed(atoll: Atoll, given: s
 def test_one_dependency_may_be_a_string(atoll: Atoll, outside: Outside) -> None:
     with atoll.session(dependencies="numpy>=2"):
         assert outside.bodies[0]["dependencies"] == [{"name": "numpy", "version": ">=2"}]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, s: a.session(memori="1Gi"),
+        lambda a, s: a.sessions.create(memori="1Gi"),
+        lambda a, s: s.update(memori="1Gi"),
+        lambda a, s: s.run("x", memori="1Gi"),
+        lambda a, s: s.invoke("f", memori="1Gi"),
+        lambda a, s: a.templates.create("t", memori="1Gi"),
+    ],
+    ids=["session", "create", "update", "run", "invoke", "template"],
+)
+def test_an_unknown_option_is_refused_with_its_name(
+    atoll: Atoll, outside: Outside, call: Callable[[Any, Any], object]
+) -> None:
+    with atoll.session() as session:
+        sent = len(outside.requests)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'memori'"):
+            call(atoll, session)
+        assert len(outside.requests) == sent
+
+
+def test_help_and_notebooks_show_every_option() -> None:
+    for kind in (Atoll, AsyncAtoll):
+        shown = inspect.signature(kind.session).parameters
+        assert str(shown["memory"]) == "memory: 'str | int | None' = None"
+        assert set(CreateOptions.__annotations__) < set(shown)

@@ -93,7 +93,7 @@ async def test_a_stream_that_is_left_cancels_its_execution(
                     break
         (execution,) = outside.executions.values()
         assert execution.cancelled
-        assert execution.reason == "Its caller left."
+        assert execution.reason == "The caller stopped waiting."
 
 
 def test_ordinary_code_leaves_a_stream_by_break(atoll: Atoll, outside: Outside) -> None:
@@ -164,7 +164,7 @@ def test_a_callback_that_fails_cancels_the_execution(atoll: Atoll, outside: Outs
 
 def test_a_run_is_not_waited_for_longer_than_asked(atoll: Atoll, outside: Outside) -> None:
     with atoll.session() as session:
-        with pytest.raises(TimeoutError, match=r"within 0.05 s, and was cancelled"):
+        with pytest.raises(TimeoutError, match=r"within 0.05 s and was cancelled"):
             session.run(HOLD, wait=0.05)
         (execution,) = outside.executions.values()
         assert execution.cancelled

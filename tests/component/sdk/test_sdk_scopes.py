@@ -54,7 +54,7 @@ def test_what_is_left_open_is_warned_about(atoll: Atoll) -> None:
         atoll.session()
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match=r"<Session .* was left open"):
+    with pytest.warns(ResourceWarning, match=r"<Session .* was not closed"):
         leave_open()
 
 

@@ -1,0 +1,30 @@
+"""The OpenAPI document of the REST API, for the scripts that generate code and pages from it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+
+def document() -> dict[str, Any]:
+    """The document as a server serves it. The application behind it has no services."""
+    return asyncio.run(_document())
+
+
+async def _document() -> dict[str, Any]:
+    import httpx
+    from prometheus_client import CollectorRegistry
+
+    from atoll.api.rest.app import build
+    from atoll.api.rest.services import Services
+    from atoll.settings import Settings
+
+    nothing: Any = None
+    names = {field.name for field in dataclasses.fields(Services)}
+    services = Services(**dict.fromkeys(names - {"settings"}, nothing), settings=Settings())
+    app: Any = build(services, None, CollectorRegistry())
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as client:
+        found: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return found

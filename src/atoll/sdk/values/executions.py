@@ -1,0 +1,246 @@
+"""Executions and invocations: their state, results and artifacts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
+from typing import Any, Literal
+
+from atoll.errors import AtollError
+from atoll.sdk.displays import Display, preformatted
+from atoll.sdk.values.approvals import Approval  # noqa: TC001
+
+_TAIL = 20
+_SHORT = 80
+
+
+def short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}… ({len(text):,} characters)"
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    duration_ms: float
+    cpu_time_ms: float
+    peak_memory_mb: float
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why an execution did not succeed; `name` and `traceback` are those of a Python exception."""
+
+    code: str
+    message: str
+    name: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Result:
+    """How an execution ended, with its output."""
+
+    execution_id: str
+    status: Literal["success", "failed", "timeout", "error"]
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    execution_time: float = 0.0
+    return_value: Any = None
+    """What `handler(event)`, or the function that was invoked, returned."""
+    results: tuple[Display, ...] = ()
+    """What a context showed, in order."""
+    metrics: Metrics | None = None
+    artifacts: tuple[str, ...] = ()
+    """Files made or changed by this execution, relative to the workspace."""
+    cause: str | None = None
+    signal: str | None = None
+    error: ErrorInfo | None = None
+    stdout_truncated: bool = False
+    stdout_bytes: int = 0
+    stderr_truncated: bool = False
+    stderr_bytes: int = 0
+    artifacts_truncated: bool = False
+    shortened: tuple[str, ...] = ()
+    """Fields of which the server has lost all but the beginning."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "success"
+
+    def check(self) -> Result:
+        """This result if it is a success; raises `ExecutionFailed` otherwise."""
+        if not self.ok:
+            raise ExecutionFailed(self)
+        return self
+
+    def __repr__(self) -> str:
+        parts = [f"exit code {self.exit_code}"] if self.exit_code else []
+        if self.error is not None:
+            name = self.error.name or self.error.code
+            parts.append(f"error={short(repr(f'{name}: {self.error.message}'))}")
+        parts += [
+            f"{name}={short(repr(value))}"
+            for name, value in (("stdout", self.stdout), ("stderr", self.stderr))
+            if value
+        ]
+        if self.return_value is not None:
+            parts.append(f"return_value={short(repr(self.return_value))}")
+        if self.results:
+            parts.append(f"results={short(repr(list(self.results)))}")
+        if self.artifacts:
+            parts.append(f"artifacts={short(repr(list(self.artifacts)))}")
+        return f"<Result {', '.join([f'{self.status} in {self.execution_time:.3g} s', *parts])}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook, as a cell's output: stdout, stderr, then what was shown or returned."""
+        parts = [preformatted(self.stdout), preformatted(self.stderr, "color:#b00")]
+        parts += [shown._repr_html_() for shown in self.results]
+        if self.return_value is not None:
+            parts.append(preformatted(repr(self.return_value)))
+        if self.error is not None:
+            error = self.error.traceback or f"{self.error.code}: {self.error.message}"
+            if error.strip() not in self.stderr:
+                parts.append(preformatted(error, "color:#b00"))
+        return "".join(parts) or preformatted(repr(self))
+
+
+class ExecutionFailed(AtollError):
+    """An execution that ended without success; `result` is all that is known of it."""
+
+    code = "execution_failed"
+
+    def __init__(self, result: Result) -> None:
+        marks = [f"cause: {result.cause}"] if result.cause else []
+        if result.signal:
+            marks.append(f"signal: {result.signal}")
+        elif result.exit_code is not None:
+            marks.append(f"exit code: {result.exit_code}")
+        text = f"Execution {result.execution_id} ended with status {result.status}"
+        text += f" ({', '.join(marks)})" if marks else ""
+        text += f": {result.error.message}" if result.error else ""
+        tail = result.stderr.rstrip().splitlines()[-_TAIL:]
+        super().__init__("\n".join([text, *tail]))
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[ExecutionFailed], tuple[Result]]:
+        return (type(self), (self.result,))
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where an execution is."""
+
+    execution_id: str
+    session_id: str
+    status: str
+    """pending, running, completed, failed, timeout, crashed or cancelled."""
+    created_at: datetime
+    cause: str | None = None
+    completed_at: datetime | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A try at an execution that has ended; `cause` says why, none when it completed."""
+
+    started_at: datetime
+    ended_at: datetime
+    node_id: str
+    container_id: str | None = None
+    cause: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that an execution made or changed."""
+
+    path: str
+    size: int
+    mime_type: str
+    type: str
+    created_at: datetime
+    checksum: str | None = None
+    """SHA-256; none for a file too large to be hashed at once."""
+    download_url: str | None = None
+    """A link that needs no key and is good for an hour; none in lists of executions."""
+    execution_id: str | None = None
+    """The last one that made or changed it, in a session's list."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExecutionInfo:
+    """An execution's whole record."""
+
+    id: str
+    session_id: str
+    status: str
+    timeout: float
+    created_at: datetime
+    invocation_id: str | None = None
+    code: str | None = None
+    language: str | None = None
+    command: tuple[str, ...] | None = None
+    function_name: str | None = None
+    container_id: str | None = None
+    cause: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    execution_time: float | None = None
+    return_value: Any = None
+    results: tuple[Display, ...] = ()
+    metrics: Metrics | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    error: ErrorInfo | None = None
+    stdout_truncated: bool = False
+    stdout_bytes: int = 0
+    stderr_truncated: bool = False
+    stderr_bytes: int = 0
+    artifacts_truncated: bool = False
+    shortened: tuple[str, ...] = ()
+    """Fields that are whole only when the execution is asked for by its id, not in a list."""
+    retry_count: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    """Those that have ended, in order."""
+    approval: Approval | None = None
+    """What it waits to be told."""
+    stale: bool = False
+    """The server's database is away: this is what was known last."""
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+    def __repr__(self) -> str:
+        work = repr(self.code if self.code is not None else list(self.command or ()))
+        return f"<ExecutionInfo {self.id} {self.status} in {self.session_id}: {short(work)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationInfo:
+    """A request to run something, as the server saw it when it answered."""
+
+    invocation_id: str
+    execution_id: str
+    """Of its executions, the latest."""
+    session_id: str
+    mode: str
+    status: str
+    """accepted, running, succeeded, failed or cancelled."""
+    created_at: datetime
+    function_name: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    completed_at: datetime | None = None
+    result: Result | None = None
+    """Of the latest execution; none in a list, and until it has ended."""
+    console_url: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("accepted", "running")
