@@ -1,11 +1,11 @@
 """
-The tar that an engine builds from: a template's Dockerfile and its build files, written anew.
+Writes the tar file that an engine builds from: a template's Dockerfile and its build files.
 
-Build files are uploaded by anybody who may make templates, and unpacked by an engine that is root.
-Two programs may read one tar differently, so the engine never gets the uploaded bytes: they are
-parsed and checked here, and a plain tar is written from what was parsed. It has files, directories
-and links, each name once, none of them beneath a link or outside the top. Owners and extended
-attributes are not kept; COPY sets the owner.
+Anyone who may create templates can upload build files, and the engine that unpacks them is root.
+Because two programs may read one tar file differently, the engine never gets the uploaded bytes.
+They are parsed and checked here, and a plain tar file is written from the result. It contains
+files, directories and links; no name occurs twice, lies below a link or leaves the top directory.
+Owners and extended attributes are dropped; COPY sets the owner.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MAX_LINK_NAMES = 32 * 1024 * 1024
 MAX_HEADER = 64 * 1024
 """Bytes of an extended header."""
 MAX_TIME = 8**11 - 1
-"""The latest time that a plain header can hold."""
-INVALID = "build_context_invalid"
+"""The latest time in a plain header."""
 EXTENSIONS = (
     tarfile.XHDTYPE,
     tarfile.SOLARIS_XHDTYPE,
@@ -47,40 +46,40 @@ EXTENSIONS = (
 
 
 @contextlib.asynccontextmanager
-async def packed(
-    dockerfile: str, context: BuildContext | None, scratch: Path
+async def build_tar(
+    dockerfile: str, build_files: BuildContext | None, scratch: Path
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """The tar in pieces. A Dockerfile among the build files is left out for the template's."""
+    """The tar file in pieces. The template's Dockerfile replaces one among the build files."""
     data = dockerfile.encode("utf-8", "surrogateescape")
-    if context is None:
-        yield _in_thread(_written(None, data))
+    if build_files is None:
+        yield _in_thread(_write(None, data))
         return
     file: IO[bytes] = await asyncio.to_thread(tempfile.TemporaryFile, "w+b", dir=scratch)
     try:
-        await _fetch(context, file)
-        # Read to its end before the engine gets the first byte.
-        await asyncio.to_thread(check, file)
-        yield _in_thread(_written(file, data))
+        await _fetch(build_files, file)
+        # Completely, before the engine gets the first byte.
+        await asyncio.to_thread(_check, file)
+        yield _in_thread(_write(file, data))
     finally:
         file.close()
 
 
-async def _fetch(context: BuildContext, file: IO[bytes]) -> None:
-    found = hashlib.sha256()
+async def _fetch(build_files: BuildContext, file: IO[bytes]) -> None:
+    digest = hashlib.sha256()
 
-    def keep(piece: bytes) -> None:
-        found.update(piece)
+    def append(piece: bytes) -> None:
+        digest.update(piece)
         file.write(piece)
 
-    pieces = await context.open()
+    pieces = await build_files.open()
     try:
         async for piece in pieces:
-            await asyncio.to_thread(keep, piece)
+            await asyncio.to_thread(append, piece)
     except OSError as error:
-        raise NodeFull(f"There is no room for the build context: {error}") from error
-    if found.hexdigest() != context.digest:
+        raise NodeFull(f"No space on the node's disk for build files: {error}") from error
+    if digest.hexdigest() != build_files.digest:
         raise BlobsUnavailable(
-            f"The build context {context.digest} was not read as it was stored.",
+            f"Build files {build_files.digest}: the blob store returned other content."
         )
 
 
@@ -92,15 +91,15 @@ async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 # Reading
 
 
-class StrictTarInfo(tarfile.TarInfo):
-    """An entry without the extensions that programs read differently."""
+class _Member(tarfile.TarInfo):
+    """An entry, without the extensions that programs interpret differently."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Self:
         if self.type == tarfile.XGLTYPE:
             raise _invalid("it has a global pax header; pack the files without it")
         if self.type == tarfile.GNUTYPE_SPARSE:
             self._refuse_sparse()
-        # Read whole before anything of it is looked at.
+        # `tarfile` reads these into memory before any other check.
         if self.type in EXTENSIONS and not 0 <= self.size <= MAX_HEADER:
             raise _invalid("an extended header is too long")
         member: Self = super()._proc_member(archive)  # type: ignore[misc]
@@ -108,91 +107,94 @@ class StrictTarInfo(tarfile.TarInfo):
             raise _invalid(f"{member.name[:200]!r} has its size in a pax header")
         return member
 
-    def _refuse_sparse(self, *given: object) -> NoReturn:
+    def _refuse_sparse(self, *args: object) -> NoReturn:
         raise _invalid(f"{self.name[:200]!r} is a sparse file")
 
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
-def check(file: IO[bytes]) -> None:
-    """Raise `PermanentError` when an image is not to be built from this tar."""
+def _check(file: IO[bytes]) -> None:
+    """Raise `PermanentError` if the build files are not acceptable."""
     for _ in _members(file):
         pass
 
 
-def _members(file: IO[bytes]) -> Iterator[tuple[str, StrictTarInfo, tarfile.TarFile]]:
-    """The entries with their checked names; the top directory itself is left out."""
+def _members(file: IO[bytes]) -> Iterator[tuple[str, _Member, tarfile.TarFile]]:
+    """The entries with their checked names, without the top directory."""
     file.seek(0)
     names = _EntryNames()
     try:
-        with tarfile.open(fileobj=file, mode="r:", tarinfo=StrictTarInfo) as tar:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as tar:
             for member in tar:
-                assert isinstance(member, StrictTarInfo)
+                assert isinstance(member, _Member)
                 name = names.add(member)
                 if name != ".":
                     yield name, member, tar
                 tar.members.clear()  # type: ignore[attr-defined]
             file.seek(tar.offset)
-            # What cannot be read, behind something that can, is the end too for `tarfile`.
+            # `tarfile` treats an unreadable header as the end, too.
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise _invalid("it is damaged")
     except (tarfile.TarError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
-        raise _invalid(f"it is not a complete tar without compression ({error})") from error
+        raise _invalid(f"it is not a complete, uncompressed tar file ({error})") from error
 
 
 class _EntryNames:
-    """What the entries so far are called."""
+    """The names of the entries read so far."""
 
     def __init__(self) -> None:
         self._links: set[str] = set()
         self._links_size = 0
-        self._seen: dict[bytes, bool] = {}
-        """By digest, whether it is a regular file: names of all entries may take much memory."""
+        self._is_file: dict[bytes, bool] = {}
+        """By digest, because the names of all entries could take much memory."""
 
-    def add(self, member: StrictTarInfo) -> str:
-        """The name, relative and normal. Raises `PermanentError`."""
-        name = _inside(member.name)
+    def add(self, member: _Member) -> str:
+        """The name, relative and normalized. Raises `PermanentError`."""
+        name = _relative(member.name)
         shown = repr(member.name[:200])
         if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-            raise _invalid(f"{shown} is neither file, directory nor link")
+            raise _invalid(f"{shown} is neither a file, a directory nor a link")
         parents = [str(parent) for parent in PurePosixPath(name).parents]
         if not self._links.isdisjoint(parents):
-            raise _invalid(f"{shown} is beneath a link")
+            raise _invalid(f"{shown} is below a link")
         if DOCKERFILE in parents or (name == DOCKERFILE and member.isdir()):
             raise _invalid(f"{DOCKERFILE} is a directory")
         if member.islnk():
-            target = _inside(member.linkname)
-            # The Dockerfile among the build files is left out, so nothing can be linked to it.
-            if target == DOCKERFILE or not self._seen.get(_digest(target)):
-                raise _invalid(f"{shown} is a hard link to something other than a file before it")
+            target = _relative(member.linkname)
+            # The Dockerfile among the build files is left out, so it cannot be a target.
+            if target == DOCKERFILE or not self._is_file.get(_digest(target)):
+                raise _invalid(f"{shown} is a hard link, but its target is not an earlier file")
         digest = _digest(name)
-        if digest in self._seen and not (member.isdir() and not self._seen[digest]):
-            raise _invalid(f"{shown} is there twice")
-        if len(self._seen) >= MAX_ENTRIES:
+        if digest in self._is_file and not (member.isdir() and not self._is_file[digest]):
+            raise _invalid(f"{shown} occurs twice")
+        if len(self._is_file) >= MAX_ENTRIES:
             raise _invalid(f"it has more than {MAX_ENTRIES} entries")
-        self._seen[digest] = member.isfile() or member.islnk()
+        self._is_file[digest] = member.isfile() or member.islnk()
         if member.issym():
-            if name == ".":
-                raise _invalid("its top is a link")
-            if "\0" in member.linkname or len(member.linkname) > MAX_NAME:
-                raise _invalid(f"the target of {shown} is not a path")
-            self._links.add(name)
-            self._links_size += len(name)
-            if self._links_size > MAX_LINK_NAMES:
-                raise _invalid("it has too many links")
+            self._add_link(name, member)
         return name
+
+    def _add_link(self, name: str, member: _Member) -> None:
+        if name == ".":
+            raise _invalid("its top directory is a link")
+        if "\0" in member.linkname or len(member.linkname) > MAX_NAME:
+            raise _invalid(f"the target of {member.name[:200]!r} is not a path")
+        self._links.add(name)
+        self._links_size += len(name)
+        if self._links_size > MAX_LINK_NAMES:
+            raise _invalid("it has too many links")
 
 
 def _digest(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
-def _inside(name: str) -> str:
+def _relative(name: str) -> str:
     if len(name) > MAX_NAME or "\0" in name:
         raise _invalid(f"{name[:200]!r} is too long, or not a path")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise _invalid(f"{name[:200]!r} is outside it")
+        raise _invalid(f"{name[:200]!r} leaves the top directory")
     if len(path.parts) > MAX_DEPTH:
         raise _invalid(f"{name[:200]!r} is more than {MAX_DEPTH} directories deep")
     return str(path)
@@ -201,22 +203,22 @@ def _inside(name: str) -> str:
 # Writing
 
 
-def _written(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
-    """The new tar, in pieces of about `PIECE` bytes."""
-    waiting = bytearray()
+def _write(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
+    """The new tar file, in pieces of about `PIECE` bytes."""
+    buffer = bytearray()
     for part in _parts(file, dockerfile):
-        waiting += part
-        if len(waiting) >= PIECE:
-            yield bytes(waiting)
-            waiting.clear()
-    yield bytes(waiting)
+        buffer += part
+        if len(buffer) >= PIECE:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer)
 
 
 def _parts(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
-    own = tarfile.TarInfo(DOCKERFILE)
-    own.size = len(dockerfile)
-    yield _header(own)
-    yield dockerfile + _padding(own.size)
+    first = tarfile.TarInfo(DOCKERFILE)
+    first.size = len(dockerfile)
+    yield _header(first)
+    yield dockerfile + _padding(first.size)
     for name, member, tar in _members(file) if file is not None else ():
         if name == DOCKERFILE:
             continue
@@ -230,18 +232,18 @@ def _parts(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _plain(name: str, member: StrictTarInfo) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.mode = member.mode & 0o7777
-    made.mtime = min(max(int(member.mtime), 0), MAX_TIME)
+def _plain(name: str, member: _Member) -> tarfile.TarInfo:
+    plain = tarfile.TarInfo(name)
+    plain.mode = member.mode & 0o7777
+    plain.mtime = min(max(int(member.mtime), 0), MAX_TIME)
     if member.isreg():
-        made.size = member.size
+        plain.size = member.size
     elif member.isdir():
-        made.type = tarfile.DIRTYPE
+        plain.type = tarfile.DIRTYPE
     else:
-        made.type = tarfile.SYMTYPE if member.issym() else tarfile.LNKTYPE
-        made.linkname = member.linkname if member.issym() else _inside(member.linkname)
-    return made
+        plain.type = tarfile.SYMTYPE if member.issym() else tarfile.LNKTYPE
+        plain.linkname = member.linkname if member.issym() else _relative(member.linkname)
+    return plain
 
 
 def _header(member: tarfile.TarInfo) -> bytes:
@@ -252,5 +254,5 @@ def _padding(size: int) -> bytes:
     return bytes(-size % tarfile.BLOCKSIZE)
 
 
-def _invalid(why: str) -> PermanentError:
-    return PermanentError(f"build_context: {why}.", code=INVALID)
+def _invalid(reason: str) -> PermanentError:
+    return PermanentError(f"build_context: {reason}.", code="build_context_invalid")

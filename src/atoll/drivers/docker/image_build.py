@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker.build_tar import packed
+from atoll.drivers.docker.build_tar import build_tar
 from atoll.drivers.docker.errors import (
     NO_SPACE,
     UNREACHABLE,
@@ -87,7 +87,7 @@ class ImageBuilder:
         progress, last_lines = ProgressLines(), deque[str](maxlen=MAX_ERROR_LINES)
         async with (
             time_limit(timeout, "The image was not built"),
-            packed(build.dockerfile, build.material.context, self._scratch) as data,
+            build_tar(build.dockerfile, build.material.context, self._scratch) as data,
         ):
             with translated():
                 try:
