@@ -1,4 +1,4 @@
-"""Every error has a status, and says what it is."""
+"""Every error has a status code and a problem document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 from atoll.api.rest.problems import invalid, problem, status_of
 from atoll.errors import (
     AtollError,
+    BlobsUnavailable,
     Conflict,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
     Forbidden,
     InvalidRequest,
     NodeFull,
@@ -18,6 +21,7 @@ from atoll.errors import (
     PermanentError,
     RequestError,
     SessionEnded,
+    SpoolFull,
     TemporaryError,
     TooLarge,
     Unauthenticated,
@@ -78,18 +82,18 @@ def test_a_problem_has_the_members_of_the_rfc_and_those_of_the_error() -> None:
     }
 
 
-def test_what_passes_by_itself_says_when_to_come_back() -> None:
+def test_a_temporary_error_has_retry_after() -> None:
     assert problem(TemporaryError("x", retry_after=4.6)).headers["retry-after"] == "5"
     assert problem(TemporaryError("x", retry_after=0.1)).headers["retry-after"] == "1"
     assert "retry-after" not in problem(Conflict("x")).headers
 
 
-def test_a_missing_key_says_how_to_give_one() -> None:
+def test_a_missing_key_names_the_scheme() -> None:
     assert problem(Unauthenticated("x")).headers["www-authenticate"] == "Bearer"
     assert "www-authenticate" not in problem(Forbidden("x")).headers
 
 
-def test_what_is_wrong_is_listed_by_field_without_the_values() -> None:
+def test_invalid_fields_are_listed_without_their_values() -> None:
     error = invalid(
         [
             {"loc": ("body", "env", "A"), "msg": "Value error, no", "type": "x", "input": "secret"},
@@ -105,7 +109,7 @@ def test_what_is_wrong_is_listed_by_field_without_the_values() -> None:
     assert "secret" not in str(error.details)
 
 
-def test_at_most_twenty_mistakes_are_listed() -> None:
+def test_at_most_twenty_invalid_fields_are_listed() -> None:
     error = invalid([{"loc": ("body", n), "msg": "no", "type": "x"} for n in range(100)])
 
     assert len(error.details["errors"]) == 20
@@ -115,14 +119,15 @@ def test_a_body_that_is_not_json_has_a_code_of_its_own() -> None:
     assert invalid([{"loc": (), "msg": "no", "type": "json_invalid"}]).code == "bad_json"
 
 
-def test_where_a_back_end_is_is_not_for_those_who_call() -> None:
-    codes = ("database_unavailable", "coordination_unavailable", "blobs_unavailable", "spool_full")
-    for code in codes:
-        told = problem(TemporaryError("10.0.0.7:3306: Access denied for 'atoll'", code=code))
-        assert json.loads(bytes(told.body))["code"] == code
-        assert b"10.0.0.7" not in bytes(told.body)
+@pytest.mark.parametrize(
+    "kind", [DatabaseUnavailable, CoordinationUnavailable, BlobsUnavailable, SpoolFull]
+)
+def test_the_address_of_a_back_end_is_not_shown_to_clients(kind: type[AtollError]) -> None:
+    response = problem(kind("10.0.0.7:3306: Access denied for 'atoll'"))
+    assert json.loads(bytes(response.body))["code"] == kind.code
+    assert b"10.0.0.7" not in bytes(response.body)
 
 
-def test_what_passes_by_itself_is_told_apart_from_what_does_not() -> None:
+def test_a_temporary_error_and_a_conflict_with_the_same_code_have_their_own_status() -> None:
     assert problem(TemporaryError("Too many wait.", code="session_busy")).status_code == 429
     assert problem(Conflict("Something runs.", code="session_busy")).status_code == 409

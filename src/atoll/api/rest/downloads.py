@@ -51,7 +51,7 @@ async def answer(
         if verdict == 304:
             return Response(status_code=304, headers=_about(found.entry, filename))
         if verdict == 412:
-            return precondition_failed("The file is not what the request expects.")
+            return precondition_failed()
         part = conditional_requests.part(headers, found.entry)
         if request.method == "HEAD":
             if part is None or part.if_range not in (None, found.entry.etag):

@@ -1,4 +1,9 @@
-"""Errors as RFC 9457 problem documents. The only place that knows status codes."""
+"""
+Problem documents (RFC 9457) for errors. No other module knows which status code an error has.
+
+A class of errors has a status, and so have the codes that clients rely on and that the class does
+not decide: some of them come from the executor or from a driver.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,18 @@ from starlette.responses import Response
 
 from atoll.errors import (
     AtollError,
+    BlobsUnavailable,
     Conflict,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
+    DependencyFailed,
     Forbidden,
     InvalidRequest,
+    NodeFull,
     NotFound,
     PermanentError,
+    RequestError,
+    SpoolFull,
     TemporaryError,
     TooLarge,
     Unauthenticated,
@@ -30,73 +42,85 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_STATUS: list[tuple[type[AtollError], HTTPStatus]] = [
-    (NotFound, HTTPStatus.NOT_FOUND),
-    (Conflict, HTTPStatus.CONFLICT),
-    (Unauthenticated, HTTPStatus.UNAUTHORIZED),
-    (Forbidden, HTTPStatus.FORBIDDEN),
-    (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (InvalidRequest, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (TemporaryError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (PermanentError, HTTPStatus.INTERNAL_SERVER_ERROR),
-]
+_BY_CLASS: dict[type[AtollError], HTTPStatus] = {
+    AtollError: HTTPStatus.BAD_REQUEST,
+    RequestError: HTTPStatus.BAD_REQUEST,
+    NotFound: HTTPStatus.NOT_FOUND,
+    Conflict: HTTPStatus.CONFLICT,
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    Forbidden: HTTPStatus.FORBIDDEN,
+    TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    InvalidRequest: HTTPStatus.UNPROCESSABLE_ENTITY,
+    TemporaryError: HTTPStatus.SERVICE_UNAVAILABLE,
+    NodeFull: HTTPStatus.INSUFFICIENT_STORAGE,
+    PermanentError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    DependencyFailed: HTTPStatus.UNPROCESSABLE_ENTITY,
+}
 _BY_CODE = {
-    "bad_cursor": HTTPStatus.BAD_REQUEST,
-    "bad_path": HTTPStatus.BAD_REQUEST,
     "bad_condition": HTTPStatus.BAD_REQUEST,
-    "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
-    "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    "bad_cursor": HTTPStatus.BAD_REQUEST,
     "bad_json": HTTPStatus.BAD_REQUEST,
+    "bad_path": HTTPStatus.BAD_REQUEST,
     "public_url_needed": HTTPStatus.BAD_REQUEST,
     "request_timeout": HTTPStatus.REQUEST_TIMEOUT,
-    "header_too_large": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    "events_expired": HTTPStatus.GONE,
     "idempotency_in_flight": HTTPStatus.CONFLICT,
-    "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "events_expired": HTTPStatus.GONE,
+    "precondition_failed": HTTPStatus.PRECONDITION_FAILED,
+    "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
     "image_refused": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "preload_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "header_too_large": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "instance_failed": HTTPStatus.BAD_GATEWAY,
     "protocol_violation": HTTPStatus.BAD_GATEWAY,
     "disk_full": HTTPStatus.INSUFFICIENT_STORAGE,
     "node_full": HTTPStatus.INSUFFICIENT_STORAGE,
-    "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
 }
-_TOO_MANY = frozenset(
+_TOO_MANY_REQUESTS = frozenset(
     {
+        "queue_full",
         "session_busy",
         "session_crowded",
         "too_many_consoles",
         "too_many_requests",
         "too_many_streams",
-        "queue_full",
     }
 )
-"""Of what passes by itself: who asks has asked for too much at once."""
-_BEHIND = {
-    "database_unavailable": "The database does not answer. Nothing was lost; try again.",
-    "coordination_unavailable": "Redis does not answer, so nothing new can be started; try again.",
-    "blobs_unavailable": "The blob store does not answer; try again.",
-    "spool_full": "The blob store does not answer and no more can wait for it; try again later.",
+"""Codes of temporary errors. A `Conflict` may have the same code, and its own status."""
+_PUBLIC_DETAILS: dict[type[AtollError], str] = {
+    DatabaseUnavailable: "The database is unavailable. Nothing was lost; retry in a few seconds.",
+    CoordinationUnavailable: "Redis is unavailable, so nothing new can be started. Retry in a few "
+    "seconds.",
+    BlobsUnavailable: "The blob store is unavailable. Retry in a few seconds.",
+    SpoolFull: "The blob store is unavailable and its local buffer is full. Retry later.",
 }
-"""What is said of back-ends to those who call."""
-_FRAMEWORK = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
-MAX_ERRORS = 20
-"""Fields that one problem document lists."""
+"""Clients get this instead of the message, which may contain addresses and is for the operator."""
+_FRAMEWORK_CODES = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
+
+RETRYABLE = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+NODE_REFUSALS = frozenset(
+    {
+        HTTPStatus.MISDIRECTED_REQUEST,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.INSUFFICIENT_STORAGE,
+    }
+)
+"""Statuses with which a node refuses a request that another node may be able to serve."""
+MAX_LISTED_ERRORS = 20
 MEDIA_TYPE = "application/problem+json"
 SIGNED = "/api/v1/signed/"
-_NAMED = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
+_FIELD_PREFIX = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
 
 
 def status_of(error: AtollError) -> HTTPStatus:
+    if isinstance(error, TemporaryError) and error.code in _TOO_MANY_REQUESTS:
+        return HTTPStatus.TOO_MANY_REQUESTS
     if error.code in _BY_CODE:
         return _BY_CODE[error.code]
-    if isinstance(error, TemporaryError) and error.code in _TOO_MANY:
-        return HTTPStatus.TOO_MANY_REQUESTS
-    return next(
-        (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.BAD_REQUEST
-    )
+    return next(_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS)
 
 
 def problem(error: AtollError) -> Response:
@@ -106,14 +130,15 @@ def problem(error: AtollError) -> Response:
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     detail = error.message
-    if error.code in _BEHIND:
-        # Where it is and what ails it is for the operator.
-        log.warning("request.unavailable", code=error.code, error=error.message)
-        detail = _BEHIND[error.code]
+    for kind, text in _PUBLIC_DETAILS.items():
+        if isinstance(error, kind):
+            log.warning("request.unavailable", code=error.code, error=error.message)
+            detail = text
     return _document(status_of(error), error.code, detail, headers, error.details)
 
 
-def precondition_failed(detail: str) -> Response:
+def precondition_failed() -> Response:
+    detail = "The file does not match the request's If-Match or If-Unmodified-Since header."
     return _document(HTTPStatus.PRECONDITION_FAILED, "precondition_failed", detail)
 
 
@@ -121,7 +146,7 @@ def range_not_satisfiable(size: int) -> Response:
     return _document(
         HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
         "range_not_satisfiable",
-        f"The file has {size} bytes, and none of those that were asked for.",
+        f"The requested range is outside the file, which has {size} bytes.",
         {"Content-Range": f"bytes */{size}"},
     )
 
@@ -146,23 +171,23 @@ def _document(
 
 def invalid(errors: list[Any]) -> InvalidRequest:
     """
-    What pydantic says, as one sentence and as a list by field. Values are left out: they may be
+    Pydantic's errors as one sentence and as a list by field. Values are left out: they may be
     secret.
     """
-    listed = [_told(item) for item in errors[:MAX_ERRORS]]
+    listed = [_field_error(item) for item in errors[:MAX_LISTED_ERRORS]]
     if any(item["type"] == "json_invalid" for item in errors):
-        return InvalidRequest("The body is not JSON.", code="bad_json", errors=listed)
-    words = "; ".join(
+        return InvalidRequest("The request body is not valid JSON.", code="bad_json", errors=listed)
+    message = "; ".join(
         f"{e['field']}: {e['message']}" if e["field"] else e["message"] for e in listed
     )
-    return InvalidRequest(words, errors=listed)
+    return InvalidRequest(message, errors=listed)
 
 
-def _told(item: Any) -> dict[str, str]:
+def _field_error(item: Any) -> dict[str, str]:
     field = ".".join(str(part) for part in item["loc"] if part != "body")
     message = item["msg"].removeprefix("Value error, ")
-    if not field and (named := _NAMED.match(message)):
-        # Said of the whole body, and of one field in it above all.
+    if not field and (named := _FIELD_PREFIX.match(message)):
+        # From a validator of several fields, which names the one to change.
         field, message = named.groups()
     return {"field": field, "message": message}
 
@@ -178,20 +203,20 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework itself answers: no such route, no such method, a body that is no text."""
+    """Errors of the framework itself: unknown routes and methods, bodies that are not text."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    code = _FRAMEWORK.get(error.status_code, "bad_request")
+    code = _FRAMEWORK_CODES.get(error.status_code, "bad_request")
     return _document(status, code, str(error.detail), dict(error.headers or {}))
 
 
 async def on_unexpected(request: Request | str, error: Exception) -> Response:
     path = request if isinstance(request, str) else request.url.path
     if path.startswith(SIGNED):
-        path = f"{SIGNED}…"  # What follows is as good as a key.
+        path = f"{SIGNED}…"  # The rest of it works like a key.
     log.error("request.failed", path=path, exc_info=error)
     return _document(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "internal_error",
-        "Something broke here; it is in the log.",
+        "Internal error. See the server log.",
     )
